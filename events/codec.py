@@ -1,0 +1,94 @@
+"""Bytes on the wire to typed events and back.
+
+Strict when built: a model refuses an unknown field. Tolerant when read: `decode` ignores fields that a newer
+version added, and refuses a `protocol` or a `type` that it doesn't know. What can't be decoded is a value with
+its reason (`Undecodable`), never an exception: one bad record stops nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from lakewarden.events.base import Wire
+from lakewarden.events.decision import DecisionEventUnion
+from lakewarden.events.operator import AuditEventUnion, BatchCommitted, ConflictDetected
+from lakewarden.events.writer import WriterEventUnion
+
+MAX_EVENT_BYTES = 1_048_576
+"""Kafka's default record limit; a larger record is refused before it is parsed."""
+
+Event: TypeAlias = Annotated[
+    WriterEventUnion | DecisionEventUnion | ConflictDetected | AuditEventUnion | BatchCommitted,
+    Field(discriminator="type"),
+]
+
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)
+WRITER_EVENT: TypeAdapter[WriterEventUnion] = TypeAdapter(
+    Annotated[WriterEventUnion, Field(discriminator="type")]
+)
+DECISION_EVENT: TypeAdapter[DecisionEventUnion] = TypeAdapter(
+    Annotated[DecisionEventUnion, Field(discriminator="type")]
+)
+CONFLICT_EVENT: TypeAdapter[ConflictDetected] = TypeAdapter(ConflictDetected)
+AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(Annotated[AuditEventUnion, Field(discriminator="type")])
+LEDGER_EVENT: TypeAdapter[BatchCommitted] = TypeAdapter(BatchCommitted)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Why a record is no event, and whose transaction it would have been, where that can be read."""
+
+    reason: str
+    table: str | None = None
+    transaction: str | None = None
+    writer: str | None = None
+    event_id: str | None = None
+
+
+def encode(event: Wire) -> bytes:
+    """UTF-8 JSON, fields in the order of the model, null fields included."""
+    return event.model_dump_json().encode()
+
+
+def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = None) -> T | Undecodable:
+    """One record's value as an event of `kind`; with `key`, which must then be the event's table."""
+    if value is None:
+        return Undecodable("empty record")
+    if len(value) > MAX_EVENT_BYTES:
+        return Undecodable(f"record of {len(value)} bytes; at most {MAX_EVENT_BYTES} are read")
+    try:
+        event = kind.validate_json(value, extra="ignore")
+    except ValidationError as error:
+        return _salvage(value, _first_reason(error))
+    table: str = getattr(event, "table", "")
+    if key is not None and key != table.encode():
+        return _salvage(value, f"record key {key[:200].decode(errors='replace')!r} is not the event's table {table!r}")
+    return event
+
+
+def _first_reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where or 'value'}: {first['msg']}{more}"
+
+
+def _salvage(value: bytes, reason: str) -> Undecodable:
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError):
+        return Undecodable(reason)
+    if not isinstance(parsed, dict):
+        return Undecodable(reason)
+
+    def text(name: str) -> str | None:
+        found = parsed.get(name)
+        return found if isinstance(found, str) and 0 < len(found) <= 512 else None
+
+    return Undecodable(reason, text("table"), text("transaction"), text("writer"), text("event_id"))

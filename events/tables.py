@@ -1,0 +1,49 @@
+"""The canonical name of a table: one URI for one table, whoever writes it down.
+
+`scheme://authority/path`, the scheme in lower case, no trailing or doubled slash, no `.` or `..` segment;
+`s3a` and `s3n` are written `s3`. Local tables are `file:///path`. Percent signs are left as they are:
+the name is compared as text and never decoded.
+"""
+
+from __future__ import annotations
+
+import re
+
+_URI = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>/.*)?$", re.DOTALL)
+_ALIASES = {"s3a": "s3", "s3n": "s3"}
+
+
+def canonical_table(table: str) -> str:
+    """The canonical URI of a table given as URI or as absolute local path.
+
+    Raises `ValueError` for what cannot be named canonically: a relative path, a `..` segment, no path at all.
+    """
+    if table.startswith("/"):
+        table = "file://" + table
+    elif table.startswith("file:/") and not table.startswith("file://"):
+        table = "file://" + table.removeprefix("file:")
+    match = _URI.match(table)
+    if match is None:
+        raise ValueError(f"not a table URI: {table!r}; write scheme://authority/path or an absolute local path")
+    scheme = match["scheme"].lower()
+    segments = [segment for segment in (match["path"] or "").split("/") if segment not in ("", ".")]
+    if ".." in segments:
+        raise ValueError(f"table URI has a '..' segment: {table!r}; write the path that it means")
+    if any(ord(character) < 32 for character in table):
+        raise ValueError(f"table URI has a control character: {table!r}")
+    if not segments:
+        raise ValueError(f"table URI has no path: {table!r}; a bucket or a root folder is no table")
+    if scheme == "file" and match["authority"] not in ("", "localhost"):
+        raise ValueError(f"file URI names a host: {table!r}; write file:///path")
+    authority = "" if scheme == "file" else match["authority"]
+    if scheme != "file" and not authority:
+        raise ValueError(f"table URI names no bucket or host: {table!r}")
+    return f"{_ALIASES.get(scheme, scheme)}://{authority}/{'/'.join(segments)}"
+
+
+def require_canonical(table: str) -> str:
+    """`table` itself if it is canonical; `ValueError` that names the canonical spelling otherwise."""
+    canonical = canonical_table(table)
+    if table != canonical:
+        raise ValueError(f"table is not canonical: {table!r}; write {canonical!r}")
+    return table
