@@ -1,0 +1,75 @@
+"""Who may start computing, and who is told that there is nothing to do.
+
+- A batch that the ledger knows as committed is skipped: `already-committed`. Batch ids of a writer rise, so a smaller id than
+  the last committed one is committed too (Delta's `txnVersion` works the same way).
+- A new transaction of a writer supersedes its older open ones: it restarted. One of them that holds a grant may be in the middle
+  of its publish: the new one waits until that is heard of or its lease has run out.
+- `optimistic`: at once.
+- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (larger priority first,
+  then the order of the log). Disjoint scopes run side by side. A silent one at the head is in nobody's way for longer than
+  its heartbeat limit (`liveness.py`).
+- Bounds: a table takes `max_open` transactions; one more is refused, as is one that names a table or a lock
+  out of bounds (the shell knows which: `placement.py`).
+"""
+
+from __future__ import annotations
+
+from lakewarden.events import CommitIntent
+from lakewarden.handlers.conflicts import operations_conflict, rule_for
+from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.transactions import COMPUTING, Phase, Transaction
+from lakewarden.handlers.verdicts import Admit, Cause, SkipBatch
+
+
+def judge_intent(deciding: Deciding, intent: CommitIntent) -> None:
+    """What a new intent does to others, and whether it is within the bounds."""
+    state = deciding.state
+    for older in state.open():
+        superseded = older.writer == intent.writer and older.id != intent.transaction
+        revoked = older.grant is not None and older.grant.revoked
+        if superseded and not revoked:
+            deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {intent.transaction}")
+    transaction = state.transactions[intent.transaction]
+    if len(state.open()) > state.settings.max_open:
+        limit = state.settings.max_open
+        deciding.abort(transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later")
+
+
+def admit_ready(deciding: Deciding) -> list[Transaction]:
+    """Answer every intent whose time has come; those that were admitted."""
+    state = deciding.state
+    line = [each for each in state.open() if each.phase is Phase.QUEUED]
+    if not line:
+        return []
+    admitted: list[Transaction] = []
+    for transaction in sorted(line, key=lambda each: (-each.priority, each.sequence)):
+        if _publishing(deciding, transaction):
+            continue
+        cause = Cause(transaction.intent_id, deciding.cause.offset)
+        done = state.ledger.get(transaction.writer)
+        if transaction.batch_id is not None and done is not None and transaction.batch_id <= done.batch_id:
+            deciding.decide(SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version))
+        elif transaction.admission == "optimistic" or not _somebody_ahead(deciding, transaction):
+            deciding.decide(Admit(transaction.id, transaction.writer, cause))
+            admitted.append(transaction)
+    return admitted
+
+
+def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
+    """Whether the same writer may be in the middle of an older publish."""
+    running = deciding.state.running()
+    return running is not None and running.writer == transaction.writer
+
+
+def _somebody_ahead(deciding: Deciding, transaction: Transaction) -> bool:
+    mine = (-transaction.priority, transaction.sequence)
+    for overlap in deciding.state.footprints.overlaps(transaction):
+        other = overlap.other.transaction
+        ahead = other.phase in COMPUTING or (
+            other.phase is Phase.QUEUED and (-other.priority, other.sequence) < mine
+        )
+        if ahead and operations_conflict(
+            rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
+        ):
+            return True
+    return False

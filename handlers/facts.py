@@ -1,0 +1,190 @@
+"""What an event or a published verdict changes. No decisions here: the same code runs live and in a replay.
+
+Every fact, whatever it changes, advances the table's `moment` by one.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.handlers.footprints import Overlap
+from lakewarden.handlers.state import MAX_CLOSED, CommittedBatch, TableState
+from lakewarden.handlers.transactions import LANDED, OPEN, Closed, Grant, Phase, Transaction
+from lakewarden.handlers.verdicts import AbortTransaction, Admit, GrantCommit, RenewGrant, SkipBatch, Verdict
+
+
+def take_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
+    """Enter a writer's event; what its markers met of other transactions. Repeated or late events change nothing."""
+    state.moment += 1
+    if isinstance(event, CommitIntent):
+        return _open(state, event, offset, now)
+    transaction = state.transactions.get(event.transaction)
+    if isinstance(event, CommitCompleted):
+        _completed(state, event, transaction)
+        return []
+    if transaction is None:
+        return []
+    if isinstance(event, TransactionAbandoned):
+        if transaction.phase is not Phase.COMMITTED:
+            close(state, transaction, Closed(Phase.ABORTED, transaction.writer, transaction.batch_id))
+        return []
+    if transaction.phase not in OPEN:
+        return []
+    transaction.heard_at = now
+    match event:
+        case WriterHeartbeat(seq=seq):
+            transaction.seq = max(transaction.seq, seq)
+            return []
+        case MarkerCreated(markers=markers):
+            return state.footprints.add(transaction, markers)
+        case CommitRequested(seq=seq, markers=markers):
+            transaction.seq = max(transaction.seq, seq)
+            if transaction.requested < 0:
+                transaction.requested, transaction.requested_id = state.moment, event.event_id
+            if transaction.phase is Phase.ACTIVE:
+                transaction.phase = Phase.WAITING
+            return state.footprints.add(transaction, markers)
+        case _:
+            assert_never(event)
+
+
+def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
+    """Enter a decision, ours or one read back from the log. One about a transaction that is not known changes nothing."""
+    state.moment += 1
+    transaction = state.transactions.get(verdict.transaction)
+    if transaction is None:
+        return
+    match verdict:
+        case Admit():
+            if transaction.phase is Phase.QUEUED:
+                transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
+                if transaction.admission == "queued":
+                    transaction.began = state.moment
+        case GrantCommit(grant=grant, lease_seconds=lease_seconds, lock_owner=lock_owner):
+            if transaction.phase in OPEN:
+                transaction.phase = Phase.GRANTED
+                transaction.grant = Grant(grant, now + lease_seconds, lock_owner)
+        case RenewGrant(grant=grant, lease_seconds=lease_seconds):
+            running = transaction.grant
+            if running is not None and running.id == grant:
+                running.deadline = max(running.deadline, now + lease_seconds)
+        case SkipBatch():
+            close(state, transaction, Closed(Phase.COMMITTED, transaction.writer, transaction.batch_id))
+        case AbortTransaction():
+            _aborted(state, transaction, verdict)
+        case _:
+            assert_never(verdict)
+
+
+def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
+    """Forget a transaction, but for how it ended."""
+    state.footprints.remove(transaction)
+    del state.transactions[transaction.id]
+    transaction.phase = closed.phase
+    remember(state, transaction.id, closed)
+    forget_old_evidence(state)
+
+
+def remember(state: TableState, transaction: str, closed: Closed) -> None:
+    """Keep how it ended, within the bound."""
+    state.closed[transaction] = closed
+    if len(state.closed) > MAX_CLOSED:
+        del state.closed[next(iter(state.closed))]
+
+
+def forget_old_evidence(state: TableState) -> None:
+    """Drop landed transactions that no open one can conflict with: each of those began after it had landed."""
+    landed = state.landed()
+    if not landed:
+        return
+    oldest = min((each.began for each in state.open() if not _starts_later(each)), default=None)
+    for each in landed:
+        if oldest is None or each.ended < oldest:
+            state.footprints.remove(each)
+            del state.transactions[each.id]
+            remember(state, each.id, Closed(each.phase, each.writer, each.batch_id))
+
+
+def _starts_later(transaction: Transaction) -> bool:
+    return transaction.phase is Phase.QUEUED and transaction.admission == "queued"
+
+
+def _open(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
+    if event.transaction in state.transactions or event.transaction in state.closed:
+        return []
+    transaction = Transaction(
+        id=event.transaction,
+        writer=event.writer,
+        sequence=offset,
+        intent_id=event.event_id,
+        batch_id=event.batch_id,
+        priority=event.priority,
+        admission=event.admission,
+        conflict_rule=event.conflict_rule,
+        heartbeat_seconds=event.heartbeat_seconds,
+        began=state.moment,
+        opened_at=now,
+        heard_at=now,
+    )
+    state.transactions[transaction.id] = transaction
+    return state.footprints.add(transaction, event.scope)
+
+
+def _completed(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
+    writer, batch_id = event.writer, None
+    if transaction is not None and transaction.phase is not Phase.COMMITTED:
+        batch_id = transaction.batch_id
+        if transaction.phase is not Phase.UNKNOWN:
+            # A commit that was heard of late had landed before its lease ran out: that moment stands.
+            transaction.ended = state.moment
+        transaction.phase, transaction.grant = Phase.COMMITTED, None
+        state.losses.pop(writer, None)
+    elif transaction is None and event.transaction in state.closed:
+        closed = state.closed[event.transaction]
+        if closed.phase is not Phase.UNKNOWN:
+            return
+        batch_id = closed.batch_id
+        state.closed[event.transaction] = Closed(Phase.COMMITTED, closed.writer, closed.batch_id)
+    if batch_id is not None:
+        known = state.ledger.get(writer)
+        if known is None or known.batch_id < batch_id:
+            state.ledger[writer] = CommittedBatch(batch_id, event.transaction, event.version)
+            state.unrecorded.add(writer)
+    forget_old_evidence(state)
+
+
+def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransaction) -> None:
+    if transaction.phase in LANDED:
+        return
+    if transaction.phase is Phase.GRANTED:
+        assert transaction.grant is not None
+        if verdict.reason == "outcome-unknown":
+            transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
+            forget_old_evidence(state)
+        else:
+            transaction.grant.revoked = True
+        return
+    if verdict.reason == "conflict":
+        state.losses[transaction.writer] = state.losses.get(transaction.writer, 0) + 1
+    close(
+        state,
+        transaction,
+        Closed(
+            Phase.ABORTED,
+            transaction.writer,
+            transaction.batch_id,
+            verdict.reason,
+            verdict.retriable,
+            verdict.conflicts,
+            verdict.detail,
+        ),
+    )

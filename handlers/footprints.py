@@ -1,0 +1,116 @@
+"""Who touched what: one index a table, by partition and file group, as a pair and never as one string.
+
+    index[partition][file_group] = (Touch, Touch, …)      the `*` of a partition is an entry like any other
+
+A marker is checked against the entry it lands in, so a check costs the same however many markers there are. `*` meets
+every entry of its partition, and every entry meets the partition's `*`. A repeated marker changes nothing.
+Almost every entry has one touch; that tuple is shared by all markers of its transaction and operation, so that a marker
+costs its two strings and one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from lakewarden.events import ALL_FILE_GROUPS, Marker
+from lakewarden.handlers.transactions import Touch, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two transactions in one place, seen from `mine`."""
+
+    partition: str
+    file_group: str
+    """As mine's marker has it; `other_file_group` as the other's has it: they differ where one of them is `*`."""
+    other_file_group: str
+    mine: Touch
+    other: Touch
+
+    def turned(self) -> Overlap:
+        """The same, seen from the other."""
+        return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
+
+
+@dataclass(slots=True)
+class Footprints:
+    """The index, with the counts that bound it."""
+
+    index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
+
+    def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
+        """Enter markers; what they meet of other transactions, whether or not that is a conflict."""
+        overlaps: list[Overlap] = []
+        index, footprint = self.index, transaction.footprint
+        for marker in markers:
+            partition, file_group = marker.partition, marker.file_group
+            single = transaction.touch(marker.operation)
+            groups = index.get(partition)
+            if groups is None:
+                groups = index[partition] = {}
+            touches = groups.get(file_group)
+            if touches is None:
+                groups[file_group] = single
+            elif touches is single:
+                continue
+            elif single[0] in touches:
+                continue
+            else:
+                groups[file_group] = touches + single
+            if touches is None or all(touch.transaction is not transaction for touch in touches):
+                footprint.setdefault(partition, []).append(file_group)
+                transaction.markers += 1
+            if touches is not None or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
+                overlaps.extend(self._met(partition, file_group, single[0]))
+        return overlaps
+
+    def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
+        """Everything that this transaction shares with others, seen from it."""
+        for partition, file_groups in transaction.footprint.items():
+            groups = self.index[partition]
+            starred = ALL_FILE_GROUPS in groups
+            for file_group in file_groups:
+                touches = groups[file_group]
+                if len(touches) > 1 or starred:
+                    for touch in touches:
+                        if touch.transaction is transaction:
+                            yield from self._met(partition, file_group, touch)
+
+    def shared(self) -> list[Transaction]:
+        """The transactions that share a place with another, oldest first: all that a sweep has to look at."""
+        found: dict[int, Transaction] = {}
+        for groups in self.index.values():
+            starred = ALL_FILE_GROUPS in groups and len(groups) > 1
+            for touches in groups.values():
+                if len(touches) > 1 or starred:
+                    for touch in touches:
+                        found[touch.transaction.sequence] = touch.transaction
+        return [found[sequence] for sequence in sorted(found)]
+
+    def remove(self, transaction: Transaction) -> None:
+        """Take all that the transaction touched out of the index."""
+        for partition, file_groups in transaction.footprint.items():
+            groups = self.index[partition]
+            for file_group in file_groups:
+                left = tuple(touch for touch in groups[file_group] if touch.transaction is not transaction)
+                if left:
+                    groups[file_group] = left
+                else:
+                    del groups[file_group]
+            if not groups:
+                del self.index[partition]
+        transaction.footprint = {}
+        transaction.markers = 0
+
+    def _met(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
+        groups = self.index[partition]
+        places: Iterable[str]
+        if file_group == ALL_FILE_GROUPS:
+            places = groups
+        else:
+            places = (file_group, ALL_FILE_GROUPS) if ALL_FILE_GROUPS in groups else (file_group,)
+        for place in places:
+            for other in groups[place]:
+                if other.transaction is not mine.transaction:
+                    yield Overlap(partition, file_group, place, mine, other)

@@ -1,0 +1,142 @@
+"""Who may commit, for how long, and what happens when nothing is heard of it.
+
+- One grant a table at a time, in the order in which the commits were requested.
+- Only under the table's lock, and only for what is left of it: `lease_seconds` ≤ end of the lock lease − now (the
+  drift is already taken off that end). Less than half of the configured lease is not worth a grant: the renewal of
+  the lock is waited for. After an adoption nothing new is granted before `quiet_until` (`lease.py`).
+- The grant names the writer's latest `seq` that was read. The writer counts from when it *sent* that one, so its deadline is never
+  later than ours, whatever their clocks say.
+- A heartbeat of the writer extends a running grant, as far as the lock reaches.
+- A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before anything follows from it:
+  from then on its footprint counts as committed.
+- The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its publish, so
+  nobody else is granted before the grant's own end, even if the lock is back sooner.
+- The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is aborted with the
+  reason; computing on would be in vain.
+- The lock is wanted while the table has open transactions (`while-active`), or only while one waits or is granted
+  (`per-commit`: then it is also released between two grants, so that a foreign writer gets its turn).
+"""
+
+from __future__ import annotations
+
+from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.detection import judge_grant, judge_landing, may_be_granted
+from lakewarden.handlers.state import LockView, TableState
+from lakewarden.handlers.transactions import Phase, Transaction
+from lakewarden.handlers.verdicts import AbortTransaction, Cause, FreeLock, GrantCommit, NeedLock, RenewGrant
+
+WORTHWHILE = 0.5
+"""Share of the configured lease below which a grant is not given."""
+
+
+def grant_next(deciding: Deciding) -> None:
+    """Grant the first in line for whom everything holds."""
+    state = deciding.state
+    while state.running() is None and (line := _line(state)):
+        lease = _lease_left(deciding)
+        lock = state.lock
+        if lock is None or deciding.now < lock.quiet_until or lease < WORTHWHILE * state.settings.grant_lease:
+            return
+        first = line[0]
+        if not may_be_granted(deciding, first):
+            continue
+        state.lock_used = True
+        deciding.decide(
+            GrantCommit(
+                first.id,
+                first.writer,
+                Cause(first.requested_id, deciding.cause.offset),
+                grant=f"{first.id}:{deciding.cause.offset}",
+                lease_seconds=lease,
+                seq=first.seq,
+                lock_owner=lock.owner,
+            )
+        )
+        judge_grant(deciding, first)
+
+
+def extend(deciding: Deciding, transaction: Transaction) -> None:
+    """A heartbeat of a granted writer: its lease goes on, as far as the lock reaches."""
+    grant = transaction.grant
+    if grant is None or grant.revoked or deciding.state.lock is None:
+        return
+    lease = _lease_left(deciding)
+    if lease > 0 and deciding.now + lease > grant.deadline:
+        deciding.decide(
+            RenewGrant(transaction.id, transaction.writer, deciding.cause, grant.id, lease, transaction.seq)
+        )
+
+
+def lapse(deciding: Deciding) -> None:
+    """Publish that a grant's lease ran out unheard."""
+    running = deciding.state.running()
+    if running is None or running.grant is None or deciding.now < running.grant.deadline:
+        return
+    deciding.decide(
+        AbortTransaction(
+            running.id,
+            running.writer,
+            deciding.cause,
+            "outcome-unknown",
+            retriable=True,
+            detail="its lease ran out and nothing was heard: look for the commit in the table before writing again",
+        )
+    )
+    judge_landing(deciding, running)
+
+
+def lock_lost(deciding: Deciding, why: str) -> None:
+    """Tell the running grant's writer that the lock is gone."""
+    deciding.state.lock, deciding.state.lock_used = None, False
+    running = deciding.state.running()
+    if running is not None and running.grant is not None and not running.grant.revoked:
+        deciding.abort(running, "lease-lost", detail=why)
+
+
+def lock_forbidden(deciding: Deciding, why: str) -> None:
+    """Nobody can be granted until a person has changed something: say so now."""
+    for transaction in deciding.state.open():
+        if transaction.phase is not Phase.GRANTED:
+            deciding.abort(transaction, "not-allowed", retriable=False, detail=why)
+
+
+def lock_confirmed(deciding: Deciding, lock: LockView) -> None:
+    """The lock is ours, or still ours."""
+    state = deciding.state
+    if state.lock_wanted:
+        state.lock = lock
+        state.lock_used = state.lock_used or state.running() is not None
+
+
+def want_lock(deciding: Deciding) -> None:
+    """Ask for the lock, or give it back, as the hold policy says."""
+    state = deciding.state
+    running = state.running()
+    if state.settings.hold == "while-active":
+        wanted = bool(state.open())
+    else:
+        wanted = bool(_line(state)) or running is not None
+        if state.lock_used and running is None:
+            _release(deciding)
+    if wanted and not state.lock_wanted:
+        adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
+        deciding.ask([NeedLock(adopt)])
+        state.lock_wanted = True
+    elif not wanted and state.lock_wanted:
+        _release(deciding)
+
+
+def _release(deciding: Deciding) -> None:
+    state = deciding.state
+    state.lock, state.lock_wanted, state.lock_used = None, False, False
+    deciding.ask([FreeLock()])
+
+
+def _line(state: TableState) -> list[Transaction]:
+    waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
+    return sorted(waiting, key=lambda each: each.requested)
+
+
+def _lease_left(deciding: Deciding) -> float:
+    lock = deciding.state.lock
+    return 0.0 if lock is None else min(deciding.state.settings.grant_lease, lock.expires_at - deciding.now)

@@ -1,0 +1,588 @@
+"""The table's lock as a lease in one object: a pure automaton. Every transition is in this file.
+
+    Idle ──want──▶ Reading ──absent · released · lapsed──▶ Writing ──won──▶ Held ──renew_at──▶ Writing …
+                     │ held by another                        │ lost · unknown
+                     ▼                                        ▼
+                  Waiting ◀──────── back off ──────────── Reading (read back)
+
+Rules
+- A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may be our
+  own whose first answer went missing. What the read-back finds decides:
+  ours and live → a second write under the version just read, before anything is trusted; somebody else's → lost;
+  unreadable → still unknown, again after a jittered back-off.
+- The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a challenger waits until
+  `validUntil` is past by `drift` on its wall clock. Every write differs from the one before it: another owner, another
+  `expired`, or a `validUntil` that strictly rises; so no version comes twice.
+- Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its end is
+  given up then: whoever relies on it has that long to hear of it.
+- Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first, with jitter.
+  A `Nudge` reads it at once.
+- An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried again after
+  `refused_seconds` because a person may have mended it.
+- Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most `release_tries` times; then the
+  lease is left to lapse. The lease is not relied upon from the moment release was asked for.
+- Adoption: an owner that the log names as holder of a running grant is replaced by a fresh one under its version. The former
+  owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the running grant and
+  no new one.
+
+Time and chance arrive inside the inputs (`Moment`). A request is outstanding in exactly `Reading` and `Writing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, assert_never
+
+from lakewarden.handlers.conditional import (
+    Absent,
+    Condition,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Refused,
+    Throttled,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Lengths in seconds; their ratios are validated where the configuration is read."""
+
+    validity: float = 30.0
+    renew_interval: float = 3.0
+    drift: float = 0.5
+    margin: float = 2.0
+    """A lease in doubt is given up this long before its end."""
+    poll_seconds: float = 10.0
+    """How long a foreign holder is left alone before the object is read again."""
+    refused_seconds: float = 30.0
+    release_tries: int = 5
+
+    @property
+    def drift_ms(self) -> int:
+        """The drift as the lock object counts time."""
+        return round(self.drift * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, as the shell sees it, with the chance that this step may use."""
+
+    now: float
+    """Monotonic seconds."""
+    wall_ms: int
+    """Epoch milliseconds, as they are written into the object."""
+    fresh: str
+    """An owner id that was never used before."""
+    jitter: float
+    """Uniform in [0, 1)."""
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The lock is needed. `adopt` names an owner whose live lease may be taken over (see Adoption)."""
+
+    at: Moment
+    adopt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The lock is needed no more."""
+
+    at: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Answer to `Get`."""
+
+    at: Moment
+    outcome: ReadOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class WriteDone:
+    """Answer to `Put`."""
+
+    at: Moment
+    outcome: WriteOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """`deadline(state)` has come."""
+
+    at: Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Somebody knows that the lock was just released: read it now rather than later."""
+
+    at: Moment
+
+
+Input: TypeAlias = Want | Drop | ReadDone | WriteDone | Timer | Nudge
+
+
+# -- effects -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read the object; answer with `ReadDone`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write the object under the condition; answer with `WriteDone`."""
+
+    body: bytes
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a step took: for the audit."""
+
+    requests: int
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The lease is ours until `expires_at` (monotonic, drift already taken off): acquired, or renewed."""
+
+    what: Literal["acquired", "renewed"]
+    lease: Lease
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The lock is free, or left to lapse (`why`)."""
+
+    owner: str
+    valid_until: int
+    spent: Spent
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """The lease is not ours any more, or could not be confirmed in time: stop relying on it now."""
+
+    owner: str
+    valid_until: int
+    spent: Spent
+    why: str
+    holder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockDenied:
+    """The lock can't be had now; `fatal` if only a person can change that."""
+
+    why: str
+    fatal: bool
+    spent: Spent
+    holder: str | None = None
+    held_until: int | None = None
+
+
+Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease that we may rely on."""
+
+    record: LockRecord
+    version: str
+    expires_at: float
+    """Monotonic; the drift is already taken off."""
+    renew_at: float
+    quiet_until: float
+    """Before this only a grant that ran under the former owner is covered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Not held, not wanted. `mine` is the last owner id that we wrote: finding it is never somebody else."""
+
+    mine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Held and settled; the next thing is the renewal."""
+
+    lease: Lease
+    mine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the states between idle and held share."""
+
+    wanted: bool
+    mine: str | None
+    lease: Lease | None
+    """Still relied upon while it is being renewed."""
+    spent: Spent
+    tries: int = 0
+    """Doubts and throttlings in a row."""
+    adopt: str | None = None
+    release: LockRecord | None = None
+    """The live record that is to be released."""
+    quiet_until: float = 0.0
+    """When the lease of an adopted owner has ended; it outlives doubts about our own write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A read is outstanding."""
+
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A write is outstanding: this record, sent at this time."""
+
+    work: Work
+    record: LockRecord
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Nothing is outstanding until `until`; then the object is read again."""
+
+    work: Work
+    until: float
+
+
+State: TypeAlias = Idle | Held | Reading | Writing | Waiting
+Step: TypeAlias = tuple[State, tuple[Effect, ...]]
+
+
+class IllegalInputError(Exception):
+    """The shell gave an input that this state can't have: a bug, with its story."""
+
+    def __init__(self, state: State, given: Input) -> None:
+        super().__init__(f"lock automaton got {given!r} in {state!r}")
+
+
+def deadline(state: State, settings: LeaseSettings) -> float | None:
+    """When the state wants a `Timer`, in monotonic seconds; None: only an answer or a wish moves it."""
+    match state:
+        case Idle():
+            return None
+        case Held(lease=lease):
+            return min(lease.renew_at, lease.expires_at - settings.margin)
+        case Waiting(work=work, until=until):
+            return until if work.lease is None else min(until, work.lease.expires_at - settings.margin)
+        case Reading(work=work) | Writing(work=work):
+            return None if work.lease is None else work.lease.expires_at - settings.margin
+        case _:
+            assert_never(state)
+
+
+def lease_of(state: State) -> Lease | None:
+    """The lease that may be relied upon in this state."""
+    match state:
+        case Held(lease=lease):
+            return lease
+        case Reading(work=work) | Writing(work=work) | Waiting(work=work):
+            return work.lease
+        case Idle():
+            return None
+        case _:
+            assert_never(state)
+
+
+def step(state: State, given: Input, settings: LeaseSettings) -> Step:
+    """The next state and what is to be done. Raises `IllegalInputError` for a pair that can't be."""
+    state, ended = _give_up_in_time(state, given.at, settings)
+    after, effects = _step(state, given, settings)
+    return after, (*ended, *effects)
+
+
+def _step(state: State, given: Input, settings: LeaseSettings) -> Step:
+    at = given.at
+    match given:
+        case Want(adopt=adopt):
+            return _want(state, at, adopt)
+        case Drop():
+            return _drop(state, at)
+        case ReadDone(outcome=outcome):
+            if not isinstance(state, Reading):
+                raise IllegalInputError(state, given)
+            return _read(state.work, at, outcome, settings)
+        case WriteDone(outcome=outcome):
+            if not isinstance(state, Writing):
+                raise IllegalInputError(state, given)
+            return _wrote(state, at, outcome, settings)
+        case Timer():
+            return _timer(state, at, settings)
+        case Nudge():
+            if isinstance(state, Waiting) and state.work.lease is None and state.work.release is None:
+                return _get(replace(state.work, spent=Spent(0, at.now)))
+            return state, ()
+        case _:
+            assert_never(given)
+
+
+def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
+    lease = lease_of(state)
+    if lease is None or at.now < lease.expires_at - settings.margin:
+        return state, ()
+    spent = Spent(0, at.now) if isinstance(state, Held) else _work(state).spent
+    ended = LeaseEnded(
+        lease.record.owner, lease.record.valid_until, spent, why="the renewal could not be confirmed in time"
+    )
+    match state:
+        case Held(mine=mine):
+            work = Work(True, mine, None, Spent(0, at.now), quiet_until=lease.quiet_until)
+            after: State = Waiting(work, until=at.now)
+        case Reading(work=work):
+            after = Reading(replace(work, lease=None))
+        case Writing(work=work):
+            after = replace(state, work=replace(work, lease=None))
+        case Waiting(work=work):
+            after = replace(state, work=replace(work, lease=None))
+        case _:
+            raise AssertionError(state)
+    return after, (ended,)
+
+
+def _work(state: State) -> Work:
+    assert isinstance(state, Reading | Writing | Waiting)
+    return state.work
+
+
+def _want(state: State, at: Moment, adopt: str | None) -> Step:
+    match state:
+        case Idle(mine=mine):
+            return _get(Work(wanted=True, mine=mine, lease=None, spent=Spent(0, at.now), adopt=adopt))
+        case Held():
+            return state, ()
+        case Reading(work=work):
+            return Reading(replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+        case Writing(work=work):
+            return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+        case Waiting(work=work):
+            return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+        case _:
+            assert_never(state)
+
+
+def _drop(state: State, at: Moment) -> Step:
+    match state:
+        case Idle():
+            return state, ()
+        case Held(lease=lease, mine=mine):
+            work = Work(wanted=False, mine=mine, lease=None, spent=Spent(0, at.now), release=lease.record)
+            return _put_release(work, at, lease.version)
+        case Waiting(work=work):
+            if work.lease is not None:
+                released = replace(work, wanted=False, lease=None, release=work.lease.record)
+                return _put_release(released, at, work.lease.version)
+            if work.release is None:
+                return Idle(work.mine), ()
+            return replace(state, work=replace(work, wanted=False)), ()
+        case Reading(work=work):
+            release = work.release or (work.lease.record if work.lease else None)
+            return Reading(replace(work, wanted=False, lease=None, release=release)), ()
+        case Writing(work=work):
+            # What this write does to the object is known when it answers; then it is released.
+            return replace(state, work=replace(work, wanted=False, lease=None)), ()
+        case _:
+            assert_never(state)
+
+
+def _timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
+    match state:
+        case Held(lease=lease, mine=mine) if at.now >= lease.renew_at:
+            work = Work(True, mine, lease, Spent(0, at.now), quiet_until=lease.quiet_until)
+            return _put_hold(work, at, settings, IfMatch(lease.version), lease.record)
+        case Waiting(work=work, until=until) if at.now >= until:
+            return _get(work)
+        case _:
+            return state, ()
+
+
+def _read(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
+    match outcome:
+        case Throttled(why=why) | Unknown(why=why):
+            return _back_off(work, at, settings, why)
+        case Refused(why=why):
+            return _refused(work, at, settings, why)
+        case Absent():
+            return _found_absent(work, at, settings)
+        case Found(body=body, version=version):
+            record = parse(body)
+            if isinstance(record, Malformed):
+                return _malformed(work, at, settings, record)
+            if work.release is not None or not work.wanted:
+                return _found_while_releasing(work, at, record, version)
+            return _found_while_wanted(work, at, settings, record, version)
+        case _:
+            assert_never(outcome)
+
+
+def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
+    if work.release is not None or not work.wanted:
+        return _released(work, at, why="the lock object is gone")
+    if work.lease is not None:
+        return _lost(work, at, why="the lock object was deleted", holder=None)
+    return _put_hold(work, at, settings, IfAbsent(), None)
+
+
+def _found_while_wanted(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
+    ours = record.owner == work.mine
+    if work.lease is not None:
+        if ours and not record.expired:
+            return _put_hold(work, at, settings, IfMatch(version), record)
+        return _lost(work, at, why="another owner is in the lock object", holder=record.owner)
+    if ours or not record.held_at(at.wall_ms, settings.drift_ms):
+        return _put_hold(work, at, settings, IfMatch(version), record)
+    lapses_in = (record.valid_until + settings.drift_ms - at.wall_ms) / 1000
+    if record.owner == work.adopt:
+        adopting = replace(work, quiet_until=at.now + lapses_in)
+        return _put_hold(adopting, at, settings, IfMatch(version), record)
+    wait = min(lapses_in + 0.001, settings.poll_seconds) + at.jitter * min(1.0, settings.poll_seconds / 10)
+    denied = LockDenied(
+        "held by another", fatal=False, spent=work.spent, holder=record.owner, held_until=record.valid_until
+    )
+    return Waiting(replace(work, tries=0, spent=Spent(0, work.spent.since)), at.now + wait), (denied,)
+
+
+def _found_while_releasing(work: Work, at: Moment, record: LockRecord, version: str) -> Step:
+    if record.owner == work.mine and not record.expired:
+        return _put_release(replace(work, release=record), at, version)
+    return _released(work, at, why=None if record.owner == work.mine else "another owner is in the lock object")
+
+
+def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
+    work, record = state.work, state.record
+    match outcome:
+        case Won(version=version) if record.expired:
+            return _released(work, at, why=None)
+        case Won(version=version) if not work.wanted:
+            return _put_release(replace(work, release=record, tries=0), at, version)
+        case Won(version=version):
+            return _confirmed(state, at, version, settings)
+        case Lost(why=why):
+            # Read back at once; where others keep winning the race, give them room.
+            return _get(replace(work, tries=work.tries + 1)) if work.tries < 3 else _back_off(work, at, settings, why)
+        case Unknown(why=why):
+            # The first doubt is read back at once; the store may be in trouble if doubts go on.
+            return _get(replace(work, tries=1)) if work.tries == 0 else _back_off(work, at, settings, why)
+        case Throttled(why=why):
+            return _back_off(work, at, settings, why)
+        case Refused(why=why):
+            return _refused(work, at, settings, why)
+        case _:
+            assert_never(outcome)
+
+
+def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
+    work = state.work
+    lease = Lease(
+        state.record,
+        version,
+        expires_at=state.sent_at + settings.validity - settings.drift,
+        renew_at=state.sent_at + settings.renew_interval,
+        quiet_until=work.quiet_until,
+    )
+    if at.now >= lease.expires_at - settings.margin:
+        # The answer took longer than the lease is worth: it is ours in the object, so write it again before relying on it.
+        return _put_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
+    what: Literal["acquired", "renewed"] = "acquired" if work.lease is None else "renewed"
+    return Held(lease, state.record.owner), (Confirmed(what, lease, work.spent),)
+
+
+def _get(work: Work) -> Step:
+    return Reading(_spending(work)), (Get(),)
+
+
+def _put_hold(
+    work: Work, at: Moment, settings: LeaseSettings, condition: Condition, before: LockRecord | None
+) -> Step:
+    keeps_owner = work.mine is not None and before is not None and before.owner == work.mine
+    owner = work.mine if keeps_owner and work.mine is not None else at.fresh
+    valid_until = at.wall_ms + round(settings.validity * 1000)
+    if before is not None:
+        valid_until = max(valid_until, before.valid_until + 1)
+    record = LockRecord(expired=False, valid_until=valid_until, owner=owner)
+    work = replace(_spending(work), mine=owner)
+    return Writing(work, record, at.now), (Put(render(record), condition),)
+
+
+def _put_release(work: Work, at: Moment, version: str) -> Step:
+    assert work.release is not None
+    record = replace(work.release, expired=True)
+    return Writing(_spending(work), record, at.now), (Put(render(record), IfMatch(version)),)
+
+
+def _spending(work: Work) -> Work:
+    return replace(work, spent=Spent(work.spent.requests + 1, work.spent.since))
+
+
+def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
+    tries = work.tries + 1
+    if work.release is not None and tries >= settings.release_tries:
+        return _released(work, at, why=f"left to lapse: {why}")
+    wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
+    return Waiting(replace(work, tries=tries), at.now + wait), ()
+
+
+def _refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
+    if work.release is not None or not work.wanted:
+        return _released(work, at, why=f"left to lapse: {why}")
+    denied = LockDenied(why, fatal=True, spent=work.spent)
+    wait = settings.refused_seconds if work.lease is None else settings.renew_interval
+    return Waiting(replace(work, tries=0, spent=Spent(0, at.now)), at.now + wait), (denied,)
+
+
+def _malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
+    why = f"the object is no lock record and is left alone: {malformed.why}"
+    if work.lease is not None:
+        after, lost = _lost(work, at, why=why, holder=None)
+        return after, lost
+    return _refused(work, at, settings, why)
+
+
+def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
+    assert work.lease is not None
+    record = work.lease.record
+    ended = LeaseEnded(record.owner, record.valid_until, work.spent, why, holder)
+    # A lost lease is no longer `mine`: what we find from here on is judged as a challenger judges it.
+    after = Work(wanted=True, mine=None, lease=None, spent=Spent(0, at.now))
+    return Waiting(after, at.now), (ended,)
+
+
+def _released(work: Work, at: Moment, *, why: str | None) -> Step:
+    record = work.release
+    done: tuple[Effect, ...] = ()
+    if record is not None:
+        done = (Released(record.owner, record.valid_until, work.spent, why),)
+    if not work.wanted:
+        return Idle(work.mine), done
+    after, effects = _get(Work(wanted=True, mine=work.mine, lease=None, spent=Spent(0, at.now), adopt=work.adopt))
+    return after, (*done, *effects)

@@ -1,0 +1,223 @@
+"""The machine of one table: `step` alone moves it live, `replay_*` alone in a replay. The rules are in the files it calls.
+
+    facts.py      what an event or a verdict changes
+    detection.py  who is aborted for a conflict        conflicts.py   the rules and the victim
+    admission.py  who may start                        grants.py      who may commit
+    liveness.py   which writers live                   audit.py       does the state agree with itself
+
+After every input the machine looks at what it owes: admissions, then the grant, then the lock. Nothing is remembered as "to be
+done": what is owed follows from the state, so a restart owes the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.handlers.admission import admit_ready, judge_intent
+from lakewarden.handlers.audit import self_audit
+from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.detection import judge_landing, judge_markers, sweep
+from lakewarden.handlers.facts import apply_verdict, remember, take_event
+from lakewarden.handlers.grants import (
+    extend,
+    grant_next,
+    lapse,
+    lock_confirmed,
+    lock_forbidden,
+    lock_lost,
+    want_lock,
+)
+from lakewarden.handlers.liveness import abort_silent
+from lakewarden.handlers.state import CommittedBatch, LockView, TableState
+from lakewarden.handlers.transactions import Closed, Phase
+from lakewarden.handlers.verdicts import AbortTransaction, Cause, Effect, RecordBatch, Verdict, Warn
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A writer's event, as the log has it. Times are monotonic seconds."""
+
+    event: WriterEventUnion
+    offset: int
+    now: float
+    read_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The periodic check. `caught_up_since`: since when everything in the log has been read; None while it has not."""
+
+    now: float
+    offset: int
+    caught_up_since: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LockConfirmed:
+    """The lock was acquired or renewed."""
+
+    now: float
+    offset: int
+    lock: LockView
+
+
+@dataclass(frozen=True, slots=True)
+class LockGone:
+    """The lock is not ours any more."""
+
+    now: float
+    offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockForbidden:
+    """The lock can't be had until a person has changed something."""
+
+    now: float
+    offset: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The replay is over: decide what it left undecided."""
+
+    now: float
+    offset: int
+
+
+Input: TypeAlias = Read | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
+
+
+def step(state: TableState, given: Input) -> list[Effect]:
+    """Take one input; what follows from it, in order. The verdicts among it are already in the state."""
+    event_id = given.event.event_id if isinstance(given, Read) else None
+    read_at = given.read_at if isinstance(given, Read) else given.now
+    offset = given.offset
+    deciding = Deciding(state, given.now, read_at, Cause(event_id, offset))
+    match given:
+        case Read(event=event):
+            _read(deciding, event)
+        case Tick(caught_up_since=caught_up_since):
+            lapse(deciding)
+            abort_silent(deciding, caught_up_since)
+            self_audit(state)
+        case LockConfirmed(lock=lock):
+            lock_confirmed(deciding, lock)
+        case LockGone(why=why):
+            lock_lost(deciding, why)
+        case LockForbidden(why=why):
+            lock_lost(deciding, why)
+            lock_forbidden(deciding, why)
+        case Replayed():
+            sweep(deciding)
+        case _:
+            assert_never(given)
+    _owed(deciding)
+    return deciding.effects
+
+
+def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
+    """Enter an event during the replay: facts only."""
+    take_event(state, event, offset, now)
+
+
+def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
+    """Enter a published verdict during the replay."""
+    apply_verdict(state, verdict, now)
+
+
+def remember_batch(state: TableState, writer: str, batch: CommittedBatch) -> None:
+    """Enter what the ledger says, before the replay."""
+    known = state.ledger.get(writer)
+    if known is None or known.batch_id < batch.batch_id:
+        state.ledger[writer] = batch
+
+
+def _read(deciding: Deciding, event: WriterEventUnion) -> None:
+    state = deciding.state
+    before = state.transactions.get(event.transaction)
+    phase_before = before.phase if before is not None else None
+    seq_before = before.seq if before is not None else -1
+    overlaps = take_event(state, event, deciding.cause.offset, deciding.now)
+    transaction = state.transactions.get(event.transaction)
+    if isinstance(event, CommitIntent):
+        if before is None and transaction is not None:
+            judge_intent(deciding, event)
+    elif before is None:
+        _answer_stranger(deciding, event)
+    if isinstance(event, CommitCompleted):
+        if transaction is not None and phase_before is not Phase.COMMITTED:
+            judge_landing(deciding, transaction)
+        return
+    if transaction is None or transaction.id not in state.transactions:
+        return
+    if transaction.markers > state.settings.max_markers and transaction.phase is not Phase.GRANTED:
+        limit = state.settings.max_markers
+        deciding.abort(transaction, "not-allowed", retriable=False, detail=f"more than {limit} markers")
+        return
+    if isinstance(event, WriterHeartbeat) and event.seq > seq_before:
+        extend(deciding, transaction)
+    if overlaps:
+        judge_markers(deciding, transaction, overlaps)
+
+
+def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
+    """An event of a transaction that is not open here: ended, or never heard of."""
+    state = deciding.state
+    closed = state.closed.get(event.transaction)
+    if isinstance(event, CommitCompleted):
+        if closed is None or closed.phase is Phase.ABORTED:
+            deciding.ask([Warn("commit-without-grant", event.transaction, event.writer)])
+        return
+    if closed is None:
+        if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
+            detail = "no intent of it is known here: it may be older than the log; begin a new transaction"
+            verdict = AbortTransaction(
+                event.transaction, event.writer, deciding.cause, "unknown-transaction", retriable=True, detail=detail
+            )
+            remember(
+                state,
+                event.transaction,
+                Closed(Phase.ABORTED, event.writer, None, "unknown-transaction", retriable=True, detail=detail),
+            )
+            deciding.decide(verdict)
+    elif isinstance(event, CommitRequested) and closed.reason is not None:
+        deciding.decide(
+            AbortTransaction(
+                event.transaction,
+                event.writer,
+                deciding.cause,
+                closed.reason,
+                closed.retriable,
+                closed.conflicts,
+                closed.detail,
+            )
+        )
+
+
+def _owed(deciding: Deciding) -> None:
+    """What the state owes now: answers to intents, judgement of what the admitted named beforehand, the lock, the grant."""
+    state = deciding.state
+    while True:
+        decided = len(deciding.effects)
+        for transaction in admit_ready(deciding):
+            judge_markers(deciding, transaction, list(state.footprints.overlaps(transaction)))
+        want_lock(deciding)
+        grant_next(deciding)
+        if len(deciding.effects) == decided:
+            break
+        # Each round ends or starts somebody, which may let somebody else in: as many rounds as there are transactions.
+    for writer in sorted(state.unrecorded):
+        batch = state.ledger[writer]
+        deciding.ask([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
+    state.unrecorded.clear()
