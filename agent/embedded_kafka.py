@@ -18,6 +18,7 @@ import base64
 import contextlib
 import fcntl
 import os
+import re
 import signal
 import socket
 import struct
@@ -48,6 +49,8 @@ POLL_SECONDS = 0.05
 PORT_ATTEMPTS = 3
 """A free port may be taken between our looking and the broker's binding; three times in a row it isn't chance."""
 LOG_TAIL_LINES = 15
+REASON_CHARACTERS = 300
+"""Of a Java exception's message; the whole is in the log."""
 MESSAGE_BYTES = 1024 * 1024
 """Kafka's own default: an event beyond it is refused when it is sent, not when somebody fails to read it."""
 
@@ -103,6 +106,11 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 1
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
+# Every setting, hundreds of lines at each start.
+logger.settings.name = org.apache.kafka.common.config.AbstractConfig
+logger.settings.level = warn
+# Kafka stops in a shutdown hook; log4j's own would silence it meanwhile.
+shutdownHook = disable
 """
 
 
@@ -160,7 +168,7 @@ class EmbeddedKafka:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. The next start takes 9 s longer: Kafka waits for the dead broker's session to end."""
+        """SIGKILL, as a crash would. The next start takes 9 s longer: Kafka waits for the dead session to end."""
         if self._process:
             self._process.kill()
             self._process.wait()
@@ -309,13 +317,20 @@ class EmbeddedKafka:
         ]
 
     def _log_tail(self) -> str:
-        """The end of what Java printed and of what Kafka logged."""
-        texts = [path.read_text(errors="replace") for path in (self._log, self._console) if path.exists()]
-        return "\n".join("\n".join(text.splitlines()[-LOG_TAIL_LINES:]) for text in texts if text)
+        """The end of what Kafka logged and of what Java printed, without stack frames."""
+        tail: list[str] = []
+        for path in (self._log, self._console):
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+            tail += [line for line in lines if line and not line.startswith("\t")][-LOG_TAIL_LINES:]
+        return "\n".join(tail)
 
     def _failure(self, what: str) -> KafkaStartError:
-        failure = KafkaStartError(f"{what}: see {self._log} and {self._console}")
-        failure.add_note(self._log_tail())
+        """What happened and why, in one line; the last exception in the log is the one that ended it."""
+        tail = self._log_tail()
+        reasons = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", tail, flags=re.MULTILINE)
+        why = f": {reasons[-1][:REASON_CHARACTERS]}" if reasons else ""
+        failure = KafkaStartError(f"{what}{why}; see {self._log} and {self._console}")
+        failure.add_note(tail)
         return failure
 
 

@@ -1,0 +1,51 @@
+"""What every test can rely on: the servers, named at the suite's start, and asyncio as the default loop."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest_plugins = ["tests.kafka_fixture", "tests.s3_fixture"]
+
+SERVERS = {"kafka": "Kafka", "s3_server": "S3"}
+USED = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Asyncio, which aiokafka and aiobotocore need; a module of pure anyio code may ask for trio as well."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers(request: pytest.FixtureRequest) -> None:
+    """Start, before the first test, the servers that any collected test wants, and say which they are.
+
+    One that can't be had is said here, and fails the tests that need it, and only them.
+    """
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    used = request.config.stash.setdefault(USED, [])
+    for fixture, title in SERVERS.items():
+        if fixture not in wanted:
+            continue
+        try:
+            line = f"{title}: {request.getfixturevalue(fixture).used}"
+        except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - told here, raised again where needed
+            line = f"{title}: none ({' '.join(str(failure).split())})"
+        used.append(line)
+        _say(request.config, line)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if used := config.stash.get(USED, []):
+        terminalreporter.section("servers used")
+        for line in used:
+            terminalreporter.line(line)
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    if reporter and capture:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(line)
