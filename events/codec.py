@@ -34,7 +34,9 @@ DECISION_EVENT: TypeAdapter[DecisionEventUnion] = TypeAdapter(
     Annotated[DecisionEventUnion, Field(discriminator="type")]
 )
 CONFLICT_EVENT: TypeAdapter[ConflictDetected] = TypeAdapter(ConflictDetected)
-AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(Annotated[AuditEventUnion, Field(discriminator="type")])
+AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(
+    Annotated[AuditEventUnion, Field(discriminator="type")]
+)
 LEDGER_EVENT: TypeAdapter[BatchCommitted] = TypeAdapter(BatchCommitted)
 
 T = TypeVar("T")
@@ -68,7 +70,9 @@ def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = Non
         return _salvage(value, _first_reason(error))
     table: str = getattr(event, "table", "")
     if key is not None and key != table.encode():
-        return _salvage(value, f"record key {key[:200].decode(errors='replace')!r} is not the event's table {table!r}")
+        return _salvage(
+            value, f"record key {key[:200].decode(errors='replace')!r} is not the event's table {table!r}"
+        )
     return event
 
 

@@ -79,7 +79,10 @@ class LockRefused(LockEvent):
 
 
 class BatchCommitted(EventBase):
-    """Ledger entry: the last batch that a writer is known to have committed. Compacted, key table + newline + writer."""
+    """Ledger entry: the last batch that a writer is known to have committed.
+
+    Compacted; the key is table + newline + writer.
+    """
 
     type: Literal["batch-committed"] = "batch-committed"
     batch_id: int

@@ -24,7 +24,9 @@ def canonical_table(table: str) -> str:
         table = "file://" + table.removeprefix("file:")
     match = _URI.match(table)
     if match is None:
-        raise ValueError(f"not a table URI: {table!r}; write scheme://authority/path or an absolute local path")
+        raise ValueError(
+            f"not a table URI: {table!r}; write scheme://authority/path or an absolute local path"
+        )
     scheme = match["scheme"].lower()
     segments = [segment for segment in (match["path"] or "").split("/") if segment not in ("", ".")]
     if ".." in segments:

@@ -54,7 +54,7 @@ class WriterHeartbeat(WriterEvent):
 
 
 class CommitRequested(WriterEvent):
-    """Everything is staged; may I commit?"""
+    """Everything is staged: may I commit."""
 
     type: Literal["commit-requested"] = "commit-requested"
     seq: Seq

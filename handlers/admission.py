@@ -1,13 +1,13 @@
 """Who may start computing, and who is told that there is nothing to do.
 
-- A batch that the ledger knows as committed is skipped: `already-committed`. Batch ids of a writer rise, so a smaller id than
-  the last committed one is committed too (Delta's `txnVersion` works the same way).
-- A new transaction of a writer supersedes its older open ones: it restarted. One of them that holds a grant may be in the middle
-  of its publish: the new one waits until that is heard of or its lease has run out.
+- A batch that the ledger knows as committed is skipped: `already-committed`. Batch ids of a writer rise, so a
+  smaller id than the last committed one is committed too (Delta's `txnVersion` works the same way).
+- A new transaction of a writer supersedes its older open ones: it restarted. One of them that holds a grant may
+  be in the middle of its publish: the new one waits until that is heard of or its lease has run out.
 - `optimistic`: at once.
-- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (larger priority first,
-  then the order of the log). Disjoint scopes run side by side. A silent one at the head is in nobody's way for longer than
-  its heartbeat limit (`liveness.py`).
+- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (larger
+  priority first, then the order of the log). Disjoint scopes run side by side. A silent one at the head is in
+  nobody's way for longer than its heartbeat limit (`liveness.py`).
 - Bounds: a table takes `max_open` transactions; one more is refused, as is one that names a table or a lock
   out of bounds (the shell knows which: `placement.py`).
 """
@@ -28,11 +28,15 @@ def judge_intent(deciding: Deciding, intent: CommitIntent) -> None:
         superseded = older.writer == intent.writer and older.id != intent.transaction
         revoked = older.grant is not None and older.grant.revoked
         if superseded and not revoked:
-            deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {intent.transaction}")
+            deciding.abort(
+                older, "superseded", retriable=False, detail=f"its writer began {intent.transaction}"
+            )
     transaction = state.transactions[intent.transaction]
     if len(state.open()) > state.settings.max_open:
         limit = state.settings.max_open
-        deciding.abort(transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later")
+        deciding.abort(
+            transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
+        )
 
 
 def admit_ready(deciding: Deciding) -> list[Transaction]:
@@ -48,7 +52,9 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
         cause = Cause(transaction.intent_id, deciding.cause.offset)
         done = state.ledger.get(transaction.writer)
         if transaction.batch_id is not None and done is not None and transaction.batch_id <= done.batch_id:
-            deciding.decide(SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version))
+            deciding.decide(
+                SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
+            )
         elif transaction.admission == "optimistic" or not _somebody_ahead(deciding, transaction):
             deciding.decide(Admit(transaction.id, transaction.writer, cause))
             admitted.append(transaction)

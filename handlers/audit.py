@@ -1,7 +1,7 @@
-"""The periodic self-audit: do the index and the transactions agree?
+"""The periodic self-audit: whether the index and the transactions agree.
 
-A bounded share of the transactions' entries is looked at each time, going round; the counts that cost nothing are checked
-always. What is found here is a bug of ours: the table stops, loudly, and everything else goes on.
+A bounded share of the transactions' entries is looked at each time, going round; the counts that cost nothing are
+checked always. What is found here is a bug of ours: the table stops, loudly, and everything else goes on.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ class InvariantBrokenError(Exception):
 def self_audit(state: TableState) -> None:
     """Raise `InvariantBrokenError`, with the story, if something does not agree."""
     granted = [each.id for each in state.transactions.values() if each.phase is Phase.GRANTED]
-    _require(len(granted) <= 1, state, f"two grants run: {granted}")
-    for transaction in state.transactions.values():
-        where = f"transaction {transaction.id} is {transaction.phase.value}"
-        _require(transaction.phase in OPEN | LANDED, state, f"{where} and still kept")
-        _require((transaction.phase is Phase.GRANTED) == (transaction.grant is not None), state, f"{where}: grant")
-        _require((transaction.phase in LANDED) == (transaction.ended >= 0), state, f"{where}: ended={transaction.ended}")
-        waits = transaction.phase is Phase.WAITING
-        _require(not waits or transaction.requested >= 0, state, f"{where} but never asked for its commit")
-        _require(transaction.phase not in COMPUTING or transaction.began >= 0, state, f"{where} but never began")
+    _require(state, f"two grants run: {granted}", holds=len(granted) <= 1)
+    for each in state.transactions.values():
+        where = f"transaction {each.id} is {each.phase.value}"
+        landed = each.phase in LANDED
+        _require(state, f"{where} and still kept", holds=landed or each.phase in OPEN)
+        _require(state, f"{where}: grant", holds=(each.phase is Phase.GRANTED) == (each.grant is not None))
+        _require(state, f"{where}: ended={each.ended}", holds=landed == (each.ended >= 0))
+        asked = each.phase is not Phase.WAITING or each.requested >= 0
+        _require(state, f"{where} but never asked for its commit", holds=asked)
+        _require(state, f"{where} but never began", holds=each.phase not in COMPUTING or each.began >= 0)
     _audit_index(state)
 
 
@@ -46,10 +47,14 @@ def _audit_index(state: TableState) -> None:
         touches = state.footprints.index.get(partition, {}).get(file_group, ())
         known = all(state.transactions.get(touch.transaction.id) is touch.transaction for touch in touches)
         mine = any(touch.transaction is transaction for touch in touches)
-        _require(known and mine, state, f"index and {transaction.id} disagree on {partition!r} {file_group!r}")
+        _require(
+            state,
+            f"index and {transaction.id} disagree on {partition!r} {file_group!r}",
+            holds=known and mine,
+        )
     state.audited = state.audited + looked_at if looked_at == state.settings.audit_entries else 0
 
 
-def _require(holds: bool, state: TableState, story: str) -> None:
+def _require(state: TableState, story: str, *, holds: bool) -> None:
     if not holds:
         raise InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {story}")

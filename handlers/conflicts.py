@@ -1,16 +1,16 @@
 """When two transactions conflict, and which of them is the victim.
 
-Conflict rules. `file-group` (Hudi): both touch the file group, whatever the operations. `deleted-file` (Paimon): both
-delete it, or one deletes what the other still builds on (`merge`); two adds never conflict. Each transaction brings its
-rule; where the two differ the stricter, `file-group`, judges the pair.
+Conflict rules. `file-group` (Hudi): both touch the file group, whatever the operations. `deleted-file` (Paimon):
+both delete it, or one deletes what the other still builds on (`merge`); two adds never conflict. Each transaction
+brings its rule; where the two differ the stricter, `file-group`, judges the pair.
 
-What counts against a transaction: whoever computes at the same time (kind `marker`), and whoever has landed since it began
-(kind `commit`; RFC-56's "check commit conflict"). A queued transaction computes nothing yet: it waits instead
-of losing, and it beats only those who come after it in the line.
+What counts against a transaction: whoever computes at the same time (kind `marker`), and whoever has landed since
+it began (kind `commit`; RFC-56's "check commit conflict"). A queued transaction computes nothing yet: it waits
+instead of losing, and it beats only those who come after it in the line.
 
-Victim. A landed transaction has won. A granted one is never a victim. Then, in this order:
-a writer that lost `max_losses` times in a row wins; the lower priority loses; the later sequence loses (RFC-56: the
-earlier never yields to the later, so that two never abort each other).
+Victim. A landed transaction has won. A granted one is never a victim. Then, in this order: a writer that lost
+`max_losses` times in a row wins; the lower priority loses; the later sequence loses (RFC-56: the earlier never
+yields to the later, so that two never abort each other).
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def kind_of(mine: Transaction, other: Transaction) -> ConflictKind | None:
     return "marker" if other.phase is Phase.QUEUED and other.sequence < mine.sequence else None
 
 
-def loser_of(mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int) -> Transaction | None:
+def loser_of(
+    mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
+) -> Transaction | None:
     """The victim of a conflict between the two; None where neither is: the one that would lose is still in line."""
     if other.phase in LANDED:
         loser = mine

@@ -1,16 +1,16 @@
 """Who is aborted for a conflict, and when it is looked for.
 
-- On arrival: the markers of an event are checked against everybody who touched the same, as `conflicts.py` judges it.
-  Check and create are one step, because a table's events are read in one order by one owner: RFC-56's transactional
-  strategy without its locks.
-- A batch of markers that loses to anyone aborts its own transaction and nobody else, with every reason in one abort. Otherwise
-  each one that loses to it is aborted, oldest first.
-- When a transaction lands (committed, or its outcome is unknown) whoever began before it and still computes on the same
-  is aborted.
+- On arrival: the markers of an event are checked against everybody who touched the same, as `conflicts.py` judges
+  it. Check and create are one step, because a table's events are read in one order by one owner: RFC-56's
+  transactional strategy without its locks.
+- A batch of markers that loses to anyone aborts its own transaction and nobody else, with every reason in one
+  abort. Otherwise each one that loses to it is aborted, oldest first.
+- When a transaction lands (committed, or its outcome is unknown) whoever began before it and still computes on
+  the same is aborted.
 - At grant time a transaction is checked once more against all that landed since it began.
-- `early_detection` off: only the last of these, which is plain optimistic control. Policy `first-committer`: markers
-  alone abort nobody; who computes on the same as the one that is granted is aborted at that moment, unless it is
-  protected by its losses: then the one about to be granted yields.
+- `early_detection` off: only the last of these, which is plain optimistic control. Policy `first-committer`:
+  markers alone abort nobody; who computes on the same as the one that is granted is aborted at that moment,
+  unless it is protected by its losses: then the one about to be granted yields.
 - A granted transaction is never a victim, whatever it touches late.
 """
 
@@ -53,7 +53,10 @@ def judge_landing(deciding: Deciding, landed: Transaction) -> None:
 
 
 def may_be_granted(deciding: Deciding, transaction: Transaction) -> bool:
-    """The last check before a grant; False: it has been aborted, for what landed since it began, or for a protected one."""
+    """The last check before a grant.
+
+    False: it has been aborted, for what landed since it began, or for a protected one.
+    """
     state = deciding.state
     conflicts = conflicting(state.footprints.overlaps(transaction))
     landed = [each for each in conflicts if each.other.transaction.phase in LANDED]

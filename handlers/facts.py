@@ -58,7 +58,10 @@ def take_event(state: TableState, event: WriterEventUnion, offset: int, now: flo
 
 
 def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Enter a decision, ours or one read back from the log. One about a transaction that is not known changes nothing."""
+    """Enter a decision, ours or one read back from the log.
+
+    One about a transaction that is not known changes nothing.
+    """
     state.moment += 1
     transaction = state.transactions.get(verdict.transaction)
     if transaction is None:

@@ -52,9 +52,7 @@ class Footprints:
             touches = groups.get(file_group)
             if touches is None:
                 groups[file_group] = single
-            elif touches is single:
-                continue
-            elif single[0] in touches:
+            elif touches is single or single[0] in touches:
                 continue
             else:
                 groups[file_group] = touches + single

@@ -1,18 +1,18 @@
 """Who may commit, for how long, and what happens when nothing is heard of it.
 
 - One grant a table at a time, in the order in which the commits were requested.
-- Only under the table's lock, and only for what is left of it: `lease_seconds` ≤ end of the lock lease − now (the
+- Only under the table's lock, and only for what is left of it: `lease_seconds` ≤ end of the lock lease minus now (the
   drift is already taken off that end). Less than half of the configured lease is not worth a grant: the renewal of
   the lock is waited for. After an adoption nothing new is granted before `quiet_until` (`lease.py`).
-- The grant names the writer's latest `seq` that was read. The writer counts from when it *sent* that one, so its deadline is never
-  later than ours, whatever their clocks say.
+- The grant names the writer's latest `seq` that was read. The writer counts from when it *sent* that one, so its
+  deadline is never later than ours, whatever their clocks say.
 - A heartbeat of the writer extends a running grant, as far as the lock reaches.
-- A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before anything follows from it:
-  from then on its footprint counts as committed.
-- The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its publish, so
-  nobody else is granted before the grant's own end, even if the lock is back sooner.
-- The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is aborted with the
-  reason; computing on would be in vain.
+- A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before
+  anything follows from it: from then on its footprint counts as committed.
+- The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its
+  publish, so nobody else is granted before the grant's own end, even if the lock is back sooner.
+- The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is
+  aborted with the reason; computing on would be in vain.
 - The lock is wanted while the table has open transactions (`while-active`), or only while one waits or is granted
   (`per-commit`: then it is also released between two grants, so that a foreign writer gets its turn).
 """

@@ -6,24 +6,25 @@
                   Waiting ◀──────── back off ──────────── Reading (read back)
 
 Rules
-- A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may be our
-  own whose first answer went missing. What the read-back finds decides:
-  ours and live → a second write under the version just read, before anything is trusted; somebody else's → lost;
-  unreadable → still unknown, again after a jittered back-off.
-- The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a challenger waits until
-  `validUntil` is past by `drift` on its wall clock. Every write differs from the one before it: another owner, another
-  `expired`, or a `validUntil` that strictly rises; so no version comes twice.
-- Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its end is
-  given up then: whoever relies on it has that long to hear of it.
-- Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first, with jitter.
-  A `Nudge` reads it at once.
-- An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried again after
-  `refused_seconds` because a person may have mended it.
-- Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most `release_tries` times; then the
-  lease is left to lapse. The lease is not relied upon from the moment release was asked for.
-- Adoption: an owner that the log names as holder of a running grant is replaced by a fresh one under its version. The former
-  owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the running grant and
-  no new one.
+- A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may
+  be our own whose first answer went missing. What the read-back finds decides: ours and live → a second write
+  under the version just read, before anything is trusted; somebody else's → lost; unreadable → still unknown,
+  again after a jittered back-off.
+- The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a
+  challenger waits until `validUntil` is past by `drift` on its wall clock. Every write differs from the one
+  before it: another owner, another `expired`, or a `validUntil` that strictly rises; so no version comes twice.
+- Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its
+  end is given up then: whoever relies on it has that long to hear of it.
+- Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first,
+  with jitter. A `Nudge` reads it at once.
+- An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried
+  again after `refused_seconds` because a person may have mended it.
+- Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most
+  `release_tries` times; then the lease is left to lapse. The lease is not relied upon from the moment release was
+  asked for.
+- Adoption: an owner that the log names as holder of a running grant is replaced by a fresh one under its version.
+  The former owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the
+  running grant and no new one.
 
 Time and chance arrive inside the inputs (`Moment`). A request is outstanding in exactly `Reading` and `Writing`.
 """
@@ -357,7 +358,9 @@ def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
     )
     match state:
         case Held(mine=mine):
-            work = Work(True, mine, None, Spent(0, at.now), quiet_until=lease.quiet_until)
+            work = Work(
+                wanted=True, mine=mine, lease=None, spent=Spent(0, at.now), quiet_until=lease.quiet_until
+            )
             after: State = Waiting(work, until=at.now)
         case Reading(work=work):
             after = Reading(replace(work, lease=None))
@@ -418,7 +421,9 @@ def _drop(state: State, at: Moment) -> Step:
 def _timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
     match state:
         case Held(lease=lease, mine=mine) if at.now >= lease.renew_at:
-            work = Work(True, mine, lease, Spent(0, at.now), quiet_until=lease.quiet_until)
+            work = Work(
+                wanted=True, mine=mine, lease=lease, spent=Spent(0, at.now), quiet_until=lease.quiet_until
+            )
             return _put_hold(work, at, settings, IfMatch(lease.version), lease.record)
         case Waiting(work=work, until=until) if at.now >= until:
             return _get(work)
@@ -453,7 +458,9 @@ def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     return _put_hold(work, at, settings, IfAbsent(), None)
 
 
-def _found_while_wanted(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
+def _found_while_wanted(
+    work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
+) -> Step:
     ours = record.owner == work.mine
     if work.lease is not None:
         if ours and not record.expired:
@@ -475,7 +482,9 @@ def _found_while_wanted(work: Work, at: Moment, settings: LeaseSettings, record:
 def _found_while_releasing(work: Work, at: Moment, record: LockRecord, version: str) -> Step:
     if record.owner == work.mine and not record.expired:
         return _put_release(replace(work, release=record), at, version)
-    return _released(work, at, why=None if record.owner == work.mine else "another owner is in the lock object")
+    return _released(
+        work, at, why=None if record.owner == work.mine else "another owner is in the lock object"
+    )
 
 
 def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
@@ -489,7 +498,11 @@ def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSet
             return _confirmed(state, at, version, settings)
         case Lost(why=why):
             # Read back at once; where others keep winning the race, give them room.
-            return _get(replace(work, tries=work.tries + 1)) if work.tries < 3 else _back_off(work, at, settings, why)
+            return (
+                _get(replace(work, tries=work.tries + 1))
+                if work.tries < 3
+                else _back_off(work, at, settings, why)
+            )
         case Unknown(why=why):
             # The first doubt is read back at once; the store may be in trouble if doubts go on.
             return _get(replace(work, tries=1)) if work.tries == 0 else _back_off(work, at, settings, why)
@@ -511,7 +524,8 @@ def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings
         quiet_until=work.quiet_until,
     )
     if at.now >= lease.expires_at - settings.margin:
-        # The answer took longer than the lease is worth: it is ours in the object, so write it again before relying on it.
+        # The answer took longer than the lease is worth: it is ours in the object, so write it again before
+        # relying on it.
         return _put_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
     what: Literal["acquired", "renewed"] = "acquired" if work.lease is None else "renewed"
     return Held(lease, state.record.owner), (Confirmed(what, lease, work.spent),)
@@ -584,5 +598,7 @@ def _released(work: Work, at: Moment, *, why: str | None) -> Step:
         done = (Released(record.owner, record.valid_until, work.spent, why),)
     if not work.wanted:
         return Idle(work.mine), done
-    after, effects = _get(Work(wanted=True, mine=work.mine, lease=None, spent=Spent(0, at.now), adopt=work.adopt))
+    after, effects = _get(
+        Work(wanted=True, mine=work.mine, lease=None, spent=Spent(0, at.now), adopt=work.adopt)
+    )
     return after, (*done, *effects)

@@ -50,9 +50,13 @@ class Placement:
     def locate(self, table: str, lock: str | None) -> LockPlace | NotAllowed:
         """The lock of `table`: the one that its intent names, if that is allowed, else the usual one."""
         if not self.allows(table):
-            return NotAllowed(f"table {table} is not among the allowed ones; start the agent with --allow {table}")
+            return NotAllowed(
+                f"table {table} is not among the allowed ones; start the agent with --allow {table}"
+            )
         if lock is None or lock == table + HUDI_LOCK:
-            return LockPlace(self._usual(table), shared=False) if lock is None else LockPlace(lock, shared=True)
+            return (
+                LockPlace(self._usual(table), shared=False) if lock is None else LockPlace(lock, shared=True)
+            )
         if "/../" in lock or lock.endswith("/..") or "://" not in lock:
             return NotAllowed(f"lock {lock} of table {table} is not a plain object URI")
         inside_root = self.lock_root is not None and lock.startswith(self.lock_root.rstrip("/") + "/")

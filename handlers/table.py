@@ -1,12 +1,14 @@
-"""The machine of one table: `step` alone moves it live, `replay_*` alone in a replay. The rules are in the files it calls.
+"""The machine of one table: `step` alone moves it live, `replay_*` alone in a replay.
+
+The rules are in the files it calls.
 
     facts.py      what an event or a verdict changes
     detection.py  who is aborted for a conflict        conflicts.py   the rules and the victim
     admission.py  who may start                        grants.py      who may commit
     liveness.py   which writers live                   audit.py       does the state agree with itself
 
-After every input the machine looks at what it owes: admissions, then the grant, then the lock. Nothing is remembered as "to be
-done": what is owed follows from the state, so a restart owes the same.
+After every input the machine looks at what it owes: admissions, then the grant, then the lock. Nothing is
+remembered as "to be done": what is owed follows from the state, so a restart owes the same.
 """
 
 from __future__ import annotations
@@ -183,12 +185,19 @@ def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
             detail = "no intent of it is known here: it may be older than the log; begin a new transaction"
             verdict = AbortTransaction(
-                event.transaction, event.writer, deciding.cause, "unknown-transaction", retriable=True, detail=detail
+                event.transaction,
+                event.writer,
+                deciding.cause,
+                "unknown-transaction",
+                retriable=True,
+                detail=detail,
             )
             remember(
                 state,
                 event.transaction,
-                Closed(Phase.ABORTED, event.writer, None, "unknown-transaction", retriable=True, detail=detail),
+                Closed(
+                    Phase.ABORTED, event.writer, None, "unknown-transaction", retriable=True, detail=detail
+                ),
             )
             deciding.decide(verdict)
     elif isinstance(event, CommitRequested) and closed.reason is not None:
@@ -206,7 +215,10 @@ def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
 
 
 def _owed(deciding: Deciding) -> None:
-    """What the state owes now: answers to intents, judgement of what the admitted named beforehand, the lock, the grant."""
+    """What the state owes now.
+
+    Answers to intents, judgement of what the admitted named beforehand, the lock, the grant.
+    """
     state = deciding.state
     while True:
         decided = len(deciding.effects)

@@ -149,7 +149,13 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
             return Admit(event.transaction, event.writer, cause)
         case Abort():
             return AbortTransaction(
-                event.transaction, event.writer, cause, event.reason, event.retriable, event.conflicts, event.detail
+                event.transaction,
+                event.writer,
+                cause,
+                event.reason,
+                event.retriable,
+                event.conflicts,
+                event.detail,
             )
         case CommitGranted():
             return GrantCommit(
@@ -162,8 +168,12 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
                 event.lock_owner,
             )
         case GrantRenewed():
-            return RenewGrant(event.transaction, event.writer, cause, event.grant, event.lease_seconds, event.seq)
+            return RenewGrant(
+                event.transaction, event.writer, cause, event.grant, event.lease_seconds, event.seq
+            )
         case AlreadyCommitted():
-            return SkipBatch(event.transaction, event.writer, cause, event.committed_transaction, event.version)
+            return SkipBatch(
+                event.transaction, event.writer, cause, event.committed_transaction, event.version
+            )
         case _:
             assert_never(event)
