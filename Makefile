@@ -1,0 +1,92 @@
+# Every target does its own set-up, the first time. Needed: Python 3.11 to 3.13, make, and a JDK 17 or newer; nothing else.
+# Arguments go through ARGS:  make test ARGS="-k lease"   make demo ARGS="--days 20"
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+BIN ?= .venv/bin
+DATA ?= build/dev
+ARGS ?=
+
+UV_VERSION := 0.13.8
+UV := build/tools/bin/uv
+STAMP := .venv/.set-up
+
+# uv doesn't read pip's configuration; what it says of certificates holds for uv too.
+export UV_SYSTEM_CERTS ?= true
+export UV_PYTHON_DOWNLOADS ?= never
+
+.PHONY: help setup demo dev check test bench fmt check-format check-rules check-types check-imports python jdk namespace
+.NOTPARALLEL:
+
+help:
+	@echo "make setup | demo | dev | check | test | bench | fmt   (ARGS=... is passed on)"
+
+setup: jdk $(STAMP)
+
+demo: jdk $(STAMP)
+	$(BIN)/lakewarden demo $(ARGS)
+
+dev: jdk $(STAMP)
+	$(BIN)/lakewarden dev --data $(DATA) $(ARGS)
+
+test: jdk $(STAMP)
+	$(BIN)/pytest $(ARGS)
+
+bench: jdk $(STAMP)
+	$(BIN)/python -m tests.bench $(ARGS)
+
+check: $(STAMP)
+	@$(MAKE) --no-print-directory check-format check-rules check-types check-imports
+
+fmt: $(STAMP)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format --quiet
+
+# The parts of `check`. They need the tools at BIN and no set-up, so that a test can run them on a copy of the repository.
+check-format:
+	$(BIN)/ruff format --check
+
+check-rules:
+	$(BIN)/ruff check
+
+check-types: namespace
+	$(BIN)/mypy
+
+check-imports: namespace
+	PYTHONPATH=build/namespace $(BIN)/lint-imports
+
+# The folders under the names they are installed by. Editable installs do this with an import hook, which mypy can't follow.
+namespace:
+	@mkdir -p build/namespace/lakewarden
+	@for folder in agent events handlers spark_jobs; do ln -sfn ../../../$$folder build/namespace/lakewarden/$$folder; done
+	@ln -sfn ../../tests build/namespace/tests
+
+python:
+	@test -n "$(PYTHON)" || { echo "error: no Python found: install Python 3.11, or run make PYTHON=/path/to/it" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+		{ echo "error: $(PYTHON) is not Python 3.11 to 3.13: install Python 3.11, or run make PYTHON=/path/to/it" >&2; exit 1; }
+
+jdk: python
+	@$(PYTHON) -P agent/jdk.py
+
+# Exactly the locked versions. Where pip is configured to use another index (a mirror, a machine without PyPI), pip fetches
+# them, hashes checked, since the lock file names PyPI's own addresses.
+$(STAMP): $(UV) pyproject.toml uv.lock
+	@if build/tools/bin/pip config list | grep -qE "index-url|no-index"; then \
+		set -ex; \
+		test -x .venv/bin/pip || $(PYTHON) -m venv --clear .venv; \
+		$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --output-file build/requirements.txt; \
+		.venv/bin/pip install --quiet --requirement build/requirements.txt; \
+		.venv/bin/pip install --quiet --no-deps --no-build-isolation --editable .; \
+	else \
+		set -ex; \
+		$(UV) sync --quiet --frozen --all-extras --all-groups --python $(PYTHON); \
+	fi
+	@touch $@
+
+# In a folder of its own: uv removes from .venv what isn't locked, itself included.
+$(UV): Makefile | python
+	@$(PYTHON) -m venv --clear build/tools || \
+		{ echo "error: $(PYTHON) can't make a virtual environment: install its venv package (python3.11-venv)" >&2; exit 1; }
+	build/tools/bin/pip install --quiet uv==$(UV_VERSION)
+	@touch $@
