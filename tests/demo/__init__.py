@@ -1,0 +1,1 @@
+"""The demo: its data, its check, its figures, and one real run."""

@@ -1,0 +1,73 @@
+"""The demo as a user runs it: real Kafka, real agent, real Spark, a few days of flights."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.demo.test_run import processes_with
+
+DAYS = 3
+FLIGHTS = 2_699
+"""On 1, 2 and 3 January 2013."""
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lakewarden.agent.cli", "demo", "--days", str(DAYS), "--output", "json"]
+    places = ["--data", str(folder / "data"), "--picture", str(folder / "demo.png")]
+    done = subprocess.run(
+        [*command, *places, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env={**os.environ, "COLUMNS": "140"},
+    )
+    print(done.stdout, done.stderr)
+    return done
+
+
+def the_report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    (line,) = done.stdout.splitlines()
+    report = json.loads(line)
+    assert isinstance(report, dict)
+    return report
+
+
+def test_two_queries_collide_under_the_agent_and_nothing_is_lost(tmp_path: Path) -> None:
+    done = demo(tmp_path)
+
+    assert done.returncode == 0
+    report = the_report(done)
+    assert report["expected"] == report["present"] == FLIGHTS
+    assert report["missing"] == report["duplicated"] == report["wrong"] == 0
+    assert report["conflicts"] >= 1
+    assert 0 < report["stop_seconds"]["p50"] <= report["stop_seconds"]["max"]
+    assert report["saved_writer_seconds"] >= 0
+    assert report["notes"] == [], "the accounts agree and no writer had to be started again"
+    assert "CONFLICT with" in done.stderr
+    assert report["picture"] == str(tmp_path / "demo.png")
+    with Image.open(tmp_path / "demo.png") as image:
+        assert image.width > 1000
+    assert processes_with(str(tmp_path)) == []
+
+
+def test_the_same_queries_without_an_agent_lose_rows_and_nobody_is_told(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--without-agent")
+
+    assert done.returncode == 0
+    report = the_report(done)
+    assert report["expected"] == FLIGHTS
+    assert report["missing"] + report["wrong"] > 0
+    assert report["conflicts"] == 0
+    assert report["stop_seconds"] == {"p50": None, "max": None}
+    assert processes_with(str(tmp_path)) == []

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lakewarden.agent.demo.check import TableCheck
+from lakewarden.agent.demo.figures import (
+    Stops,
+    Waste,
+    conflicts_arose,
+    disagreements,
+    stop_seconds,
+    waste,
+)
+from lakewarden.agent.demo.log import ConflictLog
+from lakewarden.agent.demo.report import Report
+from lakewarden.agent.demo.trace import Trace
+from tests.demo.scripted import BEGAN, committed, conflict, lost, marked, step
+
+
+@pytest.fixture
+def log() -> ConflictLog:
+    """Two conflicts. The first arises when the loser marks, the second when the winner does."""
+    return ConflictLog(
+        conflicts=[conflict(3.1, "a0", "d0"), conflict(23.1, "a1", "d1")],
+        writer_events=[
+            marked(1, "d0", "departures"),
+            marked(3, "a0", "arrivals"),
+            marked(3.05, "a0", "arrivals", "month=1/day=9"),
+            marked(20, "a1", "arrivals"),
+            marked(23, "d1", "departures"),
+        ],
+    )
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return Trace(
+        [
+            *committed("d0", "departures", 0, 10),
+            *committed("d1", "departures", 19, 10),
+            *lost("a0", 1, 3.2, 3.5),
+            *committed("a0b", "arrivals", 12, 4),
+            *lost("a1", 18, 23.2, 24.0, winner="d1"),
+            *committed("a1b", "arrivals", 31, 6),
+            *committed("a2", "arrivals", 40, 8),
+        ]
+    )
+
+
+def test_a_conflict_arises_when_the_younger_of_its_two_markers_is_published(log: ConflictLog) -> None:
+    assert conflicts_arose(log) == {"a0": BEGAN + 3, "a1": BEGAN + 23}
+
+
+def test_stop_seconds_run_from_the_younger_marker_to_idle_executors(trace: Trace, log: ConflictLog) -> None:
+    stops = stop_seconds(trace, log)
+
+    assert stops.timed == 2
+    assert stops.p50 == pytest.approx(0.75)
+    assert stops.max == pytest.approx(1.0)
+
+
+def test_without_a_conflict_there_is_nothing_to_time() -> None:
+    assert stop_seconds(Trace(), ConflictLog()) == Stops(None, None, 0)
+
+
+def test_saved_is_what_the_writer_usually_needs_less_the_age_at_which_it_was_stopped(trace: Trace) -> None:
+    """The median of arrivals' 4, 6 and 8 s is 6 s; stopped at 2.5 s and at 6.0 s, that saves 3.5 s and nothing."""
+    wasted = waste(trace)
+
+    assert wasted.spent == pytest.approx(8.5)
+    assert wasted.saved == pytest.approx(3.5)
+
+
+def test_waiting_in_line_counts_neither_as_spent_nor_as_usual() -> None:
+    queued = [
+        step(0, "intent", "b", "arrivals"),
+        step(100, "admitted", "b", "arrivals"),
+        step(104, "requested", "b", "arrivals"),
+        step(105, "completed", "b", "arrivals"),
+    ]
+
+    wasted = waste(Trace([*lost("a", 0, 0.5, 1), *queued]))
+
+    assert (wasted.spent, wasted.saved) == pytest.approx((1.0, 3.0))
+
+
+def test_an_attempt_stopped_while_it_waited_for_its_grant_saves_nothing() -> None:
+    waiting = [*lost("a", 0, 7, 7.5), step(6, "requested", "a", "arrivals")]
+
+    wasted = waste(Trace([*waiting, *committed("b", "arrivals", 10, 5)]))
+
+    assert wasted.spent == pytest.approx(6.0)
+    assert wasted.saved == 0.0
+
+
+def test_a_writer_without_a_committed_attempt_saves_nothing() -> None:
+    assert waste(Trace(lost("a", 0, 1, 2))).saved == 0.0
+
+
+def test_three_equal_accounts_need_no_word(trace: Trace, log: ConflictLog) -> None:
+    assert disagreements(trace, log, {"a0", "a1"}) == []
+
+
+def test_accounts_that_differ_are_told(log: ConflictLog) -> None:
+    notes = disagreements(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
+
+    assert notes == [
+        "conflicts topic and writers disagree: 2 published, 1 heard by writers, 1 in both",
+        "conflicts topic and the third query disagree: 2 published, nothing in its Parquet",
+    ]
+
+
+def test_no_conflict_and_no_parquet_agree() -> None:
+    assert disagreements(Trace(), ConflictLog(), None) == []
+
+
+def report(check: TableCheck, *, with_agent: bool = True) -> Report:
+    return Report(
+        check=check,
+        with_agent=with_agent,
+        conflicts=2 if with_agent else 0,
+        stops=Stops(0.75, 1.0, 2) if with_agent else Stops(None, None, 0),
+        waste=Waste(8.5, 3.5),
+        batches=5,
+        restarts={"departures": 0, "arrivals": 1},
+        seconds=61.2,
+        picture=Path("/tmp/demo.png"),
+        notes=("the arrivals query ended with code 1",),
+    )
+
+
+def printed(what: Report) -> str:
+    console = Console(width=140, record=True, quiet=False, file=None, highlight=False, soft_wrap=False)
+    with console.capture() as captured:
+        what.print(console)
+    return captured.get()
+
+
+def test_the_json_report_is_one_object_with_the_promised_fields() -> None:
+    text = report(TableCheck(10, 10, 0, 0, 0)).as_json()
+
+    assert "\n" not in text
+    found = json.loads(text)
+    promised = "expected present missing duplicated wrong conflicts stop_seconds saved_writer_seconds picture"
+    assert list(found)[:9] == promised.split()
+    assert found["stop_seconds"] == {"p50": 0.75, "max": 1.0}
+    assert found["picture"] == "/tmp/demo.png"
+    assert found["restarts"] == {"departures": 0, "arrivals": 1}
+
+
+def test_the_text_report_says_that_nothing_was_lost_and_what_happened_on_the_way() -> None:
+    text = printed(report(TableCheck(10, 10, 0, 0, 0)))
+
+    assert "All 10 rows are there, once, and right." in text
+    assert "started again: arrivals 1 time" in text
+    assert "note: the arrivals query ended with code 1" in text
+
+
+def test_the_text_report_without_an_agent_says_what_was_lost_and_from_which_feed() -> None:
+    text = printed(report(TableCheck(10, 9, 1, 0, 3, {"departures": 0, "arrivals": 3}), with_agent=False))
+
+    assert "3 lack what arrivals brought" in text
+    assert "4 of 10 rows are lost or damaged" in text
+    assert "conflicts" not in text

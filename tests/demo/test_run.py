@@ -1,0 +1,116 @@
+"""The orchestration, with stand-ins for the Spark programs: no agent, no Kafka, no Spark."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.demo.processes import session_members
+from lakewarden.agent.demo.programs import Commands, Programs
+from lakewarden.agent.demo.run import DemoSettings, run_demo
+
+STAND_IN = Programs(writer=(sys.executable, str(Path(__file__).with_name("stand_in_writer.py"))))
+
+RUN = f"""
+import sys
+from pathlib import Path
+from rich.console import Console
+from lakewarden.agent.demo.programs import Programs
+from lakewarden.agent.demo.run import DemoSettings, run_demo
+programs = Programs(writer={STAND_IN.writer!r})
+run_demo(DemoSettings(1, with_agent=False, data=Path(sys.argv[1]), programs=programs), Console())
+"""
+
+
+def settings(folder: Path) -> DemoSettings:
+    return DemoSettings(
+        1, with_agent=False, data=folder / "data", picture=folder / "demo.png", programs=STAND_IN
+    )
+
+
+def processes_with(word: str) -> list[str]:
+    """Command lines that name it, other than ours."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if word in line:
+                found.append(line)
+    return found
+
+
+def test_the_writers_get_the_agreed_flags(tmp_path: Path) -> None:
+    commands = Commands(Programs(writer=("writer",)), tmp_path, "s3://b/t", "http://s3", 3)
+
+    line = " ".join(commands.writer("arrivals", Path("/feed"), Path("/e.jsonl"), "127.0.0.1:9092"))
+
+    assert line == (
+        "writer --role arrivals --input /feed --table s3://b/t --keys month,day,flight_id "
+        f"--checkpoint {tmp_path}/checkpoints/arrivals --events /e.jsonl --max-files-per-trigger 3 "
+        "--bootstrap-servers 127.0.0.1:9092 --s3-endpoint http://s3"
+    )
+
+
+def test_a_failed_writer_is_started_again_and_the_report_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "fail-once")
+    shown = io.StringIO()
+
+    report = run_demo(settings(tmp_path), Console(file=shown, width=200))
+
+    assert report.restarts == {"departures": 0, "arrivals": 1}
+    assert "arrivals query was started again after code 1: File deletion conflicts" in report.notes[0]
+    assert report.check.missing == report.check.expected == 842
+    assert report.batches == 3
+    assert (tmp_path / "demo.png").exists()
+    assert "arrivals" in shown.getvalue()
+
+
+def test_a_writer_that_fails_every_time_ends_the_demo_with_its_reason_and_the_place_of_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "fail")
+
+    with pytest.raises(
+        DemoError, match="failed 4 times, at last with: no space left on device; logs: "
+    ) as caught:
+        run_demo(settings(tmp_path), Console(file=io.StringIO()))
+
+    assert "\n" not in str(caught.value)
+    assert list(Path(str(caught.value).rpartition("logs: ")[2]).glob("arrivals-*.log"))
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)],
+        env={**os.environ, "STAND_IN": "hang"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while len([out for out in tmp_path.glob("*/logs/*.out") if out.read_text() == "hangs\n"]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    demo.send_signal(number)
+    _, errors = demo.communicate(timeout=30)
+
+    assert b"KeyboardInterrupt" in errors
+    assert session_members(demo.pid) == []
+    assert processes_with(f"{tmp_path}/") == []

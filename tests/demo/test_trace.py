@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.demo.story import overlaps, tell
+from lakewarden.agent.demo.trace import Outcome, Step, StepsFile, Trace
+from tests.demo.scripted import BEGAN, committed, lost, step
+
+
+@pytest.mark.parametrize(
+    "steps, outcome",
+    [
+        (["intent", "admitted", "requested", "granted", "completed"], Outcome.COMMITTED),
+        (["intent", "admitted", "requested", "granted", "abort", "completed"], Outcome.COMMITTED),
+        (["intent", "already-committed"], Outcome.SKIPPED),
+        (["intent", "admitted", "abort", "jobs-stopped"], Outcome.CONFLICT),
+        (["intent", "admitted", "failed"], Outcome.FAILED),
+        (["intent", "admitted", "abandoned"], Outcome.ABORTED),
+        (["intent", "admitted", "markers"], Outcome.RUNNING),
+    ],
+)
+def test_an_attempt_ends_as_its_steps_say(steps: list[str], outcome: Outcome) -> None:
+    trace = Trace(step(at, what, "t", "arrivals") for at, what in enumerate(steps))
+
+    assert [attempt.outcome for attempt in trace.attempts] == [outcome]
+
+
+def test_an_abort_for_another_reason_is_no_conflict() -> None:
+    trace = Trace(
+        [step(0, "intent", "t", "arrivals"), step(1, "abort", "t", "arrivals", reason="lease-lost")]
+    )
+
+    assert trace.attempts[0].outcome is Outcome.ABORTED
+
+
+def test_steps_of_two_writers_are_put_in_order_by_their_time() -> None:
+    trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
+
+    assert trace.writers == ("departures", "arrivals")
+    assert trace.attempts[1].conflicts_with()[0]["other_transaction"] == "d0"
+
+
+def test_a_line_counts_once_its_newline_is_there(tmp_path: Path) -> None:
+    """A writer may be in the middle of a line when we look."""
+    path = tmp_path / "events.jsonl"
+    line = json.dumps({"at": 1.5, "what": "intent", "transaction": "t", "writer": "w", "new": "field"})
+    steps = StepsFile(path)
+
+    assert list(steps.read_new()) == []
+    path.write_text(line[:10])
+    assert list(steps.read_new()) == []
+    path.write_text(line + "\n")
+    assert list(steps.read_new()) == [Step(1.5, "intent", "", "w", "t", None, 0)]
+    assert list(steps.read_new()) == []
+
+
+def test_a_conflict_is_told_with_the_other_writer_and_the_place() -> None:
+    trace = Trace()
+    lines = []
+    for happened in lost("a0", 1, 3, 3.25):
+        attempt = trace.add(happened)
+        if (line := tell(happened, attempt)) is not None:
+            lines.append(line.text)
+
+    assert lines == [
+        "begins",
+        "CONFLICT with departures on month=1/day=2",
+        "its Spark jobs are cancelled 0.25 s after the abort",
+    ]
+
+
+def test_many_overlaps_are_shortened() -> None:
+    entries = [{"partition": f"day={day}", "file_group": "*"} for day in range(5)]
+
+    assert overlaps(entries) == "day=0, day=1 and 3 more"
+
+
+def test_a_running_attempt_has_no_end() -> None:
+    attempt = Trace([step(2, "intent", "t", "w")]).attempts[0]
+
+    assert attempt.ended is None
+    assert attempt.started == BEGAN + 2
