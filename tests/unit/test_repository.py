@@ -1,0 +1,205 @@
+"""The checks check: each is shown a planted mistake, in a copy of the repository, and must find it.
+
+A check that can't fail is worse than none, and these depend on settings that are easily lost: which name a folder has
+for mypy, which packages the import rules see, what a wheel takes in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("agent", "events", "handlers", "spark_jobs")
+FILES = ("Makefile", "README.md", "pyproject.toml")
+BIN = Path(sys.executable).parent
+
+pytestmark = pytest.mark.timeout(180)
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of what is installed, with no tests in it."""
+    root = tmp_path / "copy"
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in FILES:
+        shutil.copy(ROOT / file, root / file)
+    (root / "tests").mkdir()
+    (root / "tests" / "__init__.py").touch()
+    return root
+
+
+@pytest.fixture
+def run(copy: Path) -> Run:
+    """Run a command in the copy; both outputs in one."""
+
+    def run_in_copy(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=copy,
+            env={**os.environ, "COLUMNS": "200", "MAKEFLAGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+
+    return run_in_copy
+
+
+def test_mypy_follows_types_from_package_to_package(copy: Path, run: Run) -> None:
+    """Only through the namespace: were `lakewarden` not found, everything imported from it would silently be Any."""
+    planted = copy / "handlers" / "planted.py"
+    planted.write_text("from lakewarden.events.base import PROTOCOL\n\nwrong: str = PROTOCOL\n")
+
+    done = run("make", "check-types", f"BIN={BIN}")
+
+    assert done.returncode != 0
+    assert (
+        'handlers/planted.py:3: error: Incompatible types in assignment (expression has type "int"'
+        in done.stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "module, line, rule",
+    [
+        ("handlers/planted.py", "import anyio", "The core has no I/O"),
+        ("handlers/planted.py", "import time", "The core has no I/O"),
+        ("handlers/planted.py", "import datetime", "Times are fields of events"),
+        ("events/planted.py", "import random", "The core has no I/O"),
+        ("events/planted.py", "from lakewarden.handlers import conflicts", "Imports point downward"),
+        ("handlers/planted.py", "from lakewarden.agent import jdk", "Imports point downward"),
+        ("spark_jobs/planted.py", "from lakewarden.agent import jdk", "Imports point downward"),
+        ("spark_jobs/planted.py", "from lakewarden.handlers import conflicts", "spark_jobs say"),
+        ("agent/planted.py", "from lakewarden.spark_jobs import errors", "Imports point downward"),
+    ],
+)
+def test_imports_against_the_design_are_caught(
+    module: str, line: str, rule: str, copy: Path, run: Run
+) -> None:
+    (copy / module).write_text(f"{line}\n")
+
+    done = run("make", "check-imports", f"BIN={BIN}")
+
+    assert done.returncode != 0
+    broken = [each for each in done.stdout.splitlines() if each.startswith(rule) and each.endswith("BROKEN")]
+    assert broken, done.stdout
+
+
+@pytest.mark.parametrize(
+    "module, source, rule",
+    [
+        ("handlers/planted.py", "import time\n", "TID251"),
+        ("events/planted.py", "from datetime import datetime\n\nNOW = datetime.now()\n", "TID251"),
+        ("handlers/planted.py", "import uuid\n\nID = uuid.uuid4()\n", "TID251"),
+        ("agent/planted.py", "from events import base\n", "TID253"),
+    ],
+)
+def test_clocks_and_flat_imports_are_caught(
+    module: str, source: str, rule: str, copy: Path, run: Run
+) -> None:
+    (copy / module).write_text(source)
+
+    done = run(str(BIN / "ruff"), "check", "--output-format=concise", module)
+
+    assert f" {rule} " in done.stdout
+
+
+def test_a_wheel_installs_nothing_but_the_namespace(copy: Path, run: Run) -> None:
+    """Built by way of the source distribution, so that both are complete."""
+    done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", "dist")
+    assert done.returncode == 0, done.stdout
+
+    (wheel,) = (copy / "dist").glob("*.whl")
+    (sdist,) = (copy / "dist").glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/events/base.py") for name in archive.getnames())
+
+    assert {name.split("/")[0] for name in names} == {
+        "lakewarden",
+        f"{'-'.join(wheel.name.split('-')[:2])}.dist-info",
+    }
+    expected = {
+        f"lakewarden/{path.relative_to(ROOT)}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".typed", ".json"}
+    }
+    assert {f"lakewarden/{folder}/py.typed" for folder in FOLDERS} <= expected <= names
+
+
+def test_the_list_of_packages_is_the_list_of_folders() -> None:
+    """Setuptools takes what it is told; a package left out works here and is missing in the wheel."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {
+        str(path.parent.relative_to(ROOT))
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("__init__.py")
+    }
+
+    assert set(tools["package-dir"].values()) == folders
+    assert set(tools["packages"]) == {f"lakewarden.{folder.replace('/', '.')}" for folder in folders}
+
+
+@pytest.mark.parametrize("package", ["lakewarden.events", "lakewarden.spark_jobs"])
+def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
+    """A Spark driver installs the base package; pypaimon, pyarrow and even pyspark are found when they are used."""
+    blocked = "aiobotocore botocore jgo matplotlib prometheus_client pyarrow pydantic_settings pypaimon pyspark rich typer"
+    script = f"import sys\nsys.modules.update(dict.fromkeys({blocked.split()}))\nimport {package}\n"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_compose_brings_up_kafka_a_store_with_its_bucket_and_the_agent() -> None:
+    """Checked by Docker where it has compose, else only for what a reader of the file relies on."""
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    services = compose["services"]
+    agent = services["agent"]
+
+    assert set(services) == {"kafka", "s3", "bucket", "agent"}
+    assert all("healthcheck" in services[name] for name in ("kafka", "s3", "agent"))
+    assert {
+        name for name, each in agent["depends_on"].items() if each["condition"].startswith("service_")
+    } == {
+        "kafka",
+        "s3",
+        "bucket",
+    }
+    assert {
+        "LAKEWARDEN_BOOTSTRAP_SERVERS",
+        "LAKEWARDEN_LOCK_ROOT",
+        "LAKEWARDEN_S3_ENDPOINT",
+        "LAKEWARDEN_ALLOW",
+    } <= set(agent["environment"])
+    if _has_compose():
+        done = subprocess.run(
+            ["docker", "compose", "config", "--quiet"], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def _has_compose() -> bool:
+    try:
+        return (
+            subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0
+        )
+    except OSError:
+        return False
