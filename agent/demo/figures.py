@@ -46,9 +46,11 @@ def stop_seconds(trace: Trace, log: ConflictLog) -> Stops:
     """How long after each conflict arose its loser had stopped."""
     arose = conflicts_arose(log)
     waits = [
-        max(0.0, stopped - arose[attempt.transaction])
+        max(0.0, stopped.at - arose[attempt.transaction])
         for attempt in trace.attempts
-        if attempt.transaction in arose and (stopped := attempt.at("jobs-stopped")) is not None
+        if attempt.transaction in arose
+        and (stopped := attempt.first("jobs-stopped")) is not None
+        and stopped.detail.get("gone", True)
     ]
     return Stops(median(waits), max(waits), len(waits)) if waits else Stops(None, None, 0)
 
@@ -120,8 +122,8 @@ def _computed_seconds(attempt: Attempt) -> float:
     return max(0.0, end - attempt.computing_since)
 
 
-def disagreements(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
-    """Where the conflicts topic, the third query's Parquet and the writers tell different stories; empty if nowhere."""
+def doubts(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
+    """Where conflicts topic, third query and writers tell different stories, and what didn't stop when told to."""
     published = {conflict.victim for conflict in log.conflicts}
     heard = {attempt.transaction for attempt in trace.of(Outcome.CONFLICT)}
     notes = []
@@ -135,4 +137,14 @@ def disagreements(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -
         notes.append(
             f"conflicts topic and the third query disagree: {len(published)} published, {written} in its Parquet"
         )
+    stubborn = [attempt for attempt in trace.attempts if _still_ran(attempt)]
+    if stubborn:
+        notes.append(
+            f"Spark jobs of {len(stubborn)} aborted attempts did not stop in time; their times don't count"
+        )
     return notes
+
+
+def _still_ran(attempt: Attempt) -> bool:
+    stopped = attempt.first("jobs-stopped")
+    return stopped is not None and not stopped.detail.get("gone", True)

@@ -110,7 +110,7 @@ def draw(trace: Trace, path: Path, title: str, subtitle: str = "") -> Path:
             )
             shown.setdefault(segment.label, segment.colour)
         _number(axes, attempt, row, begin, last)
-    conflicts = sum(_conflict(axes, attempt, trace, rows, begin) for attempt in attempts)
+    conflicts = sum(_conflict(axes, attempt, rows, begin) for attempt in attempts)
 
     _legend(figure, shown, conflicts)
     figure.text(
@@ -158,7 +158,7 @@ def _number(axes: Axes, attempt: Attempt, row: int, begin: float, last: float) -
     )
 
 
-def _conflict(axes: Axes, attempt: Attempt, trace: Trace, rows: dict[str, int], begin: float) -> bool:
+def _conflict(axes: Axes, attempt: Attempt, rows: dict[str, int], begin: float) -> bool:
     """A cross where the loser stopped, and an arrow to it from whoever it lost to."""
     abort = attempt.first("abort")
     if abort is None or attempt.outcome is not Outcome.CONFLICT:
@@ -174,11 +174,7 @@ def _conflict(axes: Axes, attempt: Attempt, trace: Trace, rows: dict[str, int], 
         markeredgewidth=1.3,
         zorder=7,
     )
-    entries = attempt.conflicts_with()
-    other = trace.get(str(entries[0].get("other_transaction"))) if entries else None
-    winner = rows.get(
-        other.writer if other is not None else str(entries[0].get("other_writer")) if entries else ""
-    )
+    winner = rows.get(attempt.lost_to or "")
     if winner is not None and winner != row:
         towards = 1 if winner < row else -1
         axes.add_patch(

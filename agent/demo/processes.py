@@ -43,7 +43,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env={**os.environ, **(env or {})},
+                env=env,
                 start_new_session=True,
             )
 

@@ -5,11 +5,22 @@ They are started as programs, never imported: the agent's side and the Spark sid
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from lakewarden.agent.demo.flights import KEYS
+
+_KEPT = frozenset({"LAKEWARDEN_CACHE_DIR"})
+"""Of our own variables: where downloads are. The others configure some agent of yours, which the demo's must not be."""
+
+
+def environment() -> dict[str, str]:
+    """What the programs get: this process's environment without its lakewarden settings."""
+    ours = {name for name in os.environ if name.startswith("LAKEWARDEN_") and name not in _KEPT}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    return {**kept, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
 def _module(name: str, *words: str) -> tuple[str, ...]:

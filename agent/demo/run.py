@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
 from lakewarden.agent.demo.log import ConflictLog, read_log, victims_in_parquet
 from lakewarden.agent.demo.picture import draw
 from lakewarden.agent.demo.processes import Child, stop_all
-from lakewarden.agent.demo.programs import Commands, Programs
+from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.screen import Screen
 from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
@@ -109,7 +108,7 @@ class Demo:
         return s3_place(self.settings.s3_endpoint, self.settings.s3_bucket, self.folder.name)
 
     def _start(self, name: str, argv: list[str]) -> Child:
-        child = Child(name, argv, self.folder / "logs", env={"PYSPARK_PYTHON": sys.executable})
+        child = Child(name, argv, self.folder / "logs", environment())
         self.children.append(child)
         return child
 
@@ -178,7 +177,7 @@ class Demo:
         trace, with_agent = self.screen.trace, self.settings.with_agent
         conflicts = len({conflict.victim for conflict in log.conflicts})
         if with_agent:
-            self.notes += figures.disagreements(trace, log, in_parquet)
+            self.notes += figures.doubts(trace, log, in_parquet)
         batches = len(trace.of(Outcome.COMMITTED))
         picture = self.settings.picture
         evidence = with_agent and not check.clean

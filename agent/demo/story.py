@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lakewarden.agent.demo.trace import Attempt, Step
+from lakewarden.agent.demo.trace import Attempt, Step, short_name
+from lakewarden.events import ALL_FILE_GROUPS
 
 _SHOWN_OVERLAPS = 2
 
@@ -47,13 +48,12 @@ def tell(step: Step, attempt: Attempt | None) -> Line | None:
             return None
 
 
-def overlaps(entries: Iterable[dict[str, Any]]) -> str:
-    """The partitions that two transactions both touched, shortened."""
+def overlaps(touched: Iterable[Sequence[str]]) -> str:
+    """The pairs of partition and file group that two transactions both touched, shortened."""
     places = list(
         dict.fromkeys(
-            str(entry.get("partition", "?"))
-            + ("" if entry.get("file_group", "*") == "*" else f" {entry['file_group']}")
-            for entry in entries
+            partition if file_group == ALL_FILE_GROUPS else f"{partition} {file_group}"
+            for partition, file_group in touched
         )
     )
     more = f" and {len(places) - _SHOWN_OVERLAPS} more" if len(places) > _SHOWN_OVERLAPS else ""
@@ -62,12 +62,10 @@ def overlaps(entries: Iterable[dict[str, Any]]) -> str:
 
 def _abort(step: Step) -> str:
     reason = str(step.detail.get("reason", "conflict"))
-    entries = [entry for entry in step.detail.get("conflicts") or () if isinstance(entry, dict)]
     if reason != "conflict":
         return f"told to stop: {reason}"
-    if not entries:
-        return "told to stop: conflict"
-    return f"CONFLICT with {entries[0].get('other_writer', 'another writer')} on {overlaps(entries)}"
+    others = ", ".join(short_name(str(other)) for other in step.detail.get("others") or ("another writer",))
+    return f"CONFLICT with {others} on {overlaps(step.detail.get('conflicts') or ())}"
 
 
 def _reason(detail: dict[str, Any]) -> str:

@@ -36,12 +36,17 @@ class Step:
             at=float(found["at"]),
             what=str(found["what"]),
             table=str(found.get("table", "")),
-            writer=str(found.get("writer", "")),
+            writer=short_name(str(found.get("writer", ""))),
             transaction=str(found.get("transaction") or ""),
             batch_id=found.get("batch_id"),
             attempt=int(found.get("attempt") or 0),
             detail=found.get("detail") or {},
         )
+
+
+def short_name(writer: str) -> str:
+    """The name that its owner gave it: on the wire a streaming writer is `<name>:<query id>`."""
+    return writer.partition(":")[0]
 
 
 class Outcome(StrEnum):
@@ -105,10 +110,12 @@ class Attempt:
             return Outcome.FAILED
         return Outcome.ABORTED if self.at("abandoned") is not None else Outcome.RUNNING
 
-    def conflicts_with(self) -> list[dict[str, Any]]:
-        """The overlaps that an abort named, as the protocol's `conflicts` entries."""
+    @property
+    def lost_to(self) -> str | None:
+        """The writer that an abort named as the other one."""
         abort = self.first("abort")
-        return list(abort.detail.get("conflicts") or ()) if abort else []
+        others = abort.detail.get("others") if abort else None
+        return short_name(str(others[0])) if others else None
 
 
 class Trace:

@@ -70,12 +70,16 @@ def committed(transaction: str, writer: str, began: float, computed: float, batc
     ]
 
 
-def lost(transaction: str, began: float, heard: float, stopped: float, winner: str = "d0") -> list[Step]:
+def lost(transaction: str, began: float, heard: float, stopped: float) -> list[Step]:
     """An attempt of `arrivals` that hears its abort and has stopped a little later."""
-    entries = [conflict(heard, transaction, winner).conflicts[0].model_dump()]
+    named: dict[str, Any] = {
+        "reason": "conflict",
+        "others": ["departures:0b1c"],
+        "conflicts": [["month=1/day=2", "*"]],
+    }
     return [
         step(began, "intent", transaction, "arrivals"),
         step(began, "admitted", transaction, "arrivals"),
-        step(heard, "abort", transaction, "arrivals", reason="conflict", conflicts=entries),
+        step(heard, "abort", transaction, "arrivals", **named),
         step(stopped, "jobs-stopped", transaction, "arrivals"),
     ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from lakewarden.agent.demo.check import TableCheck, compare
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import FEEDS, KEYS, expected_table, load_flights
 from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
+from tests.servers.s3 import S3Server
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,19 @@ def test_what_is_written_to_the_paimon_table_is_read_back_equal(tmp_path: Path, 
 
     assert compare(read_table(place), expected).clean
     assert (tmp_path / "demo.db/flights/month=1/day=2").is_dir()
+
+
+@pytest.mark.real
+def test_the_table_is_made_and_read_on_a_real_s3_server(s3_credentials: S3Server, expected: pa.Table) -> None:
+    bucket = f"lakewarden-demo-{uuid.uuid4().hex[:12]}"
+    place = s3_place(s3_credentials.endpoint, bucket, "run-1")
+
+    assert create_table(place) == f"s3://{bucket}/run-1/demo.db/flights"
+    write(place, expected)
+
+    assert compare(read_table(place), expected).clean
+    again = s3_place(s3_credentials.endpoint, bucket, "run-2")
+    assert again.uri == f"s3://{bucket}/run-2/demo.db/flights", "the bucket may be there already"
 
 
 def test_s3_without_credentials_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from lakewarden.agent.demo.figures import (
     Stops,
     Waste,
     conflicts_arose,
-    disagreements,
+    doubts,
     stop_seconds,
     waste,
 )
@@ -44,7 +44,7 @@ def trace() -> Trace:
             *committed("d1", "departures", 19, 10),
             *lost("a0", 1, 3.2, 3.5),
             *committed("a0b", "arrivals", 12, 4),
-            *lost("a1", 18, 23.2, 24.0, winner="d1"),
+            *lost("a1", 18, 23.2, 24.0),
             *committed("a1b", "arrivals", 31, 6),
             *committed("a2", "arrivals", 40, 8),
         ]
@@ -102,11 +102,11 @@ def test_a_writer_without_a_committed_attempt_saves_nothing() -> None:
 
 
 def test_three_equal_accounts_need_no_word(trace: Trace, log: ConflictLog) -> None:
-    assert disagreements(trace, log, {"a0", "a1"}) == []
+    assert doubts(trace, log, {"a0", "a1"}) == []
 
 
 def test_accounts_that_differ_are_told(log: ConflictLog) -> None:
-    notes = disagreements(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
+    notes = doubts(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
 
     assert notes == [
         "conflicts topic and writers disagree: 2 published, 1 heard by writers, 1 in both",
@@ -114,8 +114,19 @@ def test_accounts_that_differ_are_told(log: ConflictLog) -> None:
     ]
 
 
+def test_jobs_that_did_not_stop_in_time_are_told_and_not_timed(log: ConflictLog) -> None:
+    """The gate gives up waiting for Spark after a while; that is no time to be proud of."""
+    running = [*lost("a0", 1, 3.2, 18.2)[:-1], step(18.2, "jobs-stopped", "a0", "arrivals", gone=False)]
+    trace = Trace([*running, *lost("a1", 18, 23.2, 24.0)])
+
+    assert stop_seconds(trace, log).timed == 1
+    assert doubts(trace, log, {"a0", "a1"}) == [
+        "Spark jobs of 1 aborted attempts did not stop in time; their times don't count"
+    ]
+
+
 def test_no_conflict_and_no_parquet_agree() -> None:
-    assert disagreements(Trace(), ConflictLog(), None) == []
+    assert doubts(Trace(), ConflictLog(), None) == []
 
 
 def report(check: TableCheck, *, with_agent: bool = True) -> Report:

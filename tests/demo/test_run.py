@@ -15,7 +15,7 @@ from rich.console import Console
 
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.processes import session_members
-from lakewarden.agent.demo.programs import Commands, Programs
+from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
 
 STAND_IN = Programs(writer=(sys.executable, str(Path(__file__).with_name("stand_in_writer.py"))))
@@ -61,6 +61,17 @@ def test_the_writers_get_the_agreed_flags(tmp_path: Path) -> None:
         f"--checkpoint {tmp_path}/checkpoints/arrivals --events /e.jsonl --max-files-per-trigger 3 "
         "--bootstrap-servers 127.0.0.1:9092 --s3-endpoint http://s3"
     )
+
+
+def test_the_programs_do_not_get_the_settings_of_another_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEWARDEN_TOPIC_PREFIX", "production")
+    monkeypatch.setenv("LAKEWARDEN_CACHE_DIR", "/cache")
+
+    given = environment()
+
+    assert "LAKEWARDEN_TOPIC_PREFIX" not in given
+    assert given["LAKEWARDEN_CACHE_DIR"] == "/cache"
+    assert given["PATH"] == os.environ["PATH"]
 
 
 def test_a_failed_writer_is_started_again_and_the_report_says_so(

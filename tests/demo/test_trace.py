@@ -40,13 +40,13 @@ def test_steps_of_two_writers_are_put_in_order_by_their_time() -> None:
     trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
 
     assert trace.writers == ("departures", "arrivals")
-    assert trace.attempts[1].conflicts_with()[0]["other_transaction"] == "d0"
+    assert trace.attempts[1].lost_to == "departures"
 
 
 def test_a_line_counts_once_its_newline_is_there(tmp_path: Path) -> None:
     """A writer may be in the middle of a line when we look."""
     path = tmp_path / "events.jsonl"
-    line = json.dumps({"at": 1.5, "what": "intent", "transaction": "t", "writer": "w", "new": "field"})
+    line = json.dumps({"at": 1.5, "what": "intent", "transaction": "t", "writer": "w:5f3a", "new": "field"})
     steps = StepsFile(path)
 
     assert list(steps.read_new()) == []
@@ -73,9 +73,8 @@ def test_a_conflict_is_told_with_the_other_writer_and_the_place() -> None:
 
 
 def test_many_overlaps_are_shortened() -> None:
-    entries = [{"partition": f"day={day}", "file_group": "*"} for day in range(5)]
-
-    assert overlaps(entries) == "day=0, day=1 and 3 more"
+    assert overlaps([(f"day={day}", "*") for day in range(5)]) == "day=0, day=1 and 3 more"
+    assert overlaps([("day=0", "file-1")]) == "day=0 file-1"
 
 
 def test_a_running_attempt_has_no_end() -> None:
