@@ -1,0 +1,192 @@
+"""Objects in a dictionary, as strict as the real stores: the public twin for tests and simulations.
+
+Versions are what S3 makes of a body, its MD5 in quotes, so writing the same bytes twice gives the same version
+here too: a lock that relies on more would be found out. Only anyio is used, so the twin runs unchanged on
+trio's virtual clock.
+
+Faults are a hook with two sides, because a request that fails *before* the store acted and one whose answer is
+lost *after* it acted are different stories with the same ending for the caller.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, Self, TypeAlias, TypeVar, assert_never
+
+import anyio
+import anyio.lowlevel
+from anyio import AsyncContextManagerMixin
+
+from lakewarden.agent.stores.locations import LocationError, parse_location
+from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, require_probe_key, require_timeout, too_long
+from lakewarden.handlers.conditional import (
+    Absent,
+    Condition,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Refused,
+    Throttled,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a fault may look at."""
+
+    operation: Literal["read", "write", "delete"]
+    uri: str
+    body: bytes = b""
+    condition: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ActLater:
+    """The caller hears nothing (unknown), and the write reaches the store that much later, condition and all."""
+
+    seconds: float
+
+
+Fault: TypeAlias = Throttled | Unknown | Refused
+
+_Outcome = TypeVar("_Outcome", bound=ReadOutcome | WriteOutcome | None)
+
+
+class Faults(Protocol):
+    """Both sides of a request. Either may sleep (`anyio.sleep`) for latency; None lets the request pass."""
+
+    async def before(self, request: Request, /) -> Fault | ActLater | None:
+        """The store has not acted, and won't if a fault is returned."""
+        ...
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None, /) -> Unknown | None:
+        """The store has acted; all that can go wrong now is that the answer is lost."""
+        ...
+
+
+@dataclass(order=True, slots=True)
+class _Late:
+    at: float
+    order: int
+    act: Callable[[], object] = field(compare=False)
+
+
+class MemoryStore(AsyncContextManagerMixin):
+    """Objects under any scheme. Stores given the same `objects` share them, as two agents share a bucket."""
+
+    def __init__(
+        self,
+        *,
+        request_timeout_seconds: float,
+        objects: dict[str, bytes] | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self._timeout = require_timeout(request_timeout_seconds)
+        self._objects = {} if objects is None else objects
+        self._faults = faults
+        self._late: list[_Late] = []
+        self._arrivals = 0
+        self._is_open = False
+
+    @asynccontextmanager
+    async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        self._is_open = True
+        try:
+            yield self
+        finally:
+            self._is_open = False
+
+    async def read(self, uri: str) -> ReadOutcome:
+        """Body and version of this moment."""
+        key = _locate(uri)
+        if isinstance(key, Refused):
+            return key
+        return await self._ask(Request("read", key), lambda: self._get(key))
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        """Compare and swap; nothing awaits between the two."""
+        key = _locate(uri)
+        if isinstance(key, Refused):
+            return key
+        if len(body) > MAX_OBJECT_BYTES:
+            return Refused(too_long(len(body)))
+        return await self._ask(
+            Request("write", key, body, condition), lambda: self._put(key, body, condition)
+        )
+
+    async def delete(self, uri: str) -> None:
+        """Remove a probe's key."""
+        require_probe_key(uri)
+        key = _locate(uri)
+        if isinstance(key, str):
+            await self._ask(Request("delete", key), lambda: self._remove(key))
+
+    async def _ask(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
+        if not self._is_open:
+            raise RuntimeError("the store is not open; use it inside 'async with'")
+        silence = Unknown(f"no answer in time: request_timeout_seconds={self._timeout}")
+        with anyio.move_on_after(self._timeout):
+            fault = await self._faults.before(request) if self._faults else None
+            # A store is asked over a network: other tasks always get their turn before it acts.
+            await anyio.lowlevel.checkpoint()
+            self._settle()
+            if isinstance(fault, ActLater):
+                heapq.heappush(self._late, _Late(anyio.current_time() + fault.seconds, self._arrivals, act))
+                self._arrivals += 1
+                await anyio.sleep_forever()
+            elif fault is not None:
+                return fault
+            outcome = act()
+            lost = await self._faults.after(request, outcome) if self._faults else None
+            return outcome if lost is None else lost
+        return silence
+
+    def _settle(self) -> None:
+        """Let the writes that were under way all along arrive, in the order of their times."""
+        while self._late and self._late[0].at <= anyio.current_time():
+            heapq.heappop(self._late).act()
+
+    def _get(self, key: str) -> ReadOutcome:
+        body = self._objects.get(key)
+        return Absent() if body is None else Found(body, _version(body))
+
+    def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
+        stored = self._objects.get(key)
+        match condition:
+            case IfAbsent():
+                if stored is not None:
+                    return Lost("an object is there already")
+            case IfMatch(version=version):
+                if stored is None:
+                    return Lost("no object is there")
+                if _version(stored) != version:
+                    return Lost(f"another version is there: found={_version(stored)} expected={version}")
+            case _:
+                assert_never(condition)
+        self._objects[key] = body
+        return Won(_version(body))
+
+    def _remove(self, key: str) -> None:
+        self._objects.pop(key, None)
+
+
+def _locate(uri: str) -> str | Refused:
+    """One spelling for one object, refused where a real store would refuse it."""
+    try:
+        location = parse_location(uri)
+    except LocationError as error:
+        return Refused(str(error))
+    return f"{location.scheme}://{location.authority}/{location.key}"
+
+
+def _version(body: bytes) -> str:
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'

@@ -1,0 +1,35 @@
+"""The `s3_server` fixture: one real S3 server a session, started when the first test asks for it.
+
+List this module in the root conftest's `pytest_plugins`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers.s3 import NoS3ServerError, S3Server, running_s3_server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """Never skipped: a suite that passes without its S3 server would say nothing about S3."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running_s3_server())
+        except NoS3ServerError as error:
+            pytest.fail(str(error), pytrace=False)
+        print(f"s3 server: {server.used}")
+        yield server
+
+
+@pytest.fixture
+def s3_credentials(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, with its credentials where the standard chain looks, and nothing of the machine's own."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
