@@ -1,0 +1,63 @@
+"""Use: what a PySpark driver needs to write one lake table together with others.
+
+Three lines are enough::
+
+    gate = CommitGate("kafka:9092")
+    sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
+    query = stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
+
+Nothing heavy is imported here: pyspark, pypaimon and Kafka come in where they are used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lakewarden.spark_jobs.errors import (
+    AgentUnreachable,
+    AlreadyCommitted,
+    BaseChanged,
+    CommitAborted,
+    GateError,
+    GrantTimeout,
+    LeaseLost,
+)
+
+if TYPE_CHECKING:
+    from lakewarden.spark_jobs.gate import CommitGate
+    from lakewarden.spark_jobs.grant import Grant
+    from lakewarden.spark_jobs.observer import GateEvent
+    from lakewarden.spark_jobs.paimon import PaimonSink
+    from lakewarden.spark_jobs.transaction import Transaction
+
+__all__ = [
+    "AgentUnreachable",
+    "AlreadyCommitted",
+    "BaseChanged",
+    "CommitAborted",
+    "CommitGate",
+    "GateError",
+    "GateEvent",
+    "Grant",
+    "GrantTimeout",
+    "LeaseLost",
+    "PaimonSink",
+    "Transaction",
+]
+
+_WHERE = {
+    "CommitGate": "gate",
+    "GateEvent": "observer",
+    "Grant": "grant",
+    "PaimonSink": "paimon",
+    "Transaction": "transaction",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the heavier names when they are first used."""
+    from importlib import import_module
+
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,70 @@
+"""What happens in the gate, told to whoever draws, counts or logs it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import structlog
+
+What: TypeAlias = Literal[
+    "intent",
+    "admitted",
+    "markers",
+    "abort",
+    "jobs-stopped",
+    "requested",
+    "granted",
+    "completed",
+    "already-committed",
+    "abandoned",
+    "failed",
+]
+
+_QUIET: frozenset[What] = frozenset({"intent", "admitted", "markers", "requested"})
+
+log = structlog.get_logger("lakewarden.gate")
+
+
+@dataclass(frozen=True, slots=True)
+class GateEvent:
+    """One step of one transaction. `at` is this machine's wall clock: for drawing, never for ordering writers."""
+
+    at: float
+    what: What
+    table: str
+    writer: str
+    transaction: str
+    batch_id: int | None
+    attempt: int
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+Observer: TypeAlias = Callable[[GateEvent], None]
+
+
+def tell(observer: Observer | None, event: GateEvent) -> None:
+    """Log the event and hand it on. An observer that fails is logged: watching must not stop a commit."""
+    level = log.debug if event.what in _QUIET else log.info
+    level(
+        f"gate.{event.what}",
+        table=event.table,
+        writer=event.writer,
+        transaction=event.transaction,
+        batch_id=event.batch_id,
+        attempt=event.attempt,
+        **event.detail,
+    )
+    if observer is None:
+        return
+    try:
+        observer(event)
+    except Exception as error:  # noqa: BLE001 - whatever it raises is the observer's
+        log.warning("gate.observer-failed", what=event.what, error=repr(error))
+
+
+def now() -> float:
+    """Epoch seconds, for `GateEvent.at`."""
+    return time.time()

@@ -1,0 +1,229 @@
+"""An agent that says what a test's script tells it to, over the real broker.
+
+It creates the topics, reads `writers` from their beginning, and answers each event with whatever the script's function
+for its type returns. Nothing of the product's agent is in it: it only speaks the protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.structs import TopicPartition
+
+from lakewarden.events import (
+    WRITER_EVENT,
+    Abort,
+    AbortReason,
+    Admitted,
+    AlreadyCommitted,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    ConflictEntry,
+    DecisionEventUnion,
+    GrantRenewed,
+    Marker,
+    Topics,
+    Undecodable,
+    WriterEventUnion,
+    decode,
+    encode,
+)
+from lakewarden.spark_jobs.kafka import LoopThread
+
+Script = Callable[[WriterEventUnion, int], Iterable[DecisionEventUnion]]
+PARTITIONS = 3
+
+
+@dataclass
+class FakeAgent:
+    """Reads what writers say, answers by `script`, and remembers everything in the log's order."""
+
+    bootstrap_servers: str
+    topics: Topics
+    script: Script
+    partitions: int = PARTITIONS
+    heard: list[WriterEventUnion] = field(default_factory=list)
+    said: list[DecisionEventUnion] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def wait_for(self, kind: str, count: int = 1, timeout: float = 20.0) -> list[Any]:
+        """The events of one type, once there are `count` of them."""
+
+        def found() -> list[Any]:
+            return [event for event in self.heard if event.type == kind]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, timeout), (
+                f"{kind} was not heard {count} times; heard {[event.type for event in self.heard]}"
+            )
+            return found()
+
+    def types(self, *, heartbeats: bool = False) -> list[str]:
+        """What was heard, in order."""
+        with self._changed:
+            return [event.type for event in self.heard if heartbeats or event.type != "writer-heartbeat"]
+
+    def say(self, decision: DecisionEventUnion) -> int:
+        """Publish a decision out of turn; its offset."""
+        return self._thread.call(lambda: self._say(decision), timeout=10, doing="saying")
+
+    def __post_init__(self) -> None:
+        self._thread = LoopThread(self.bootstrap_servers, name="fake-agent")
+
+    def start(self) -> None:
+        self._thread.call(self._starting, timeout=30, doing="starting the fake agent")
+
+    def stop(self) -> None:
+        self._thread.call(self._stopping, timeout=10, doing="stopping the fake agent")
+        self._thread.close()
+
+    async def _starting(self) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
+        await admin.start()
+        await admin.create_topics(
+            [NewTopic(name, self.partitions, 1) for name in (self.topics.writers, self.topics.decisions)]
+        )
+        await admin.close()
+        self._producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers)
+        await self._producer.start()
+        self._consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest"
+        )
+        await self._consumer.start()
+        self._consumer.assign([TopicPartition(self.topics.writers, p) for p in range(self.partitions)])
+        self._thread.tasks.start_soon(self._reading)
+
+    async def _stopping(self) -> None:
+        self._thread.tasks.cancel_scope.cancel()
+        await self._consumer.stop()
+        await self._producer.stop()
+
+    async def _reading(self) -> None:
+        while True:
+            record = await self._consumer.getone()
+            event = decode(WRITER_EVENT, record.value, key=record.key)
+            assert not isinstance(event, Undecodable), event
+            with self._changed:
+                self.heard.append(event)
+                self._changed.notify_all()
+            for decision in self.script(event, record.offset):
+                await self._say(decision)
+
+    async def _say(self, decision: DecisionEventUnion) -> int:
+        record = await self._producer.send_and_wait(
+            self.topics.decisions, encode(decision), decision.table.encode()
+        )
+        with self._changed:
+            self.said.append(decision)
+        return int(record.offset)
+
+
+@contextmanager
+def fake_agent(
+    bootstrap_servers: str, topic_prefix: str, script: Script, partitions: int = PARTITIONS
+) -> Iterator[FakeAgent]:
+    """A running fake agent."""
+    agent = FakeAgent(bootstrap_servers, Topics(topic_prefix), script, partitions)
+    agent.start()
+    try:
+        yield agent
+    finally:
+        agent.stop()
+
+
+def _common(event: WriterEventUnion, offset: int = 0) -> dict[str, Any]:
+    return {
+        "event_id": uuid.uuid4().hex,
+        "table": event.table,
+        "transaction": event.transaction,
+        "writer": event.writer,
+        "at": datetime.now(UTC),
+        "agent": "fake",
+        "cause": event.event_id,
+        "cause_offset": offset,
+    }
+
+
+def admitted(event: WriterEventUnion) -> Admitted:
+    return Admitted(**_common(event))
+
+
+def granted(event: CommitRequested, *, lease_seconds: float = 20.0, seq: int | None = None) -> CommitGranted:
+    return CommitGranted(
+        **_common(event),
+        grant=f"g-{event.transaction[:6]}",
+        lease_seconds=lease_seconds,
+        seq=event.seq if seq is None else seq,
+    )
+
+
+def renewed(event: Any, *, lease_seconds: float = 20.0) -> GrantRenewed:
+    return GrantRenewed(
+        **_common(event), grant=f"g-{event.transaction[:6]}", lease_seconds=lease_seconds, seq=event.seq
+    )
+
+
+def already_committed(event: WriterEventUnion) -> AlreadyCommitted:
+    return AlreadyCommitted(**_common(event), committed_transaction="earlier", version="7")
+
+
+def aborted(
+    event: WriterEventUnion,
+    *markers: Marker,
+    reason: AbortReason = "conflict",
+    retriable: bool = True,
+    other: str = "arrivals:q2",
+) -> Abort:
+    return Abort(
+        **_common(event),
+        reason=reason,
+        retriable=retriable,
+        conflicts=tuple(
+            ConflictEntry(
+                partition=marker.partition,
+                file_group=marker.file_group,
+                operation=marker.operation,
+                other_operation="merge",
+                other_transaction="other-txn",
+                other_writer=other,
+                kind="marker",
+            )
+            for marker in markers
+        ),
+    )
+
+
+def agreeable(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
+    """Admits and grants everything."""
+    match event:
+        case CommitIntent():
+            return [admitted(event)]
+        case CommitRequested():
+            return [granted(event)]
+        case _:
+            return []
+
+
+def silent(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
+    """Reads, and never answers."""
+    return []
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    """Wait for something that another thread or process does."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+

@@ -1,0 +1,400 @@
+"""The gate over a real broker, against an agent that follows a script."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.spark_jobs import (
+    AgentUnreachable,
+    AlreadyCommitted,
+    CommitAborted,
+    CommitGate,
+    GateEvent,
+    GrantTimeout,
+    LeaseLost,
+)
+from tests.kafka_fixture import KafkaServer
+from tests.spark.fake_agent import (
+    FakeAgent,
+    Script,
+    aborted,
+    admitted,
+    agreeable,
+    already_committed,
+    fake_agent,
+    granted,
+    renewed,
+    silent,
+    wait_until,
+)
+
+pytestmark = pytest.mark.real
+
+TABLE = "file:///lake/flights"
+MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
+
+
+class Bench:
+    """An agent and a gate that talk to each other."""
+
+    def __init__(self, kafka: KafkaServer, prefix: str) -> None:
+        self.kafka, self.prefix = kafka, prefix
+        self.events: list[GateEvent] = []
+        self._open: list[Any] = []
+
+    def agent(self, script: Script, partitions: int = 3) -> FakeAgent:
+        manager = fake_agent(self.kafka.bootstrap_servers, self.prefix, script, partitions)
+        self._open.append(manager)
+        return manager.__enter__()
+
+    def gate(self, **options: Any) -> CommitGate:
+        settings = {"heartbeat_seconds": 0.2, "admission_timeout_seconds": 10.0, "grant_timeout_seconds": 10.0}
+        gate = CommitGate(
+            self.kafka.bootstrap_servers,
+            topic_prefix=self.prefix,
+            observer=self.events.append,
+            **(settings | options),
+        )
+        self._open.append(gate)
+        return gate
+
+    def whats(self) -> list[str]:
+        return [event.what for event in self.events]
+
+    def close(self) -> None:
+        for manager in reversed(self._open):
+            manager.__exit__(None, None, None)
+
+
+@pytest.fixture
+def bench(kafka: KafkaServer, topic_prefix: str) -> Iterator[Bench]:
+    bench = Bench(kafka, topic_prefix)
+    yield bench
+    bench.close()
+
+
+def test_a_transaction_from_intent_to_completion(bench: Bench) -> None:
+    agent, gate = bench.agent(agreeable), bench.gate()
+
+    with gate.transaction(table="/lake/flights", writer="departures", batch_id=3) as txn:
+        agent.wait_for("commit-intent", timeout=0.1)  # heard before the body runs
+        txn.touch("month=1/day=3", "*", "merge")
+        with txn.commit() as grant:
+            grant.check()
+            grant.version = "12"
+
+    completed = agent.wait_for("commit-completed")[0]
+    assert agent.types() == ["commit-intent", "marker-created", "commit-requested", "commit-completed"]
+    assert (completed.version, completed.grant) == ("12", f"g-{txn.id[:6]}")
+    intent = agent.wait_for("commit-intent")[0]
+    assert (intent.table, intent.writer, intent.batch_id) == (TABLE, "departures", 3)
+    assert bench.whats() == ["intent", "admitted", "markers", "requested", "granted", "completed"]
+
+
+def test_the_token_is_the_offset_of_the_grant_and_rises(bench: Bench) -> None:
+    bench.agent(agreeable)
+    gate, tokens = bench.gate(), []
+
+    for number in range(3):
+        with gate.transaction(table=TABLE, writer="w", batch_id=number) as txn, txn.commit() as grant:
+            tokens.append(grant.token)
+
+    assert tokens == [1, 3, 5]  # between them: an `admitted` each
+
+
+def test_the_body_does_not_run_before_it_is_admitted(bench: Bench) -> None:
+    agent, gate = bench.agent(silent), bench.gate()
+    ran = threading.Event()
+
+    def body() -> None:
+        with gate.transaction(table=TABLE, writer="w"):
+            ran.set()
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    intent = agent.wait_for("commit-intent")[0]
+
+    assert not ran.wait(0.5)
+    agent.say(admitted(intent))
+    assert ran.wait(10)
+    thread.join(10)
+    assert agent.wait_for("transaction-abandoned")[0].reason == "left without commit()"
+
+
+def test_a_silent_agent_is_noticed_before_anything_is_computed(bench: Bench) -> None:
+    agent, gate = bench.agent(silent), bench.gate(admission_timeout_seconds=0.5)
+    began = time.monotonic()
+
+    with (
+        pytest.raises(AgentUnreachable, match=r"no agent answered the commit-intent within 0\.5 s") as caught,
+        gate.transaction(table=TABLE, writer="w"),
+    ):
+        pytest.fail("the body ran")
+
+    assert time.monotonic() - began < 5
+    assert TABLE in str(caught.value)
+    assert "lakewarden agent" in str(caught.value)
+    agent.wait_for("transaction-abandoned")
+
+
+def test_an_unreachable_kafka_is_named_within_its_timeout() -> None:
+    with CommitGate("127.0.0.1:1") as gate:
+        began = time.monotonic()
+        with (
+            pytest.raises(AgentUnreachable, match=r"brokers=127\.0\.0\.1:1"),
+            gate.transaction(table=TABLE, writer="w"),
+        ):
+            pytest.fail("the body ran")
+    assert time.monotonic() - began < 20
+
+
+def test_missing_topics_are_named(bench: Bench) -> None:
+    with (
+        pytest.raises(AgentUnreachable, match=r"topics don't exist: .*\.writers.*start an agent"),
+        bench.gate().transaction(table=TABLE, writer="w"),
+    ):
+        pytest.fail("the body ran")
+
+
+def test_a_batch_that_is_committed_is_not_run_again(bench: Bench) -> None:
+    bench.agent(lambda event, _: [already_committed(event)] if isinstance(event, CommitIntent) else [])
+
+    with (
+        pytest.raises(AlreadyCommitted, match="batch 4 of writer 'w' is committed already"),
+        bench.gate().transaction(table=TABLE, writer="w", batch_id=4),
+    ):
+        pytest.fail("the body ran")
+
+    assert bench.whats() == ["intent", "already-committed"]
+
+
+def test_a_grant_that_came_too_late_is_refused(bench: Bench) -> None:
+    """The agent slept through its own lease: on this writer's clock the grant has lapsed."""
+
+    def sleepy(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested):
+            time.sleep(0.6)
+            return [granted(event, lease_seconds=1.5)]
+        return agreeable(event)
+
+    agent, gate = bench.agent(sleepy), bench.gate(margin_seconds=1.0)
+
+    with pytest.raises(LeaseLost, match="nothing was published") as caught:  # noqa: SIM117
+        with gate.transaction(table=TABLE, writer="w") as txn:
+            with txn.commit():
+                pytest.fail("it published")
+
+    assert caught.value.retriable
+    assert "LeaseLost" in agent.wait_for("transaction-abandoned")[0].reason
+
+
+def test_a_grant_for_a_heartbeat_that_was_never_sent_is_refused(bench: Bench) -> None:
+    def confused(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        return [granted(event, seq=99)] if isinstance(event, CommitRequested) else agreeable(event)
+
+    bench.agent(confused)
+    with pytest.raises(LeaseLost, match="seq 99, which this writer never sent"):  # noqa: SIM117
+        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+            with txn.commit():
+                pytest.fail("it published")
+
+
+def test_heartbeats_extend_a_running_grant(bench: Bench) -> None:
+    def renewing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        if event.type == "writer-heartbeat":
+            return [renewed(event, lease_seconds=2.0)]
+        return [granted(event, lease_seconds=2.0)] if isinstance(event, CommitRequested) else agreeable(event)
+
+    bench.agent(renewing)
+    with bench.gate(margin_seconds=1.0).transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+        time.sleep(1.5)  # past the first deadline
+        grant.check()
+
+
+def test_without_heartbeats_heard_the_grant_runs_out(bench: Bench) -> None:
+    def once(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        return [granted(event, lease_seconds=1.3)] if isinstance(event, CommitRequested) else agreeable(event)
+
+    agent, gate = bench.agent(once), bench.gate(margin_seconds=1.0)
+    with pytest.raises(LeaseLost):  # noqa: SIM117
+        with gate.transaction(table=TABLE, writer="w") as txn:
+            with txn.commit() as grant:
+                time.sleep(0.4)
+                try:
+                    grant.check()
+                except LeaseLost:
+                    grant.not_published()
+                    raise
+
+    agent.wait_for("transaction-abandoned")
+
+
+def test_no_grant_in_time(bench: Bench) -> None:
+    agent = bench.agent(lambda event, _: [admitted(event)] if isinstance(event, CommitIntent) else [])
+    with pytest.raises(GrantTimeout, match=r"no grant within 0\.3 s"):  # noqa: SIM117
+        with bench.gate(grant_timeout_seconds=0.3).transaction(table=TABLE, writer="w") as txn:
+            with txn.commit():
+                pytest.fail("it published")
+    assert "GrantTimeout" in agent.wait_for("transaction-abandoned")[0].reason
+
+
+def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
+    """Callbacks run at once on another thread; the next word to the gate raises, and names who was in the way."""
+
+    def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        return [aborted(event, MINE)] if event.type == "marker-created" else agreeable(event)
+
+    agent, gate = bench.agent(conflicting), bench.gate()
+    called: list[tuple[str, str]] = []
+    with pytest.raises(CommitAborted) as caught, gate.transaction(table=TABLE, writer="w") as txn:
+        txn.on_abort(lambda error: called.append((threading.current_thread().name, error.reason)))
+        txn.touch(MINE.partition, "*", "merge")
+        wait_until(lambda: called)
+        assert txn.aborted
+        txn.on_abort(lambda error: called.append(("late", error.reason)))  # registered late, called all the same
+        wait_until(lambda: len(called) == 2)
+        with pytest.raises(CommitAborted):
+            txn.check()
+        with pytest.raises(CommitAborted), txn.commit():
+            pytest.fail("it published")
+        txn.touch("month=1/day=4", "*", "merge")
+
+    error = caught.value
+    assert called[0][0].startswith("lakewarden-abort-")
+    assert (error.table, error.other_writers, error.retriable) == (TABLE, ("arrivals:q2",), True)
+    assert "partition month=1/day=3 also written by writer 'arrivals:q2'" in str(error)
+    assert "begin a new transaction with the same data" in str(error)
+    assert agent.types() == ["commit-intent", "marker-created"]  # an aborted transaction has nothing more to say
+
+
+def test_what_the_body_died_of_is_the_cause_of_the_abort(bench: Bench) -> None:
+    def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        return [aborted(event, MINE)] if event.type == "marker-created" else agreeable(event)
+
+    bench.agent(conflicting)
+    with pytest.raises(CommitAborted) as caught, bench.gate().transaction(table=TABLE, writer="w") as txn:
+        txn.touch(MINE.partition, "*", "merge")
+        wait_until(lambda: txn.aborted)
+        raise RuntimeError("job 7 cancelled")
+
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_body_that_swallowed_its_abort_is_told_at_its_end(bench: Bench) -> None:
+    bench.agent(lambda event, _: [aborted(event)] if event.type == "marker-created" else agreeable(event))
+    with pytest.raises(CommitAborted), bench.gate().transaction(table=TABLE, writer="w") as txn:
+        txn._said.markers((MINE,))
+        wait_until(lambda: txn.aborted)
+
+
+def test_a_failing_body_abandons(bench: Bench) -> None:
+    agent = bench.agent(agreeable)
+    with pytest.raises(ValueError, match="bad data"), bench.gate().transaction(table=TABLE, writer="w"):
+        raise ValueError("bad data")
+    assert agent.wait_for("transaction-abandoned")[0].reason == "ValueError: bad data"
+
+
+def test_an_abort_after_the_publish_began_is_recorded_and_no_more(bench: Bench) -> None:
+    agent, gate = bench.agent(agreeable), bench.gate()
+    with gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+        request = agent.wait_for("commit-requested")[0]
+        agent.say(aborted(request, reason="lease-lost"))
+        wait_until(lambda: txn._progress.late_abort)
+        with pytest.raises(CommitAborted):
+            grant.check()
+        assert not txn.aborted
+        grant.version = "5"  # it was under way already
+
+    assert agent.wait_for("commit-completed")[0].version == "5"
+
+
+def test_a_publish_that_fails_claims_nothing(bench: Bench) -> None:
+    agent = bench.agent(agreeable)
+    with pytest.raises(OSError, match="reset"):  # noqa: SIM117
+        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+            with txn.commit():
+                raise OSError("connection reset")
+
+    assert agent.types() == ["commit-intent", "commit-requested"]
+    assert bench.events[-1].what == "failed"
+    assert bench.events[-1].detail["outcome"] == "unknown"
+
+
+def test_a_publish_that_failed_and_was_read_back_is_completed(bench: Bench) -> None:
+    agent = bench.agent(agreeable)
+    with pytest.raises(OSError, match="reset"):  # noqa: SIM117
+        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+            with txn.commit() as grant:
+                grant.published("9")
+                raise OSError("connection reset")
+
+    assert agent.wait_for("commit-completed")[0].version == "9"
+
+
+def test_an_unheard_completion_is_a_warning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.agent(agreeable)
+    gate = bench.gate()
+    with capture_logs() as logs, gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+        grant.version = "3"
+
+        def unreachable(event: WriterEventUnion) -> int:
+            raise AgentUnreachable(f"no {event.type} today")
+
+        monkeypatch.setattr(gate._channel, "send", unreachable)
+
+    warned = [line for line in logs if line["event"] == "gate.completion-unheard"]
+    assert warned[0]["version"] == "3"
+    assert bench.whats()[-1] == "completed"
+
+
+def test_two_topics_of_different_width_are_refused(bench: Bench) -> None:
+    """An answer would go to a partition where nobody listens."""
+    bench.agent(silent, partitions=2)
+    gate = bench.gate()
+    object.__setattr__(gate._channel.topics, "prefix", bench.prefix)
+    import asyncio
+
+    from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+    async def widen() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=bench.kafka.bootstrap_servers)
+        await admin.start()
+        await admin.create_partitions({f"{bench.prefix}.decisions": NewPartitions(4)})
+        await admin.close()
+
+    asyncio.run(widen())
+    with (
+        pytest.raises(AgentUnreachable, match="different numbers of partitions"),
+        gate.transaction(table=TABLE, writer="w"),
+    ):
+        pytest.fail("the body ran")
+
+
+def test_the_footprint_is_read_back_from_the_log(bench: Bench) -> None:
+    """Markers that executors published are in it, though the driver never saw them."""
+    bench.agent(agreeable)
+    with bench.gate().transaction(table=TABLE, writer="w") as txn:
+        txn.touch("p=1", "*", "merge")
+        txn.executor_channel().touch("p=2", "bucket-0", "create")
+
+        found = txn.footprint(10)
+
+    assert {(marker.partition, marker.file_group) for marker in found} == {("p=1", "*"), ("p=2", "bucket-0")}
+
+
+def test_an_answer_that_comes_at_once_is_not_missed(bench: Bench) -> None:
+    """The reader stands at the end of its partition before the intent is sent; many tables, many first times."""
+    bench.agent(agreeable)
+    for number in range(10):
+        with (
+            bench.gate(admission_timeout_seconds=5).transaction(table=f"{TABLE}{number}", writer="w") as txn,
+            txn.commit(),
+        ):
+            pass
