@@ -1,0 +1,322 @@
+"""`lakewarden`, the command line.
+
+Exit status: 0 done, 1 it failed, 2 it was asked for wrongly. An error is one line on stderr that says what to do; the traceback
+of a bug comes with `--verbose`. Every option has an environment variable (`LAKEWARDEN_…`); flags win.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import anyio
+import structlog
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.tree import Tree
+
+from lakewarden.agent.demo.command import demo_command
+from lakewarden.agent.dev import run_dev
+from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.serve import serve_until_signal
+from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.stores import LocationError, StoreProbeError
+from lakewarden.agent.views import TableView, conflicts, status
+from lakewarden.events import ConflictDetected, canonical_table
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+app = typer.Typer(
+    name="lakewarden",
+    help="Many streaming writers on one lake table: conflicts stopped early, commits granted under a storage lock.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command(name="demo")(demo_command)
+
+
+class Output(StrEnum):
+    """How a command prints its answer."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        help="Kafka brokers, host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]")
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow",
+        metavar="TABLE_GLOB",
+        help="Tables that events may name: URIs or globs; repeatable. Nothing else is touched.  [env: LAKEWARDEN_ALLOW]",
+    ),
+]
+LockRoot = Annotated[
+    str | None,
+    typer.Option(
+        "--lock-root",
+        metavar="URI",
+        help="Where lock objects are kept; default: the table's own bucket.  [env: LAKEWARDEN_LOCK_ROOT]",
+    ),
+]
+S3Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
+    ),
+]
+Form = Annotated[Output, typer.Option("--output", help="text or json")]
+
+
+@app.callback()
+def _root(
+    *,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
+) -> None:
+    if verbose:
+        os.environ["LAKEWARDEN_VERBOSE"] = "1"
+
+
+@app.command()
+def agent(
+    bootstrap_servers: Bootstrap = None,
+    allow: Allow = None,
+    lock_root: LockRoot = None,
+    s3_endpoint: S3Endpoint = None,
+    config: Config = None,
+) -> None:
+    """Run the agent, until SIGTERM or Ctrl-C.
+
+    Everything else is set by environment variables or the TOML file: see the configuration reference.
+    """
+    settings = Settings.load(
+        config,
+        bootstrap_servers=bootstrap_servers,
+        allow=tuple(allow or ()),
+        lock_root=lock_root,
+        s3_endpoint=s3_endpoint,
+    )
+    configure_logging(settings.log_format, settings.log_level)
+    _run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
+
+
+@app.command()
+def dev(
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", metavar="DIR", file_okay=False, help="Folder for everything; made if missing."
+        ),
+    ],
+    kafka_port: Annotated[
+        int,
+        typer.Option(
+            "--kafka-port", min=0, max=65535, metavar="P", help="Port of the embedded Kafka; 0: a free one."
+        ),
+    ] = 0,
+    allow: Allow = None,
+    lock_root: LockRoot = None,
+    s3_endpoint: S3Endpoint = None,
+) -> None:
+    """Run a real Kafka and the agent in one command, for development; needs a JDK 17 or newer, no Docker.
+
+    Tables under DIR are allowed. When everything serves, one JSON line is printed on stdout; logs go to stderr.
+    """
+    wanted = Settings.load(allow=("file:///dev/*",))
+    configure_logging(wanted.log_format, wanted.log_level, stream=sys.stderr)
+    _run(
+        lambda: run_dev(
+            data,
+            kafka_port=kafka_port,
+            allow=tuple(allow or ()),
+            lock_root=lock_root,
+            s3_endpoint=s3_endpoint,
+        )
+    )
+
+
+@app.command(name="conflicts")
+def conflicts_command(
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the conflicts to come.")] = False,
+    output: Form = Output.TEXT,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print the conflicts: who lost to whom, on what, after how long."""
+    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
+    configure_logging("auto", "warning", stream=sys.stderr)
+
+    async def show() -> None:
+        found = 0
+        async for event in conflicts(settings, follow=follow):
+            found += 1
+            print(event.model_dump_json() if output is Output.JSON else _conflict_line(event), flush=True)
+        if not found and output is Output.TEXT:
+            print("no conflicts", flush=True)
+
+    _run(show)
+
+
+@app.command(name="status")
+def status_command(
+    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
+    output: Form = Output.TEXT,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print who holds each table's lock and until when, and which transactions are open, since when, waiting on what."""
+    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
+    configure_logging("auto", "warning", stream=sys.stderr)
+    group = os.environ.get("LAKEWARDEN_GROUP", str(Settings.model_fields["group"].default))
+    try:
+        wanted = None if table is None else canonical_table(table)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+    async def show() -> None:
+        views = await status(settings, group, wanted)
+        if output is Output.JSON:
+            print(json.dumps([asdict(view) for view in views]))
+        elif views:
+            for view in views:
+                _print_table(view)
+        else:
+            print("no table has an open transaction or a lock")
+
+    _run(show)
+
+
+def main() -> None:
+    """The entry point: turns errors into one line and an exit status."""
+    try:
+        result = app(standalone_mode=False)
+    except typer.Exit as done:
+        sys.exit(done.exit_code)
+    except typer.Abort:
+        sys.exit(128 + signal.SIGINT)
+    except typer.TyperException as error:
+        _fail(error.format_message(), EXIT_USAGE)
+    except SettingsError as error:
+        _fail(str(error), EXIT_USAGE)
+    except (AgentError, StoreProbeError, LocationError) as error:
+        _fail(str(error), EXIT_FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except Exception as error:
+        if os.environ.get("LAKEWARDEN_VERBOSE"):
+            raise
+        _fail(
+            f"unexpected: {error!r}; run it again with --verbose for the traceback, and report it",
+            EXIT_FAILED,
+        )
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    try:
+        anyio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Abort from None
+    except BaseExceptionGroup as problems:
+        raise _only(problems) from problems
+
+
+def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first problem that says what to do, else the first."""
+    known, _ = problems.split((AgentError, StoreProbeError, LocationError))
+    leaf: BaseException = known or problems
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf
+
+
+def _fail(message: str, status_code: int) -> None:
+    line = " ".join(message.split())
+    print(f"lakewarden: {line}", file=sys.stderr)
+    sys.exit(status_code)
+
+
+def _log_ready(settings: Settings) -> None:
+    structlog.get_logger().info(
+        "agent.ready", agent=settings.agent_id, allow=settings.allow, lock_root=settings.lock_root
+    )
+
+
+def _conflict_line(event: ConflictDetected) -> str:
+    where = ", ".join(
+        f"{each.partition or '(unpartitioned)'} {each.file_group}" for each in event.conflicts[:3]
+    )
+    more = f" and {len(event.conflicts) - 3} more" if len(event.conflicts) > 3 else ""
+    how = "had committed" if event.kind == "commit" else "was first"
+    return (
+        f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  {event.victim_writer} lost to {event.winner_writer}, which {how}: "
+        f"{where}{more}; stopped {event.victim_age_seconds:.1f} s after it began, "
+        f"found {event.detected_after_ms:.1f} ms after the marker"
+    )
+
+
+def _print_table(view: TableView) -> None:
+    lock = view.lock
+    if lock is None:
+        held = "lock: never taken in the last quarter of an hour"
+    elif lock.held:
+        held = f"lock: held by agent {lock.agent} until {lock.valid_until}"
+    else:
+        held = f"lock: {lock.last_step}" + (f" ({lock.detail})" if lock.detail else "")
+    tree = Tree(view.table)
+    tree.add(held)
+    if view.transactions:
+        rows = Table(
+            "writer",
+            "batch",
+            "phase",
+            "since",
+            "waits on",
+            "partitions",
+            "file groups",
+            "transaction",
+            box=None,
+        )
+        for each in view.transactions:
+            rows.add_row(
+                each.writer,
+                "" if each.batch_id is None else str(each.batch_id),
+                each.phase,
+                each.since,
+                each.waiting_on or "",
+                str(each.partitions),
+                str(each.file_groups),
+                each.transaction,
+            )
+        tree.add(rows)
+    else:
+        tree.add("no open transaction")
+    Console(soft_wrap=True).print(tree)
+
+
+if __name__ == "__main__":
+    main()

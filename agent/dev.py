@@ -1,0 +1,50 @@
+"""`lakewarden dev`: a real Kafka and the agent in one foreground process, everything kept in one folder.
+
+Kafka and the locks live in `<data>/.lakewarden`, so that a second start finds topics, offsets and locks again. When everything
+serves, one JSON line is printed on stdout; logs and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from lakewarden.agent.embedded_kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.serve import serve_until_signal
+from lakewarden.agent.settings import Settings
+
+HIDDEN = ".lakewarden"
+
+
+async def run_dev(
+    data: Path, *, kafka_port: int, allow: tuple[str, ...], lock_root: str | None, s3_endpoint: str | None
+) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    data = data.resolve()
+    hidden = data / HIDDEN
+    hidden.mkdir(parents=True, exist_ok=True)
+    root = lock_root or hidden.as_uri()
+    # Wrong settings are told before anything is started.
+    Settings.load(allow=(f"{data.as_uri()}/*", *allow), lock_root=root, s3_endpoint=s3_endpoint)
+    kafka = EmbeddedKafka(
+        hidden / "kafka", port=kafka_port, on_progress=lambda text: print(text, file=sys.stderr, flush=True)
+    )
+    try:
+        async with kafka:
+            settings = Settings.load(
+                bootstrap_servers=kafka.bootstrap_servers,
+                allow=(f"{data.as_uri()}/*", *allow),
+                lock_root=root,
+                s3_endpoint=s3_endpoint,
+                replication=1,
+            )
+            ready = {
+                "ready": True,
+                "bootstrap_servers": kafka.bootstrap_servers,
+                "lock_root": settings.lock_root,
+            }
+            await serve_until_signal(settings, lambda: print(json.dumps(ready), flush=True))
+    except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
+        raise AgentError(str(error)) from error

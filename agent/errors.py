@@ -1,0 +1,19 @@
+"""What the agent raises on purpose. One root; a class of its own only where the caller would act differently."""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Root of what the agent raises on purpose. The message says what happened and what to do."""
+
+
+class SettingsError(AgentError):
+    """The configuration is wrong. Correct the settings that the message names; nothing has been started."""
+
+
+class KafkaUnreachableError(AgentError):
+    """Kafka does not answer. Check the address and the network; the agent goes on trying, one-off commands stop."""
+
+
+class LogBrokenError(AgentError):
+    """A decision could not be published, so the state and the log differ. The session ends and is rebuilt from the log."""

@@ -1,0 +1,140 @@
+"""Kafka, as far as more than one module needs it: topics made and checked, a span of a topic read to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+
+from lakewarden.agent.errors import KafkaUnreachableError, SettingsError
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import MAX_EVENT_BYTES, Topics
+
+MAX_REQUEST_BYTES = MAX_EVENT_BYTES
+FETCH_BYTES = 4 * 1024 * 1024
+"""A partition's share of one fetch: some 400 events of 100 markers, so that a replay is not bound by round trips."""
+_TOPIC_EXISTS = 36
+START_TIMEOUT_SECONDS = 15.0
+"""For a client to reach a broker; after that the brokers are named and the caller decides."""
+
+
+def producer(settings: KafkaSettings) -> AIOKafkaProducer:
+    """A producer that keeps the order and loses nothing that it acknowledged."""
+    return AIOKafkaProducer(
+        **settings.kafka_client(),
+        acks="all",
+        enable_idempotence=True,
+        max_request_size=MAX_REQUEST_BYTES,
+        max_batch_size=262_144,
+    )
+
+
+def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
+    """A consumer outside any group."""
+    return AIOKafkaConsumer(
+        **settings.kafka_client(),
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=FETCH_BYTES,
+        **more,
+    )
+
+
+async def started(client: Any, settings: KafkaSettings) -> None:
+    """Start a client, or raise `KafkaUnreachableError` in bounded time."""
+    try:
+        with anyio.fail_after(START_TIMEOUT_SECONDS):
+            await client.start()
+    except (TimeoutError, KafkaConnectionError, OSError) as error:
+        with anyio.move_on_after(1, shield=True):
+            await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
+        raise KafkaUnreachableError(
+            f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers) and the network"
+        ) from error
+
+
+async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
+    """Create the topics that are missing; the number of partitions that `writers`, `decisions` and `ledger` share."""
+    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    await started(admin, settings)
+    try:
+        present = set(await admin.list_topics())
+        missing = [each for each in topics.settings(partitions) if each.name not in present]
+        if missing:
+            existing = (
+                await _partition_count(admin, topics.writers) if topics.writers in present else partitions
+            )
+            response = await admin.create_topics(
+                [
+                    NewTopic(
+                        each.name,
+                        min(each.partitions, existing) if each.partitions == 1 else existing,
+                        replication,
+                        topic_configs=each.config,
+                    )
+                    for each in missing
+                ]
+            )
+            for name, code, *rest in response.topic_errors:
+                if code not in (0, _TOPIC_EXISTS):
+                    raise KafkaError(f"topic {name} could not be created: error {code} {rest}")
+        counts = {}
+        for name in (topics.writers, topics.decisions, topics.ledger):
+            counts[name] = await _partition_count(admin, name)
+    finally:
+        await admin.close()
+    if len(set(counts.values())) != 1:
+        told = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise SettingsError(
+            f"topics must have one number of partitions: {told}; add partitions to the smaller ones"
+        )
+    return counts[topics.writers]
+
+
+async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
+    with anyio.fail_after(START_TIMEOUT_SECONDS):
+        while True:
+            found = [each for each in await admin.describe_topics([topic]) if each["topic"] == topic]
+            if found and found[0]["error_code"] == 0 and found[0]["partitions"]:
+                return len(found[0]["partitions"])
+            await anyio.sleep(0.1)
+
+
+async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What the group has committed, with the metadata that aiokafka's consumer does not show."""
+    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    await started(admin, settings)
+    try:
+        return dict(await admin.list_consumer_group_offsets(group))
+    finally:
+        await admin.close()
+
+
+async def read_to_end(
+    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """Every record from each start (None: the beginning) to the end as it is now."""
+    found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}
+    if not starts:
+        return found
+    consumer = reader(settings)
+    await started(consumer, settings)
+    try:
+        consumer.assign(list(starts))
+        beginnings = await consumer.beginning_offsets(list(starts))
+        ends = await consumer.end_offsets(list(starts))
+        for partition, start in starts.items():
+            consumer.seek(partition, max(start or 0, beginnings[partition]))
+        unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
+        while unread:
+            for partition, records in (await consumer.getmany(*unread, timeout_ms=500)).items():
+                found[partition].extend(record for record in records if record.offset < ends[partition])
+            unread = {each for each in unread if await consumer.position(each) < ends[each]}
+    finally:
+        await consumer.stop()
+    return found

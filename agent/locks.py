@@ -1,0 +1,165 @@
+"""Runs the lock automaton (`handlers/lease.py`): one task a table, so that a slow store delays no other table.
+
+The task waits for whatever comes first (a wish, an answer, the automaton's own deadline), moves the automaton, and runs the
+requests it asks for. Requests run beside the waiting, so that a lease is given up in time while one hangs. What a step
+means for the table's grants is told by a synchronous callback; there is no decision in this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import structlog
+
+from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
+from lakewarden.handlers import lease
+from lakewarden.handlers.conditional import Refused
+from lakewarden.handlers.placement import LockPlace
+
+log = structlog.get_logger()
+
+Told = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
+INBOX = 64
+"""Wishes and answers waiting: at most one answer and the few wishes of one step."""
+
+
+class LockKeeper:
+    """One table's lock."""
+
+    def __init__(
+        self,
+        place: LockPlace,
+        settings: lease.LeaseSettings,
+        store: Callable[[], Awaitable[ConditionalStore]],
+        tell: Callable[[Told], None],
+    ) -> None:
+        self.place = place
+        self._settings = settings
+        self._open_store = store
+        self._tell = tell
+        self._state: lease.State = lease.Idle()
+        self._send, self._receive = anyio.create_memory_object_stream[lease.Input](INBOX)
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    def want(self, adopt: str | None) -> None:
+        """Take the lock, or wait for it."""
+        self._wish(lease.Want(moment(), adopt))
+
+    def drop(self) -> None:
+        """Give it back."""
+        self._wish(lease.Drop(moment()))
+
+    async def released(self) -> None:
+        """Return when nothing is held and nothing outstanding."""
+        await self._idle.wait()
+
+    def _wish(self, wish: lease.Input) -> None:
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._send.send_nowait(wish)
+
+    async def run(self) -> None:
+        """Serve wishes until cancelled."""
+        async with anyio.create_task_group() as requests:
+            while True:
+                given = await self._next()
+                self._state, effects = lease.step(self._state, given, self._settings)
+                for effect in effects:
+                    match effect:
+                        case lease.Get() | lease.Put():
+                            requests.start_soon(self._request, effect)
+                        case _:
+                            self._tell(effect)
+                if isinstance(self._state, lease.Idle) and not self._receive.statistics().current_buffer_used:
+                    self._idle.set()
+
+    async def _next(self) -> lease.Input:
+        due = lease.deadline(self._state, self._settings)
+        if due is None:
+            return await self._receive.receive()
+        with anyio.move_on_after(max(0.0, due - monotonic())):
+            return await self._receive.receive()
+        return lease.Timer(moment())
+
+    async def _request(self, effect: lease.Get | lease.Put) -> None:
+        answer: lease.Input
+        try:
+            store = await self._open_store()
+        except (StoreProbeError, LocationError, ValueError) as error:
+            refused = Refused(str(error))
+            answer = (
+                lease.ReadDone(moment(), refused)
+                if isinstance(effect, lease.Get)
+                else lease.WriteDone(moment(), refused)
+            )
+        else:
+            if isinstance(effect, lease.Get):
+                outcome = await store.read(self.place.uri)
+                answer = lease.ReadDone(moment(), outcome)
+            else:
+                written = await store.write(self.place.uri, effect.body, effect.condition)
+                answer = lease.WriteDone(moment(), written)
+        await self._send.send(answer)
+
+
+class Stores:
+    """The stores in use, each opened and probed once."""
+
+    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._open: dict[str, ConditionalStore] = {}
+        self._opening = anyio.Lock()
+
+    async def for_lock(self, uri: str) -> ConditionalStore:
+        """The store that a lock object is in. Raises `StoreProbeError` or `LocationError`, with what to do."""
+        root = self._root_of(uri)
+        async with self._opening:
+            if root not in self._open:
+                self._open[root] = await self._open_probed(root)
+        return self._open[root]
+
+    async def _open_probed(self, root: str) -> ConditionalStore:
+        timeout = self._settings.request_timeout_seconds
+        if root.startswith("file://"):
+            folder = anyio.Path(root.removeprefix("file://"))
+            await folder.mkdir(parents=True, exist_ok=True)
+            store = open_store(root, request_timeout_seconds=timeout, root=str(folder))
+        elif root.startswith("s3://"):
+            from lakewarden.agent.stores.s3 import S3Options
+
+            addressing = self._settings.s3_addressing
+            options = S3Options(
+                endpoint_url=self._settings.s3_endpoint,
+                region=self._settings.s3_region,
+                path_style=None if addressing == "auto" else addressing == "path",
+            )
+            store = open_store(root, request_timeout_seconds=timeout, s3=options)
+        else:
+            store = open_store(root, request_timeout_seconds=timeout)
+        entered = await self._stack.enter_async_context(store)
+        await probe(entered, root)
+        log.info("store.honours-conditions", store=root)
+        return entered
+
+    def _root_of(self, uri: str) -> str:
+        """The part of a location that is opened and probed: the lock root, a bucket, or for local tables the glob's folder."""
+        lock_root = self._settings.lock_root
+        if lock_root is not None and uri.startswith(lock_root + "/"):
+            return lock_root
+        scheme, rest = uri.split("://", 1)
+        if scheme != "file":
+            return f"{scheme}://{rest.split('/', 1)[0]}"
+        for glob in self._settings.allow:
+            fixed = re.split(r"[*?\[]", glob)[0].rsplit("/", 1)[0] if re.search(r"[*?\[]", glob) else glob
+            if fixed.startswith("file://") and uri.startswith(fixed + "/"):
+                return fixed
+        return uri.rsplit("/", 1)[0]

@@ -1,0 +1,436 @@
+"""One partition of `writers`, owned: its tables' states, rebuilt from the log and then moved by it.
+
+    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──revoked · stopped──▶ gone
+
+- The replay folds the events from the committed offset, and each published decision where its `cause_offset` says; nothing is
+  decided. What crashed between an event and its decision is decided once the end of the log is reached.
+- `commit_point` is the oldest intent that a replay must see, with the position in `decisions` at the time when it was read.
+- An event that can't be read, or names what is not allowed, goes to the dead letters; if its transaction can be read, that is
+  told (`not-allowed`), once.
+- A table whose state contradicts itself is stopped: it is not touched any more, its lock is left to lapse, its writers are told;
+  the other tables go on.
+
+There are no decisions on conflicts, grants or locks in this file: they are in `handlers/`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import anyio
+import anyio.abc
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent import stamp
+from lakewarden.agent.clock import fresh_id, monotonic, utc_now
+from lakewarden.agent.locks import LockKeeper, Stores, Told
+from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    DECISION_EVENT,
+    LEDGER_EVENT,
+    WRITER_EVENT,
+    Abort,
+    CommitIntent,
+    DeadLetter,
+    DecisionEventUnion,
+    Undecodable,
+    WriterEventUnion,
+    canonical_table,
+    decode,
+    encode,
+    ledger_key,
+)
+from lakewarden.handlers import lease, verdicts
+from lakewarden.handlers.audit import InvariantBrokenError
+from lakewarden.handlers.placement import LockPlace, NotAllowed
+from lakewarden.handlers.state import CommittedBatch, LockView, TableState
+from lakewarden.handlers.table import (
+    Input,
+    LockConfirmed,
+    LockForbidden,
+    LockGone,
+    Read,
+    Replayed,
+    Tick,
+    remember_batch,
+    replay_event,
+    replay_verdict,
+    step,
+)
+
+log = structlog.get_logger()
+
+DEAD_LETTER_BYTES = 1024
+MAX_REFUSED = 10_000
+"""Transactions remembered as refused, so that each is told once."""
+
+
+class PartitionOwner:
+    """All that concerns one partition's tables."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: Settings,
+        publisher: Publisher,
+        stores: Stores,
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
+        self.number = number
+        self.phase: Literal["loading", "replaying", "live", "gone"] = "loading"
+        self.position = 0
+        """Offset of the next event to be read."""
+        self.tables: dict[str, TableState] = {}
+        self.stopped: dict[str, str] = {}
+        self._settings = settings
+        self._topics = settings.topics
+        self._placement = settings.placement()
+        self._publisher = publisher
+        self._stores = stores
+        self._tasks = tasks
+        self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
+        self._places: dict[str, LockPlace] = {}
+        self._backlog: list[ConsumerRecord] = []
+        self._replay_until = 0
+        self._decisions: list[DecisionEventUnion] = []
+        self._applied = 0
+        self._answered: set[str] = set()
+        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._decisions_next = 0
+        self._decisions_at: dict[int, int] = {}
+        self._caught_up_since: float | None = None
+
+    # -- replay ------------------------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        start: int,
+        end: int,
+        decisions_start: int,
+        decisions: Iterable[ConsumerRecord],
+        ledger: Iterable[ConsumerRecord],
+    ) -> None:
+        """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
+        self.position, self._replay_until = start, end
+        self._decisions_next = decisions_start
+        for record in ledger:
+            batch = decode(LEDGER_EVENT, record.value)
+            if not isinstance(batch, Undecodable):
+                state = self._table(batch.table, None)
+                if isinstance(state, TableState):
+                    remember_batch(
+                        state, batch.writer, CommittedBatch(batch.batch_id, batch.transaction, batch.version)
+                    )
+        for record in decisions:
+            decision = decode(DECISION_EVENT, record.value)
+            self._decisions_next = record.offset + 1
+            if not isinstance(decision, Undecodable):
+                self._decisions.append(decision)
+                self._answered.add(decision.transaction)
+        self.phase = "replaying"
+        backlog, self._backlog = self._backlog, []
+        self.take(backlog, monotonic())
+        self.finish_replay(self.position)
+
+    def finish_replay(self, position: int) -> None:
+        """Go live, if everything up to the end of the log has been read."""
+        if self.phase != "replaying" or position < self._replay_until:
+            return
+        self._apply_decisions(None)
+        replayed = len(self._decisions)
+        self._decisions.clear()
+        self._answered.clear()
+        self.phase = "live"
+        for uri in list(self.tables):
+            self._step(uri, Replayed(monotonic(), self.position - 1))
+        log.debug(
+            "partition.live",
+            partition=self.number,
+            offset=self.position,
+            tables=len(self.tables),
+            decisions_replayed=replayed,
+            open=sum(len(state.open()) for state in self.tables.values()),
+        )
+
+    def _apply_decisions(self, up_to: int | None) -> None:
+        while self._applied < len(self._decisions):
+            decision = self._decisions[self._applied]
+            if up_to is not None and decision.cause_offset > up_to:
+                return
+            self._applied += 1
+            state = self.tables.get(decision.table)
+            if state is not None:
+                replay_verdict(state, verdicts.verdict_of(decision), monotonic())
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def take(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
+        """Take records in the order of the log. They wait while the partition is loading, and are ignored once it is gone."""
+        for record in records:
+            if self.phase == "loading":
+                self._backlog.append(record)
+                continue
+            if self.phase == "gone":
+                return
+            if record.offset < self.position:
+                continue
+            if self.phase == "replaying" and record.offset >= self._replay_until:
+                self.finish_replay(record.offset)
+            event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+            if isinstance(event, Undecodable):
+                self._refuse(record, event)
+            else:
+                self._take(record, event, read_at)
+            self.position = record.offset + 1
+            if self.phase == "replaying":
+                self._apply_decisions(record.offset)
+
+    def _take(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
+        lock = event.lock if isinstance(event, CommitIntent) else None
+        state = self._table(event.table, lock)
+        if isinstance(state, str):
+            self._refuse(
+                record, Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
+            )
+            return
+        if isinstance(event, CommitIntent):
+            self._decisions_at.setdefault(record.offset, self._decisions_next)
+        if self.phase == "replaying":
+            replay_event(state, event, record.offset, monotonic())
+        else:
+            self._step(event.table, Read(event, record.offset, monotonic(), read_at))
+
+    def _table(self, uri: str, lock: str | None) -> TableState | str:
+        """The table's state, or why it is not touched."""
+        if uri in self.stopped:
+            return (
+                f"table {uri} is stopped: {self.stopped[uri]}; restart the agent to rebuild it from the log"
+            )
+        known = self.tables.get(uri)
+        if known is not None and (lock is None or self._places[uri].uri == lock):
+            return known
+        place = self._placement.locate(uri, lock)
+        if isinstance(place, NotAllowed):
+            return place.why
+        if known is not None:
+            return f"lock {lock} is not the lock of table {uri}, which is {self._places[uri].uri}; one table has one lock"
+        self._places[uri] = place
+        state = self.tables[uri] = TableState(uri, self._settings.table(shared=place.shared))
+        return state
+
+    def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
+        value = record.value or b""
+        letter = DeadLetter(
+            reason=bad.reason,
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            value=base64.b64encode(value[:DEAD_LETTER_BYTES]).decode(),
+        )
+        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=bad.reason)
+        self._publisher.put(Outgoing(self._topics.dead_letters, record.key or b"", encode(letter)))
+        transaction = bad.transaction
+        if (
+            transaction is None
+            or bad.table is None
+            or transaction in self._answered
+            or transaction in self._refused
+        ):
+            return
+        try:
+            table = canonical_table(bad.table)
+        except ValueError:
+            return
+        self._refused[transaction] = None
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.popitem(last=False)
+        abort = Abort(
+            event_id=fresh_id(),
+            table=table,
+            transaction=transaction,
+            writer=bad.writer or "",
+            at=utc_now(),
+            agent=self._settings.agent_id,
+            cause=bad.event_id,
+            cause_offset=record.offset,
+            reason="not-allowed",
+            retriable=False,
+            detail=bad.reason[:1000],
+        )
+        # Where the record was found is where its writer listens, whatever key it used.
+        self._publish_decision(record.key or table.encode(), encode(abort))
+
+    # -- time, and the lock ------------------------------------------------------------------------------------------
+
+    def tick(self, now: float, end: int | None, *, stalled: bool) -> None:
+        """The periodic check. `end` is the log's end as just asked of Kafka, None where it did not answer."""
+        if self.phase != "live":
+            return
+        if end is None or self.position < end:
+            self._caught_up_since = None
+        elif self._caught_up_since is None or stalled:
+            self._caught_up_since = now
+        for uri, state in list(self.tables.items()):
+            if not state.quiet() and uri not in self.stopped:
+                self._step(uri, Tick(now, self.position - 1, self._caught_up_since))
+
+    def _lock_told(self, uri: str, told: Told) -> None:
+        place = self._places[uri]
+        event = stamp.audit(self._settings.agent_id, uri, place.uri, told)
+        self._publisher.put(Outgoing(self._topics.audit, uri.encode(), encode(event)))
+        offset = self.position - 1
+        match told:
+            case lease.Confirmed(what=what, lease=held):
+                log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
+                view = LockView(held.record.owner, held.expires_at, held.quiet_until)
+                self._step(uri, LockConfirmed(monotonic(), offset, view))
+            case lease.Released(why=why):
+                log.debug("lock.released", table=uri, why=why)
+            case lease.LeaseEnded(why=why, holder=holder):
+                log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
+                self._step(uri, LockGone(monotonic(), offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(fatal=True, why=why):
+                log.error("lock.refused", table=uri, why=why, lock=place.uri)
+                self._step(uri, LockForbidden(monotonic(), offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(holder=holder, held_until=held_until):
+                log.info("lock.held-by-another", table=uri, holder=holder, until=held_until, lock=place.uri)
+
+    def _keeper(self, uri: str) -> LockKeeper:
+        if uri not in self._keepers:
+            place = self._places[uri]
+            keeper = LockKeeper(
+                place,
+                self._settings.lease(shared=place.shared),
+                lambda: self._stores.for_lock(place.uri),
+                lambda told: self._lock_told(uri, told),
+            )
+            scope = anyio.CancelScope()
+            self._keepers[uri] = (keeper, scope)
+            self._tasks.start_soon(_run_within, scope, keeper.run, name=f"lock of {uri}")
+        return self._keepers[uri][0]
+
+    # -- effects -----------------------------------------------------------------------------------------------------
+
+    def _step(self, uri: str, given: Input) -> None:
+        if self.phase != "live" or uri in self.stopped:
+            return
+        state = self.tables[uri]
+        try:
+            effects = step(state, given)
+        except (InvariantBrokenError, AssertionError) as error:
+            self._stop_table(uri, state, error)
+            return
+        for effect in effects:
+            self._run(uri, effect)
+
+    def _run(self, uri: str, effect: verdicts.Effect) -> None:
+        key, agent = uri.encode(), self._settings.agent_id
+        match effect:
+            case verdicts.NeedLock(adopt=adopt):
+                self._keeper(uri).want(adopt)
+            case verdicts.FreeLock():
+                self._keeper(uri).drop()
+            case verdicts.ReportConflict():
+                event = stamp.conflict(uri, effect)
+                log.info(
+                    "conflict.detected",
+                    table=uri,
+                    victim=effect.victim_writer,
+                    winner=effect.winner_writer,
+                    kind=effect.kind,
+                    overlaps=len(effect.conflicts),
+                    victim_age_seconds=event.victim_age_seconds,
+                )
+                self._publisher.put(Outgoing(self._topics.conflicts, key, encode(event)))
+            case verdicts.RecordBatch():
+                entry = encode(stamp.ledger_entry(uri, effect))
+                self._publisher.put(
+                    Outgoing(self._topics.ledger, ledger_key(uri, effect.writer), entry, self.number)
+                )
+            case verdicts.Warn(what=what, transaction=transaction, writer=writer):
+                log.warning(what, table=uri, transaction=transaction, writer=writer)
+            case _:
+                _log_verdict(uri, effect)
+                self._publish_decision(key, encode(stamp.decision(agent, uri, effect)))
+
+    def _publish_decision(self, key: bytes, value: bytes) -> None:
+        self._publisher.put(
+            Outgoing(self._topics.decisions, key, value, self.number, on_offset=self._decision_acknowledged)
+        )
+
+    def _decision_acknowledged(self, offset: int) -> None:
+        self._decisions_next = max(self._decisions_next, offset + 1)
+
+    def _stop_table(self, uri: str, state: TableState, error: Exception) -> None:
+        story = str(error) or repr(error)
+        self.stopped[uri] = story
+        log.error("table.stopped", table=uri, story=story, open=[each.id for each in state.open()])
+        if uri in self._keepers:
+            # Not released: a grant may run under it. It lapses by itself.
+            self._keepers[uri][1].cancel()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def commit_point(self) -> tuple[int, str] | None:
+        """Offset to be committed, and the position in `decisions` that belongs to it, as metadata."""
+        if self.phase != "live":
+            return None
+        needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
+        offset = min(needed, default=self.position)
+        decisions = self._decisions_at.get(offset, self._decisions_next) if needed else self._decisions_next
+        for old in [each for each in self._decisions_at if each < offset]:
+            del self._decisions_at[old]
+        return offset, json.dumps({"decisions": decisions})
+
+    async def stop(self) -> None:
+        """Decide nothing more, and give back every lock under which no grant runs."""
+        was_live = self.phase == "live"
+        self.phase = "gone"
+        async with anyio.create_task_group() as releases:
+            for uri, (keeper, scope) in self._keepers.items():
+                if was_live and uri not in self.stopped and self.tables[uri].running() is None:
+                    releases.start_soon(_release, keeper, scope)
+                else:
+                    scope.cancel()
+
+
+async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
+    try:
+        keeper.drop()
+        await keeper.released()
+    finally:
+        scope.cancel()
+
+
+async def _run_within(scope: anyio.CancelScope, run: Callable[[], object]) -> None:
+    with scope:
+        await run()  # type: ignore[misc]
+
+
+def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
+    fields = {"table": uri, "writer": verdict.writer, "transaction": verdict.transaction}
+    match verdict:
+        case verdicts.Admit():
+            log.debug("transaction.admitted", **fields)
+        case verdicts.AbortTransaction(reason=reason, retriable=retriable, detail=detail):
+            log.info("transaction.aborted", **fields, reason=reason, retriable=retriable, detail=detail)
+        case verdicts.GrantCommit(grant=grant, lease_seconds=lease_seconds):
+            log.info("commit.granted", **fields, grant=grant, lease_seconds=round(lease_seconds, 3))
+        case verdicts.RenewGrant():
+            log.debug("grant.renewed", **fields)
+        case verdicts.SkipBatch(committed_transaction=committed):
+            log.info("batch.already-committed", **fields, committed_transaction=committed)
+
+
+def decisions_position(metadata: str) -> int:
+    """The position in `decisions` that was committed with an offset; the beginning where there is none."""
+    try:
+        return int(json.loads(metadata)["decisions"])
+    except (ValueError, KeyError, TypeError):
+        return 0

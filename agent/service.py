@@ -1,0 +1,327 @@
+"""The agent: one consumer group member, the partitions it owns, and the tasks that move them.
+
+A session lasts as long as Kafka takes what is decided. If it does not, the session ends, everything that was in memory is
+dropped, and the next session rebuilds it from the log: there is no second way to recover.
+
+Stopping, in this order: intake stops → what was decided is published → locks without a running grant are released → offsets are
+committed → clients are closed. Each part is bounded; what could not be released lapses by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import structlog
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.structs import OffsetAndMetadata
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.errors import AgentError, KafkaUnreachableError, LogBrokenError, SettingsError
+from lakewarden.agent.kafka import (
+    FETCH_BYTES,
+    committed_offsets,
+    ensure_topics,
+    producer,
+    read_to_end,
+    started,
+)
+from lakewarden.agent.locks import Stores
+from lakewarden.agent.partition import PartitionOwner, decisions_position
+from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.settings import Settings
+
+log = structlog.get_logger()
+
+RECORDS_AT_ONCE = 200
+"""Events decided before other tasks get a turn: some 30 ms where each brings 100 markers."""
+COMMIT_SECONDS = 1.0
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+"""Waits between sessions; the last one repeats."""
+STALL_FACTOR = 3
+"""A periodic check this many intervals late says that the process slept: silence before it proves nothing."""
+
+
+class Agent:
+    """Serves until `stop` is called. `ready` is set whenever every assigned partition is live."""
+
+    def __init__(self, settings: Settings) -> None:
+        if not settings.allow:
+            raise SettingsError(
+                "allow is empty, so no table would be served; name tables: --allow 's3://bucket/warehouse/*'"
+            )
+        self.settings = settings
+        self.ready = anyio.Event()
+        self._stopping = anyio.Event()
+
+    def stop(self) -> None:
+        """Ask for an orderly stop."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve, session after session, until stopped. Raises only what no retry can mend."""
+        settings = self.settings
+        async with AsyncExitStack() as stack:
+            stores = Stores(settings, stack)
+            if settings.lock_root is not None:
+                await stores.for_lock(settings.lock_root + "/locks/probe.json")
+            failures = 0
+            while not self._stopping.is_set():
+                problem = await self._session(stores)
+                if problem is None:
+                    continue
+                if isinstance(problem, TopicAuthorizationFailedError):
+                    raise AgentError(
+                        f"Kafka forbids a topic: {problem}; grant this agent read and write on {settings.topic_prefix}.*"
+                    )
+                wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
+                failures = 0 if self.ready.is_set() else failures + 1
+                self.ready = anyio.Event()
+                log.warning(
+                    "kafka.waiting",
+                    bootstrap_servers=settings.bootstrap_servers,
+                    problem=str(problem),
+                    retry_seconds=wait,
+                )
+                with anyio.move_on_after(wait):
+                    await self._stopping.wait()
+
+    async def _session(self, stores: Stores) -> Exception | None:
+        """One session; what ended it, None for an orderly stop."""
+        session = _Session(self, stores)
+        ended_by: Exception | None = None
+        try:
+            async with anyio.create_task_group() as background:
+                try:
+                    async with anyio.create_task_group() as foreground:
+                        foreground.start_soon(self._cancel_on_stop, foreground.cancel_scope)
+                        await session.open(background)
+                        await session.serve()
+                finally:
+                    # Publisher and locks run on in the background until this is done; each part is bounded.
+                    with anyio.CancelScope(shield=True):
+                        await session.close()
+                    background.cancel_scope.cancel()
+        except* (KafkaError, KafkaUnreachableError, LogBrokenError, OSError, IllegalStateError) as problems:
+            ended_by = _first(problems)
+        return ended_by
+
+    async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
+        await self._stopping.wait()
+        scope.cancel("stop was asked for")
+
+
+def _first(problems: BaseExceptionGroup[Exception]) -> Exception:
+    leaf: BaseException = problems
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    assert isinstance(leaf, Exception)
+    return leaf
+
+
+class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Clients and partitions of one session."""
+
+    def __init__(self, agent: Agent, stores: Stores) -> None:
+        self._agent = agent
+        self._settings = agent.settings
+        self._topics = agent.settings.topics
+        self._stores = stores
+        self._owners: dict[int, PartitionOwner] = {}
+        self._committed: dict[int, tuple[int, str]] = {}
+        self._assigned = False
+
+    async def open(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Start the clients and join the group."""
+        settings = self._settings
+        count = await ensure_topics(settings, self._topics, settings.partitions, settings.replication)
+        log.info(
+            "kafka.connected",
+            bootstrap_servers=settings.bootstrap_servers,
+            partitions=count,
+            group=settings.group,
+        )
+        self._tasks = tasks
+        self._producer = producer(settings)
+        self._publisher = Publisher(self._producer)
+        self._consumer = AIOKafkaConsumer(
+            **settings.kafka_client(),
+            client_id=settings.agent_id,
+            group_id=settings.group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=FETCH_BYTES,
+            session_timeout_ms=round(settings.session_timeout_seconds * 1000),
+            heartbeat_interval_ms=round(settings.session_timeout_seconds * 300),
+        )
+        await started(self._producer, settings)
+        tasks.start_soon(self._publisher.run)
+        self._consumer.subscribe([self._topics.writers], listener=self)
+        await started(self._consumer, settings)
+
+    async def serve(self) -> None:
+        """Read, decide, check and commit until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._check_periodically)
+            tasks.start_soon(self._commit_periodically)
+            await self._read()
+
+    async def close(self) -> None:
+        """The orderly end; see the module's rules."""
+        with anyio.move_on_after(self._settings.shutdown_seconds):
+            await self._give_up(list(self._owners))
+        for client in (getattr(self, "_consumer", None), getattr(self, "_producer", None)):
+            if client is not None:
+                with anyio.move_on_after(self._settings.shutdown_seconds):
+                    await client.stop()
+
+    # -- assignment --------------------------------------------------------------------------------------------------
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Own them; they are loaded by the reading task."""
+        for partition in assigned:
+            self._owners[partition.partition] = PartitionOwner(
+                partition.partition, self._settings, self._publisher, self._stores, self._tasks
+            )
+        self._assigned = True
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Stop deciding for them before the next owner starts."""
+        self._agent.ready = anyio.Event() if revoked else self._agent.ready
+        with anyio.move_on_after(self._settings.session_timeout_seconds / 2):
+            await self._give_up([each.partition for each in revoked])
+
+    async def _give_up(self, numbers: list[int]) -> None:
+        owners = [self._owners[number] for number in numbers if number in self._owners]
+        points = {owner.number: owner.commit_point() for owner in owners}
+        async with anyio.create_task_group() as tasks:
+            for owner in owners:
+                tasks.start_soon(owner.stop)
+        try:
+            await self._publisher.flush()
+            await self._commit({number: point for number, point in points.items() if point is not None})
+        except (LogBrokenError, KafkaError) as error:
+            log.warning("partition.given-up-uncommitted", partitions=numbers, problem=str(error))
+        for number in numbers:
+            self._owners.pop(number, None)
+            self._committed.pop(number, None)
+
+    async def _load(self, owners: list[PartitionOwner]) -> None:
+        settings, topics = self._settings, self._topics
+        committed = await committed_offsets(settings, settings.group)
+        writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
+        beginnings = await self._consumer.beginning_offsets(list(writers.values()))
+        ends = await self._consumer.end_offsets(list(writers.values()))
+        starts: dict[int, tuple[int, int]] = {}
+        for number, partition in writers.items():
+            known = committed.get(partition)
+            offset, decisions = (known.offset, decisions_position(known.metadata)) if known else (-1, 0)
+            if 0 <= offset < beginnings[partition]:
+                log.error(
+                    "log.beginning-lost",
+                    partition=number,
+                    committed=offset,
+                    beginning=beginnings[partition],
+                    detail="retention removed events of open transactions; they are aborted as unknown when heard of",
+                )
+            starts[number] = (max(offset, beginnings[partition]), decisions)
+        spans: dict[TopicPartition, int | None] = {}
+        for number, (_, decisions) in starts.items():
+            spans[TopicPartition(topics.decisions, number)] = decisions
+            spans[TopicPartition(topics.ledger, number)] = None
+        records = await read_to_end(settings, spans)
+        for owner in owners:
+            if owner.phase != "loading":
+                continue
+            start, decisions = starts[owner.number]
+            owner.load(
+                start,
+                ends[writers[owner.number]],
+                decisions,
+                records[TopicPartition(topics.decisions, owner.number)],
+                records[TopicPartition(topics.ledger, owner.number)],
+            )
+
+    # -- tasks -------------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
+            if loading:
+                await self._load(loading)
+            live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
+            if live and not self._agent.ready.is_set():
+                self._agent.ready.set()
+                log.info("partitions.live", partitions=sorted(self._owners), tables=self._tables())
+            if self._publisher.full:
+                await anyio.sleep(0.005)
+                continue
+            batches = await self._consumer.getmany(timeout_ms=200, max_records=RECORDS_AT_ONCE)
+            read_at = monotonic()
+            for partition, records in batches.items():
+                owner = self._owners.get(partition.partition)
+                if owner is not None:
+                    owner.take(records, read_at)
+                    owner.finish_replay(records[-1].offset + 1)
+            await anyio.lowlevel.checkpoint()
+
+    def _tables(self) -> int:
+        return sum(len(owner.tables) for owner in self._owners.values())
+
+    async def _check_periodically(self) -> None:
+        interval = self._settings.check_seconds
+        last = monotonic()
+        while True:
+            await anyio.sleep(interval)
+            ends = await self._ends(interval)
+            now = monotonic()
+            stalled, last = now - last > STALL_FACTOR * interval, now
+            for owner in list(self._owners.values()):
+                owner.tick(now, ends.get(owner.number), stalled=stalled)
+
+    async def _ends(self, timeout: float) -> dict[int, int]:
+        """The log's ends, asked anew; nothing where Kafka does not answer in time."""
+        partitions = [TopicPartition(self._topics.writers, number) for number in self._owners]
+        if not partitions:
+            return {}
+        with anyio.move_on_after(max(timeout, 1.0)):
+            try:
+                ends = await self._consumer.end_offsets(partitions)
+            except KafkaError as error:
+                log.warning("kafka.silent", problem=str(error) or repr(error))
+                return {}
+            return {partition.partition: end for partition, end in ends.items()}
+        return {}
+
+    async def _commit_periodically(self) -> None:
+        while True:
+            await anyio.sleep(COMMIT_SECONDS)
+            points = {number: owner.commit_point() for number, owner in self._owners.items()}
+            moved = {
+                n: point
+                for n, point in points.items()
+                if point is not None and self._committed.get(n) != point
+            }
+            if moved:
+                await self._publisher.flush()
+                await self._commit({n: point for n, point in moved.items() if n in self._owners})
+
+    async def _commit(self, points: dict[int, tuple[int, str]]) -> None:
+        offsets = {
+            TopicPartition(self._topics.writers, number): OffsetAndMetadata(offset, metadata)
+            for number, (offset, metadata) in points.items()
+            if offset >= self._committed.get(number, (0, ""))[0]
+        }
+        if not offsets:
+            return
+        try:
+            await self._consumer.commit(offsets)
+        except CommitFailedError:
+            # The group has moved on without us; the next owner replays a little more.
+            log.info("offsets.not-ours", partitions=sorted(points))
+            return
+        self._committed.update(points)

@@ -1,0 +1,320 @@
+"""The agent's configuration: environment `LAKEWARDEN_…`, a TOML file, and flags; flags win, then the environment.
+
+Everything is validated before anything starts, the ratios of durations too: a lease that can't be renewed in time, or
+a grant that outlives its lock, is a configuration error and not an incident. The reference in the documentation is
+generated from this class.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import ssl
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from lakewarden.agent.errors import SettingsError
+from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_table
+from lakewarden.handlers.lease import LeaseSettings
+from lakewarden.handlers.placement import Placement
+from lakewarden.handlers.state import TableSettings
+
+ENV_PREFIX = "LAKEWARDEN_"
+CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"
+RENEWALS_PER_VALIDITY = 10
+"""Hudi refuses a lease that holds less than ten renewals, and so do we: nine may be lost before the lock is."""
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _agent_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+class KafkaSettings(BaseSettings):
+    """How Kafka is reached. Enough for the commands that only read."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore", validate_default=True)
+
+    bootstrap_servers: str = Field(
+        default="localhost:9092", description="Kafka brokers, host:port, comma-separated"
+    )
+    topic_prefix: str = Field(
+        default=DEFAULT_PREFIX,
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="first part of every topic name",
+    )
+    kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="how the brokers are spoken to"
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="PLAIN", description="SASL mechanism, with SASL_… protocols"
+    )
+    kafka_sasl_username: str | None = Field(default=None, description="SASL user")
+    kafka_sasl_password: SecretStr | None = Field(default=None, description="SASL password; never logged")
+    kafka_ssl_cafile: Path | None = Field(
+        default=None, description="PEM file of the authority that signed the brokers"
+    )
+    kafka_request_timeout_seconds: Seconds = Field(
+        default=40.0, description="longest wait for one Kafka request"
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then environment, then the TOML file that `LAKEWARDEN_CONFIG` or `--config` names."""
+        del dotenv_settings, file_secret_settings
+        path = os.environ.get(CONFIG_VARIABLE)
+        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
+        return (init_settings, env_settings, *toml)
+
+    @classmethod
+    def load(cls, config: Path | None = None, **flags: object) -> Self:
+        """Read all sources; `SettingsError` names every setting that is wrong. A flag that is None was not given."""
+        path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+        given: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
+        if path is not None:
+            os.environ[CONFIG_VARIABLE] = str(path)
+            _check_file(path, set(cls.model_fields))
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            raise SettingsError(
+                "; ".join(_explain(each) for each in error.errors(include_url=False))
+            ) from None
+
+    @property
+    def topics(self) -> Topics:
+        """The topic names."""
+        return Topics(self.topic_prefix)
+
+    def kafka_client(self) -> dict[str, Any]:
+        """Keyword arguments of every aiokafka client."""
+        secure = self.kafka_security_protocol in ("SSL", "SASL_SSL")
+        cafile = None if self.kafka_ssl_cafile is None else str(self.kafka_ssl_cafile)
+        password = self.kafka_sasl_password
+        return {
+            "bootstrap_servers": self.bootstrap_servers,
+            "security_protocol": self.kafka_security_protocol,
+            "sasl_mechanism": self.kafka_sasl_mechanism,
+            "sasl_plain_username": self.kafka_sasl_username,
+            "sasl_plain_password": None if password is None else password.get_secret_value(),
+            "ssl_context": ssl.create_default_context(cafile=cafile) if secure else None,
+            "request_timeout_ms": round(self.kafka_request_timeout_seconds * 1000),
+        }
+
+
+class Settings(KafkaSettings):
+    """All settings of the agent."""
+
+    allow: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="tables that events may name: URIs or globs, comma-separated; nothing else is touched",
+    )
+    lock_root: str | None = Field(
+        default=None,
+        description="where lock objects are kept (file://… or s3://bucket/…); default: the table's own bucket",
+    )
+    s3_endpoint: str | None = Field(default=None, description="S3 endpoint; default: AWS")
+    s3_region: str | None = Field(default=None, description="S3 region; default: the credential chain's")
+    s3_addressing: Literal["auto", "path", "virtual"] = Field(
+        default="auto", description="S3 addressing; auto: path where an endpoint is set"
+    )
+
+    agent_id: str = Field(
+        default_factory=_agent_id, min_length=1, max_length=200, description="this agent's name in events"
+    )
+    group: str = Field(
+        default="lakewarden-agents", min_length=1, description="consumer group that shares the tables"
+    )
+    partitions: int = Field(
+        default=DEFAULT_PARTITIONS, ge=1, le=10_000, description="partitions of topics that are created"
+    )
+    replication: int = Field(
+        default=-1, ge=-1, description="replicas of topics that are created; -1: the brokers' default"
+    )
+    session_timeout_seconds: Seconds = Field(
+        default=10.0, description="an agent silent for so long loses its partitions to the others"
+    )
+
+    validity_seconds: Seconds = Field(default=30.0, description="length of a lock lease")
+    renew_seconds: Seconds = Field(default=3.0, description="time between renewals of a lock")
+    drift_seconds: Seconds = Field(default=0.5, description="largest difference between two writers' clocks")
+    margin_seconds: Seconds = Field(
+        default=2.0, description="a lease in doubt is given up this long before its end"
+    )
+    request_timeout_seconds: Seconds = Field(
+        default=2.0, description="longest wait for one request to the store"
+    )
+    hudi_validity_seconds: Seconds = Field(
+        default=300.0, description="as validity_seconds, for locks shared with Hudi"
+    )
+    hudi_renew_seconds: Seconds = Field(
+        default=30.0, description="as renew_seconds, for locks shared with Hudi"
+    )
+    hudi_drift_seconds: Seconds = Field(
+        default=1.0, description="as drift_seconds, for locks shared with Hudi"
+    )
+    hold: Literal["while-active", "per-commit"] = Field(
+        default="while-active",
+        description="how long a lock is kept; locks shared with Hudi are always per-commit",
+    )
+
+    early_detection: bool = Field(
+        default=True, description="off: conflicts are judged when a commit is requested"
+    )
+    policy: Literal["first-intent", "first-committer"] = Field(
+        default="first-intent", description="who wins a conflict"
+    )
+    grant_seconds: Seconds = Field(default=20.0, description="lease of a commit grant; heartbeats extend it")
+    heartbeat_misses: int = Field(
+        default=3, ge=1, le=100, description="missed heartbeats after which a writer is lost"
+    )
+    max_losses: int = Field(
+        default=3, ge=1, le=100, description="conflicts lost in a row after which a writer wins"
+    )
+    check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
+    max_open: int = Field(default=1_000, ge=1, description="open transactions a table")
+    max_markers: int = Field(default=2_000_000, ge=1, description="markers a transaction")
+
+    shutdown_seconds: Seconds = Field(default=10.0, description="longest time that an orderly stop takes")
+    log_format: Literal["auto", "text", "json"] = Field(
+        default="auto", description="auto: text on a terminal, else JSON"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level that is logged"
+    )
+
+    @field_validator("allow", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return (
+            tuple(part.strip() for part in value.split(",") if part.strip())
+            if isinstance(value, str)
+            else value
+        )
+
+    @field_validator("allow")
+    @classmethod
+    def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_canonical_glob(glob) for glob in value)
+
+    @field_validator("lock_root")
+    @classmethod
+    def _canonical_root(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        value = "file://" + value if value.startswith("/") else value
+        scheme, separator, rest = value.partition("://")
+        if not separator or scheme not in ("file", "s3", "s3a", "memory") or not rest.strip("/"):
+            raise ValueError(f"{value!r} is no place for locks; write file:///folder or s3://bucket[/prefix]")
+        return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}"
+
+    @model_validator(mode="after")
+    def _ratios(self) -> Self:
+        kinds = (
+            ("", self.validity_seconds, self.renew_seconds, self.drift_seconds),
+            ("hudi_", self.hudi_validity_seconds, self.hudi_renew_seconds, self.hudi_drift_seconds),
+        )
+        for prefix, validity, renew, drift in kinds:
+            if validity < RENEWALS_PER_VALIDITY * renew:
+                raise ValueError(
+                    f"{prefix}validity_seconds={validity:g} holds fewer than {RENEWALS_PER_VALIDITY} renewals of "
+                    f"{prefix}renew_seconds={renew:g}; lengthen the one or shorten the other"
+                )
+            if self.request_timeout_seconds >= renew:
+                raise ValueError(
+                    f"request_timeout_seconds={self.request_timeout_seconds:g} is not below {prefix}renew_seconds={renew:g}"
+                )
+            if self.grant_seconds >= validity - drift:
+                raise ValueError(
+                    f"grant_seconds={self.grant_seconds:g} is not below {prefix}validity_seconds − {prefix}drift_seconds"
+                    f" = {validity - drift:g}: a grant would outlive its lock"
+                )
+            if self.margin_seconds + drift >= validity / 2:
+                raise ValueError(
+                    f"margin_seconds={self.margin_seconds:g} leaves too little of {prefix}validity_seconds={validity:g}"
+                )
+        if "SASL" in self.kafka_security_protocol and self.kafka_sasl_username is None:
+            raise ValueError("kafka_sasl_username is missing; SASL needs a user and a password")
+        return self
+
+    def lease(self, *, shared: bool) -> LeaseSettings:
+        """Lease lengths of a lock, those for Hudi where it is shared with Hudi's writers."""
+        if shared:
+            return LeaseSettings(
+                self.hudi_validity_seconds,
+                self.hudi_renew_seconds,
+                self.hudi_drift_seconds,
+                self.margin_seconds,
+            )
+        return LeaseSettings(
+            self.validity_seconds, self.renew_seconds, self.drift_seconds, self.margin_seconds
+        )
+
+    def table(self, *, shared: bool) -> TableSettings:
+        """How a table is coordinated."""
+        return TableSettings(
+            early_detection=self.early_detection,
+            policy=self.policy,
+            hold="per-commit" if shared else self.hold,
+            grant_lease=self.grant_seconds,
+            heartbeat_misses=self.heartbeat_misses,
+            max_losses=self.max_losses,
+            max_open=self.max_open,
+            max_markers=self.max_markers,
+        )
+
+    def placement(self) -> Placement:
+        """What events may name."""
+        return Placement(self.allow, self.lock_root)
+
+
+def _canonical_glob(glob: str) -> str:
+    """A glob whose fixed beginning is canonical; it is compared with canonical URIs."""
+    if glob.startswith("/"):
+        glob = "file://" + glob
+    for alias in ("s3a://", "s3n://"):
+        if glob.startswith(alias):
+            glob = "s3://" + glob.removeprefix(alias)
+    if "://" not in glob:
+        raise ValueError(
+            f"{glob!r} is no table; write a URI such as s3://bucket/warehouse/* or file:///data/*"
+        )
+    return glob if any(wild in glob for wild in "*?[") else canonical_table(glob)
+
+
+def _check_file(path: Path, known: set[str]) -> None:
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from None
+    unknown = sorted(set(values) - known - set(Settings.model_fields))
+    if unknown:
+        raise SettingsError(f"{path}: no such setting: {', '.join(unknown)}")
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name} (${ENV_PREFIX}{name.split('.')[0].upper()}): {message}" if name else message
