@@ -13,9 +13,10 @@ from typing import Annotated, TypeAlias, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from lakewarden.events.base import Wire
+from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionEventUnion
 from lakewarden.events.operator import AuditEventUnion, BatchCommitted, ConflictDetected
+from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 
 MAX_EVENT_BYTES = 1_048_576
@@ -38,13 +39,18 @@ AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(
     Annotated[AuditEventUnion, Field(discriminator="type")]
 )
 LEDGER_EVENT: TypeAdapter[BatchCommitted] = TypeAdapter(BatchCommitted)
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
+_TABLE: TypeAdapter[str] = TypeAdapter(TableUri)
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Why a record is no event, and whose transaction it would have been, where that can be read."""
+    """Why a record is no event, and whose transaction it would have been, where that can be read.
+
+    Names are such as a decision can bear, and the table is the canonical one, however the record spelled it.
+    """
 
     reason: str
     table: str | None = None
@@ -92,7 +98,13 @@ def _salvage(value: bytes, reason: str) -> Undecodable:
         return Undecodable(reason)
 
     def text(name: str) -> str | None:
-        found = parsed.get(name)
-        return found if isinstance(found, str) and 0 < len(found) <= 512 else None
+        try:
+            return _NAME.validate_python(parsed.get(name))
+        except ValidationError:
+            return None
 
-    return Undecodable(reason, text("table"), text("transaction"), text("writer"), text("event_id"))
+    try:
+        table = _TABLE.validate_python(canonical_table(str(parsed.get("table"))))
+    except ValueError:
+        table = None
+    return Undecodable(reason, table, text("transaction"), text("writer"), text("event_id"))
