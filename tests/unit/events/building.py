@@ -1,0 +1,161 @@
+"""Strategies for every event, and the shortest way to a valid one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lakewarden import events
+from lakewarden.events import CommitIntent, Event
+
+TABLE = "s3://lake/sales/orders"
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+COMMON: dict[str, Any] = {
+    "event_id": "e-1",
+    "table": TABLE,
+    "transaction": "t-1",
+    "writer": "ingest",
+    "at": AT,
+}
+
+
+def an_intent(**fields: Any) -> CommitIntent:
+    """A valid intent, with these fields instead of the usual ones."""
+    return CommitIntent(**{**COMMON, **fields})
+
+
+names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+segments = st.text(
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1, max_size=12
+).filter(lambda segment: segment not in (".", ".."))
+tables = st.builds(
+    lambda scheme, bucket, path: f"{scheme}://{bucket}/{'/'.join(path)}",
+    st.sampled_from(["s3", "gs", "abfss", "hdfs"]),
+    st.from_regex(r"[a-z][a-z0-9.-]{1,20}", fullmatch=True),
+    st.lists(segments, min_size=1, max_size=4),
+) | st.builds(lambda path: f"file:///{'/'.join(path)}", st.lists(segments, min_size=1, max_size=4))
+partitions = st.one_of(
+    st.just(""), st.sampled_from(["dt=2026-03-01", "a/b", "_", "%2F", "a=b=c", "Ω=é/日=本"]), texts
+)
+times = st.datetimes(timezones=st.just(UTC))
+seqs = st.integers(0, 2**53)
+operations = st.sampled_from(["create", "append", "merge", "delete"])
+markers = st.builds(
+    events.Marker, partition=partitions, file_group=texts.filter(bool) | st.just("*"), operation=operations
+)
+marker_lists = st.lists(markers, max_size=5).map(tuple)
+leases = st.floats(0.001, 1e6)
+entries = st.builds(
+    events.ConflictEntry,
+    partition=partitions,
+    file_group=texts,
+    operation=operations,
+    other_operation=operations,
+    other_transaction=names,
+    other_writer=names,
+    kind=st.sampled_from(["marker", "commit"]),
+)
+entry_lists = st.lists(entries, max_size=3).map(tuple)
+
+_common: dict[str, Any] = {
+    "event_id": names,
+    "table": tables,
+    "transaction": names,
+    "writer": names,
+    "at": times,
+}
+_decision: dict[str, Any] = {
+    **_common,
+    "agent": names,
+    "cause": st.none() | names,
+    "cause_offset": st.integers(-1, 2**62),
+}
+_lock: dict[str, Any] = {
+    "event_id": names,
+    "table": tables,
+    "at": times,
+    "agent": names,
+    "lock": names,
+    "owner": names,
+    "valid_until": st.integers(0, 2**53),
+    "requests": st.integers(0, 100),
+    "duration_ms": st.floats(0, 1e9),
+    "holder": st.none() | names,
+}
+
+EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
+    events.CommitIntent: st.builds(
+        events.CommitIntent,
+        **_common,
+        batch_id=st.none() | st.integers(-(2**63), 2**63),
+        admission=st.sampled_from(["optimistic", "queued"]),
+        priority=st.integers(-100, 100),
+        conflict_rule=st.sampled_from(["file-group", "deleted-file"]),
+        scope=marker_lists,
+        lock=st.none() | names,
+        heartbeat_seconds=st.floats(0.01, 300),
+    ),
+    events.MarkerCreated: st.builds(events.MarkerCreated, **_common, markers=marker_lists),
+    events.WriterHeartbeat: st.builds(events.WriterHeartbeat, **_common, seq=seqs),
+    events.CommitRequested: st.builds(events.CommitRequested, **_common, seq=seqs, markers=marker_lists),
+    events.CommitCompleted: st.builds(
+        events.CommitCompleted, **_common, grant=names, version=st.none() | texts
+    ),
+    events.TransactionAbandoned: st.builds(events.TransactionAbandoned, **_common, reason=texts),
+    events.Admitted: st.builds(events.Admitted, **_decision),
+    events.Abort: st.builds(
+        events.Abort,
+        **_decision,
+        reason=st.sampled_from(["conflict", "writer-lost", "lease-lost", "superseded", "not-allowed"]),
+        retriable=st.booleans(),
+        conflicts=entry_lists,
+        detail=st.none() | texts,
+    ),
+    events.CommitGranted: st.builds(
+        events.CommitGranted,
+        **_decision,
+        grant=names,
+        lease_seconds=leases,
+        seq=seqs,
+        lock_owner=st.none() | names,
+    ),
+    events.GrantRenewed: st.builds(
+        events.GrantRenewed, **_decision, grant=names, lease_seconds=leases, seq=seqs
+    ),
+    events.AlreadyCommitted: st.builds(
+        events.AlreadyCommitted, **_decision, committed_transaction=names, version=st.none() | texts
+    ),
+    events.ConflictDetected: st.builds(
+        events.ConflictDetected,
+        **_common,
+        victim=names,
+        victim_writer=names,
+        winner=names,
+        winner_writer=names,
+        rule=st.sampled_from(["file-group", "deleted-file"]),
+        kind=st.sampled_from(["marker", "commit"]),
+        conflicts=entry_lists,
+        detected_after_ms=st.floats(0, 1e9),
+        victim_age_seconds=st.floats(0, 1e9),
+    ),
+    events.BatchCommitted: st.builds(
+        events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts
+    ),
+    **{
+        kind: st.builds(kind, **_lock)
+        for kind in (
+            events.LockAcquired,
+            events.LockRenewed,
+            events.LockReleased,
+            events.LockLost,
+            events.LockRefused,
+        )
+    },
+}
+"""A strategy for every event of the protocol."""
+
+any_event: st.SearchStrategy[Event] = st.one_of(*EVENTS.values())

@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from lakewarden import events
+from lakewarden.events import (
+    DECISION_EVENT,
+    EVENT,
+    MAX_EVENT_BYTES,
+    MAX_MARKERS_PER_EVENT,
+    WRITER_EVENT,
+    CommitIntent,
+    Event,
+    Marker,
+    MarkerCreated,
+    Undecodable,
+    WriterHeartbeat,
+    decode,
+    encode,
+)
+from tests.unit.events.building import AT, COMMON, EVENTS, TABLE, an_intent, any_event
+
+
+def changed(event: Event, **fields: Any) -> bytes:
+    return json.dumps({**json.loads(encode(event)), **fields}).encode()
+
+
+def refused(value: bytes | None, key: bytes | None = None) -> Undecodable:
+    found = decode(WRITER_EVENT, value, key=key)
+    assert isinstance(found, Undecodable), found
+    return found
+
+
+def test_every_event_of_the_protocol_has_a_strategy_here() -> None:
+    """When an event is added: the tests of this module must see it."""
+    union = get_args(get_args(events.Event)[0])
+
+    assert set(union) == set(EVENTS)
+
+
+@given(any_event)
+def test_every_event_comes_back_from_the_wire_as_it_was(event: Event) -> None:
+    """Every record that any of us writes and any other reads."""
+    assert decode(EVENT, encode(event), key=event.table.encode()) == event
+
+
+@given(any_event)
+def test_what_is_written_has_type_and_protocol_and_is_one_json_object(event: Event) -> None:
+    """A dashboard in another language reads the same record."""
+    fields = json.loads(encode(event))
+
+    assert fields["type"] == event.type
+    assert fields["protocol"] == 1
+
+
+@pytest.mark.parametrize(
+    "partition, file_group",
+    [
+        ("", "f1"),
+        ("dt=2026-03-01/hour=05", "a_b"),
+        ("país=España/名=日本", "fil-é-id"),
+        ("a%2Fb", "*"),
+        ("_", "/"),
+        ("__HIVE_DEFAULT_PARTITION__", '"quoted\\"'),
+        ("a\nb", "\u2028"),
+    ],
+)
+def test_a_pair_of_partition_and_file_group_survives_to_the_letter(partition: str, file_group: str) -> None:
+    """Hive-style, unpartitioned, escaped and non-Latin partitions of real tables."""
+    marker = Marker(partition=partition, file_group=file_group, operation="merge")
+    event = MarkerCreated(**COMMON, markers=(marker,))
+
+    found = decode(WRITER_EVENT, encode(event))
+
+    assert isinstance(found, MarkerCreated)
+    assert found.markers == (marker,)
+
+
+def test_an_unknown_field_is_ignored_when_read() -> None:
+    """A newer writer speaks to an older agent."""
+    assert decode(WRITER_EVENT, changed(an_intent(), colour="red")) == an_intent()
+
+
+def test_an_unknown_field_inside_a_marker_is_ignored_when_read() -> None:
+    """A newer writer adds a size to its markers."""
+    marker = {"partition": "", "file_group": "f", "operation": "merge", "bytes": 7}
+
+    found = decode(WRITER_EVENT, changed(MarkerCreated(**COMMON, markers=()), markers=[marker]))
+
+    assert isinstance(found, MarkerCreated)
+    assert found.markers == (Marker(partition="", file_group="f", operation="merge"),)
+
+
+def test_an_unknown_field_is_refused_when_built() -> None:
+    """A typing error in our own code, found before it is on the wire."""
+    with pytest.raises(ValidationError, match="extra"):
+        an_intent(colour="red")
+
+
+def test_an_event_can_not_be_changed_once_built() -> None:
+    """An event is handed to several consumers; none may edit it for the others."""
+    with pytest.raises(ValidationError, match="frozen"):
+        an_intent().priority = 7  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("protocol", [0, 2, "1.0", None])
+def test_another_protocol_is_refused_with_its_reason(protocol: object) -> None:
+    """A writer of the next major version against this agent."""
+    found = refused(changed(an_intent(), protocol=protocol))
+
+    assert "protocol" in found.reason
+    assert found.transaction == "t-1"
+
+
+def test_an_unknown_type_is_refused_with_its_reason() -> None:
+    """A writer sends an event that a later version introduced."""
+    found = refused(changed(an_intent(), type="commit-imagined"))
+
+    assert "commit-imagined" in found.reason
+
+
+def test_a_decision_on_the_writers_topic_is_refused() -> None:
+    """Somebody publishes to the wrong topic."""
+    admitted = events.Admitted(**COMMON, agent="a", cause_offset=3)
+
+    assert "admitted" in refused(encode(admitted)).reason
+    assert decode(DECISION_EVENT, encode(admitted)) == admitted
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("event_id", ""),
+        ("transaction", ""),
+        ("writer", "two\nlines"),
+        ("writer", "x" * 513),
+        ("at", "2026-03-01T12:00:00"),
+        ("at", "yesterday"),
+        ("heartbeat_seconds", 0),
+        ("heartbeat_seconds", 301),
+        ("admission", "vip"),
+        ("conflict_rule", "none"),
+        ("scope", [{"partition": "", "file_group": "", "operation": "merge"}]),
+        ("scope", [{"partition": "", "file_group": "f", "operation": "rename"}]),
+        ("scope", [{"partition": "p" * 1025, "file_group": "f", "operation": "merge"}]),
+        ("lock", ""),
+    ],
+)
+def test_a_field_out_of_its_bounds_is_refused_and_named(field: str, value: object) -> None:
+    """A writer in another language has a bug; the dead letter must say where to look."""
+    assert field in refused(changed(an_intent(), **{field: value})).reason
+
+
+@pytest.mark.parametrize("field", ["event_id", "table", "transaction", "writer", "at"])
+def test_an_event_without_a_common_field_is_refused(field: str) -> None:
+    """Every index and every message needs them."""
+    fields = json.loads(encode(an_intent()))
+    del fields[field]
+
+    assert field in refused(json.dumps(fields).encode()).reason
+
+
+@pytest.mark.parametrize("seq", [-1, "many", 1.5, None])
+def test_a_seq_that_is_no_counter_is_refused(seq: object) -> None:
+    """The grant's deadline is counted from it."""
+    assert "seq" in refused(changed(WriterHeartbeat(**COMMON, seq=1), seq=seq)).reason
+
+
+def test_a_record_under_another_key_than_its_table_is_refused() -> None:
+    """It may be in another partition than the rest of its table, so its order would mean nothing."""
+    found = refused(encode(an_intent()), key=b"s3://lake/sales/returns")
+
+    assert "key" in found.reason
+    assert (found.table, found.transaction) == (TABLE, "t-1")
+
+
+@pytest.mark.parametrize("key", [b"", b"\xff\xfe", TABLE.encode() + b"/"])
+def test_a_key_that_is_nearly_the_table_is_refused_too(key: bytes) -> None:
+    """A producer without a key, or one that writes the table differently."""
+    assert "key" in refused(encode(an_intent()), key=key).reason
+
+
+def test_a_table_that_is_not_canonical_is_refused_and_salvaged_under_its_canonical_name() -> None:
+    """A Hudi writer says s3a; it listens for its abort under the canonical name."""
+    found = refused(changed(an_intent(), table="s3a://lake//sales/orders/"))
+
+    assert "not canonical" in found.reason
+    assert found.table == TABLE
+    assert (found.transaction, found.writer, found.event_id) == ("t-1", "ingest", "e-1")
+
+
+def test_an_empty_record_is_refused() -> None:
+    """A tombstone on a topic that has none."""
+    assert refused(None).reason == "empty record"
+
+
+def test_an_oversize_record_is_refused_before_it_is_parsed() -> None:
+    """A broker with a larger limit must not make the agent parse hundreds of megabytes."""
+    found = refused(b'{"transaction": "t-1", "x": "' + b"x" * MAX_EVENT_BYTES + b'"}')
+
+    assert str(MAX_EVENT_BYTES) in found.reason
+    assert found.transaction is None
+
+
+def test_a_record_of_exactly_the_limit_is_read() -> None:
+    """The limit is the largest size that is read, not the smallest that isn't."""
+    body = changed(an_intent(), padding="")
+    padded = changed(an_intent(), padding="x" * (MAX_EVENT_BYTES - len(body)))
+
+    assert len(padded) == MAX_EVENT_BYTES
+    assert decode(WRITER_EVENT, padded) == an_intent()
+
+
+def test_more_markers_than_one_event_may_hold_are_refused() -> None:
+    """A writer must cut a long list into several events; one may not stall the table's owner."""
+    marker = {"partition": "", "file_group": "f", "operation": "merge"}
+    over = [marker] * (MAX_MARKERS_PER_EVENT + 1)
+
+    found = refused(changed(MarkerCreated(**COMMON, markers=()), markers=over))
+
+    assert "markers" in found.reason
+    assert str(MAX_MARKERS_PER_EVENT) in found.reason
+    with pytest.raises(ValidationError, match=str(MAX_MARKERS_PER_EVENT)):
+        MarkerCreated(**COMMON, markers=tuple(Marker.model_validate(each) for each in over))
+
+
+def test_the_most_markers_that_one_event_may_hold_fit_into_one_record() -> None:
+    """Otherwise the bound in markers and the bound in bytes would contradict each other for usual names."""
+    markers = tuple(
+        Marker(partition="month=03/day=01", file_group=f"{n:08d}-5e5f-4c2e", operation="merge")
+        for n in range(MAX_MARKERS_PER_EVENT)
+    )
+
+    assert len(encode(MarkerCreated(**COMMON, markers=markers))) < MAX_EVENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"hello",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[1, 2]",
+        b'"text"',
+        b'{"type": "commit-intent"',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"seq": ' + b"9" * 5_000 + b"}",
+    ],
+)
+def test_what_is_no_event_at_all_is_refused_and_stops_nothing(value: bytes) -> None:
+    """Anything can be produced to a topic; one bad record must not stop the partition."""
+    found = refused(value, key=b"")
+
+    assert found.reason
+    assert found.transaction is None
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_decoder_raise(value: bytes) -> None:
+    """As above, for bytes that nobody thought of."""
+    decode(EVENT, value, key=b"k")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["type", "protocol", "table", "transaction", "writer", "event_id", "at", "seq"]),
+        st.none() | st.integers() | st.text() | st.lists(st.integers(), max_size=2),
+    )
+)
+def test_what_is_salvaged_can_be_named_in_an_abort(fields: dict[str, object]) -> None:
+    """The refused transaction is told; an abort that can't be built or encoded would stop the agent instead."""
+    found = decode(WRITER_EVENT, json.dumps({**fields, "protocol": 99}).encode())
+
+    assert isinstance(found, Undecodable)
+    if found.transaction is not None and found.table is not None:
+        abort = events.Abort(
+            event_id="e-2",
+            table=found.table,
+            transaction=found.transaction,
+            writer=found.writer or "",
+            at=AT,
+            agent="a",
+            cause=found.event_id,
+            cause_offset=0,
+            reason="not-allowed",
+            retriable=False,
+        )
+        assert decode(DECISION_EVENT, encode(abort)) == abort
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "x" * 600, "", 7, None, ["t"]])
+def test_a_name_that_no_abort_could_bear_is_not_salvaged(name: object) -> None:
+    """A lone surrogate can't be encoded: publishing an abort with it would raise in the consumer."""
+    found = refused(json.dumps({"type": "commit-intent", "transaction": name, "table": TABLE}).encode())
+
+    assert found.transaction is None
+
+
+def test_defaults_are_those_of_the_protocol() -> None:
+    """A writer in another language leaves out what has a default."""
+    fields = {"type": "commit-intent", "protocol": 1, **COMMON, "at": "2026-03-01T12:00:00Z"}
+
+    found = decode(WRITER_EVENT, json.dumps(fields).encode())
+
+    assert found == an_intent()
+    assert isinstance(found, CommitIntent)
+    assert (found.admission, found.priority, found.conflict_rule, found.scope, found.lock) == (
+        "optimistic",
+        0,
+        "file-group",
+        (),
+        None,
+    )
