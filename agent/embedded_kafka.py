@@ -34,8 +34,9 @@ import anyio
 import anyio.to_thread
 
 from lakewarden.agent.bound_child import bound
+from lakewarden.agent.errors import AgentError
 from lakewarden.agent.jdk import JdkMissing, find_java
-from lakewarden.agent.kafka_jars import KAFKA_VERSION, KafkaUnavailable, Progress, kafka_jars
+from lakewarden.agent.kafka_jars import KAFKA_VERSION, KafkaUnavailable, Progress, jars_folder
 
 __all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JdkMissing", "KafkaStartError", "KafkaUnavailable"]
 
@@ -114,7 +115,7 @@ shutdownHook = disable
 """
 
 
-class KafkaStartError(RuntimeError):
+class KafkaStartError(AgentError):
     """The broker did not start; the message says why, a note on the exception carries the end of its log."""
 
 
@@ -132,6 +133,7 @@ class EmbeddedKafka:
         self._port: int | None = None
         self._java: Path | None = None
         self._classpath = ""
+        self._fetching: subprocess.Popen[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
 
@@ -169,13 +171,15 @@ class EmbeddedKafka:
 
     def kill(self) -> None:
         """SIGKILL, as a crash would. The next start takes 9 s longer: Kafka waits for the dead session to end."""
-        if self._process:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._fetching:
+            self._fetching.kill()
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.wait()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def restart(self, *, port: int | None = None) -> None:
         """Stop and start again, on the same port unless another is given (0: a free one)."""
@@ -219,7 +223,7 @@ class EmbeddedKafka:
         if self._process:
             raise RuntimeError(f"this embedded Kafka already runs at {self.bootstrap_servers}: stop it first")
         self._java = find_java()
-        self._classpath = f"{kafka_jars(self._on_progress)}/*"
+        self._classpath = f"{self._fetch_jars()}/*"
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._lock = _lock_folder(self.data_dir)
         try:
@@ -227,6 +231,32 @@ class EmbeddedKafka:
         except BaseException:
             self.kill()
             raise
+
+    def _fetch_jars(self) -> Path:
+        """The jars' folder; filled by another process, since threads that download would outlast an interrupt."""
+        jars = jars_folder()
+        if jars.is_dir():
+            return jars
+        with subprocess.Popen(
+            [sys.executable, "-m", "lakewarden.agent.kafka_jars"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as self._fetching:
+            assert self._fetching.stdout is not None
+            said = "it ended without a word"
+            try:
+                for line in self._fetching.stdout:
+                    said = line.strip()
+                    self._on_progress(said)
+            except BaseException:
+                self._fetching.kill()
+                raise
+        if self._fetching.returncode != 0:
+            raise KafkaUnavailable(said)
+        return jars
 
     def _format(self) -> None:
         """Give a new data folder its cluster id. Kafka writes meta.properties last, so its presence means done."""
@@ -265,11 +295,12 @@ class EmbeddedKafka:
 
     def _becomes_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
         """Wait until the broker answers. False where only a port was taken meanwhile, and another try may go well."""
-        assert self._process is not None, "spawned before it is waited for"
+        process = self._process
+        assert process is not None, "spawned before it is waited for"
         assert self._port is not None, "spawned before it is waited for"
         deadline = time.monotonic() + START_SECONDS
         while not _answers(self._port):
-            status = self._process.poll()
+            status = process.poll()
             if status is not None:
                 if not last and not self._wanted_port and "Address already in use" in self._log_tail():
                     return False

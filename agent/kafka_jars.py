@@ -7,6 +7,8 @@ lock. Reason: an interrupted download must not break every later start.
 jgo resolves in Python, so no `mvn` is needed. What Maven has already on this machine is used (`M2_REPO` or
 ~/.m2/repository) but never changed. A mirror is named where jgo looks for it: `[repositories] central = URL` in
 ~/.config/jgo.conf.
+
+`python -m lakewarden.agent.kafka_jars` fetches them beforehand, for a machine that will have no network later.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +24,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from lakewarden.agent.errors import AgentError
 
 KAFKA_VERSION = "4.1.0"
 COORDINATES = (
@@ -37,7 +42,7 @@ PARALLEL = 8
 Progress = Callable[[str], None]
 
 
-class KafkaUnavailable(RuntimeError):
+class KafkaUnavailable(AgentError):
     """Kafka's files are neither here nor to be had. Check the network, or name a mirror."""
 
 
@@ -51,9 +56,14 @@ def cache_root() -> Path:
     )
 
 
+def jars_folder() -> Path:
+    """Where the broker's jars are, or will be: there is nothing, or all of them."""
+    return cache_root() / f"kafka-{KAFKA_VERSION}"
+
+
 def kafka_jars(on_progress: Progress) -> Path:
     """The folder with every jar of the broker; fetched first, telling its progress, if it isn't there yet."""
-    home = cache_root() / f"kafka-{KAFKA_VERSION}"
+    home = jars_folder()
     if home.is_dir():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -150,3 +160,10 @@ def _alone(path: Path, on_progress: Progress) -> Iterator[None]:
             on_progress("waiting for another process that is fetching Kafka")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+if __name__ == "__main__":
+    try:
+        kafka_jars(lambda text: print(text, flush=True))  # noqa: T201 - read by a person, or by embedded_kafka
+    except KafkaUnavailable as unavailable:
+        sys.exit(str(unavailable))

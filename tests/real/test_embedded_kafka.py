@@ -14,7 +14,12 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from lakewarden.agent.embedded_kafka import EmbeddedKafka, KafkaStartError
+from lakewarden.agent.embedded_kafka import (
+    KAFKA_VERSION,
+    EmbeddedKafka,
+    KafkaStartError,
+    KafkaUnavailable,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
@@ -25,6 +30,17 @@ from lakewarden.agent.embedded_kafka import EmbeddedKafka
 with EmbeddedKafka(Path(sys.argv[1])) as kafka:
     print(kafka.pid, flush=True)
     sys.stdin.read()
+"""
+
+DOWNLOADER = """
+import sys
+from pathlib import Path
+import anyio
+from lakewarden.agent.embedded_kafka import EmbeddedKafka
+async def main():
+    async with EmbeddedKafka(Path(sys.argv[1]), on_progress=lambda text: print(text, flush=True)):
+        pass
+anyio.run(main)
 """
 
 
@@ -68,6 +84,37 @@ def test_stop_kill_and_restart_leave_one_process_or_none(tmp_path: Path) -> None
     kafka.stop()
     kafka.stop()
     assert not psutil.pid_exists(third)
+
+
+def test_an_interrupt_ends_the_first_download_at_once(tmp_path: Path) -> None:
+    """The person thinks better of it: Ctrl-C must not wait for 46 files."""
+    environment = {**os.environ, "LAKEWARDEN_CACHE_DIR": str(tmp_path), "M2_REPO": str(tmp_path / "none")}
+    with subprocess.Popen(
+        [sys.executable, "-c", DOWNLOADER, str(tmp_path / "data")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as downloader:
+        assert downloader.stdout is not None
+        assert downloader.stdout.readline().startswith(b"resolving Kafka")
+
+        downloader.send_signal(signal.SIGINT)
+        downloader.wait(5)
+
+    assert not (tmp_path / f"kafka-{KAFKA_VERSION}").exists()
+
+
+def test_a_download_that_fails_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEWARDEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("M2_REPO", str(tmp_path / "none"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+
+    with pytest.raises(
+        KafkaUnavailable, match=r"could not be fetched from Maven Central .*check the network"
+    ) as caught:
+        EmbeddedKafka(tmp_path / "data").start()
+
+    assert "\n" not in str(caught.value)
 
 
 def test_it_listens_on_this_machine_only_and_in_a_session_of_its_own(tmp_path: Path) -> None:
