@@ -10,7 +10,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.servers.s3 import NoS3ServerError, S3Server, running_s3_server
+from tests.servers.s3 import NoS3ServerError, S3Server, prepare_s3_server, running_s3_server
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """A first run builds the server, which takes minutes: here, where no test's timeout runs."""
+    if session.config.option.collectonly:
+        return
+    if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
+        prepare_s3_server()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from lakewarden.handlers.conditional import (
     Won,
 )
 from tests.contract.racers import increment
+from tests.servers.s3 import S3Server
 
 SECONDS = 10.0
 STORES = ["memory on asyncio", "memory on trio", "local on asyncio", "local on trio", "s3 on asyncio"]
@@ -77,6 +78,14 @@ def place(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
 def won(outcome: object) -> str:
     assert isinstance(outcome, Won), outcome
     return outcome.version
+
+
+def test_the_s3_server_is_a_real_one(s3_server: S3Server) -> None:
+    """Named here and not only through `place`, so that the suite knows from the start that it needs one."""
+    client = s3_server.new_client()
+    client.put_object(Bucket=s3_server.bucket(), Key="k", Body=b"x")
+    client.close()
+    assert s3_server.used
 
 
 async def test_what_was_never_written_is_absent(place: Place) -> None:

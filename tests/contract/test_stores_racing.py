@@ -110,6 +110,7 @@ async def test_a_process_killed_anywhere_leaves_a_whole_object_and_a_free_lock(t
             assert isinstance(await store.write(uri, found.body, IfMatch(found.version)), Won)
 
 
+@pytest.mark.usefixtures("s3_server")
 def test_the_s3_server_dies_with_its_session(tmp_path: Path) -> None:
     """Also when pytest is killed with SIGKILL, which no fixture survives."""
     process = SPAWN.Process(target=hold_a_server, args=(str(tmp_path),), daemon=False)

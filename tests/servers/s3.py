@@ -167,6 +167,20 @@ def running_s3_server() -> Iterator[S3Server]:
     )
 
 
+def prepare_s3_server() -> None:
+    """Build a server where one has to be built, for a moment when no test's timeout runs."""
+    if os.environ.get(ENDPOINT_VARIABLE) or any(
+        _docker("image", "inspect", "--format", "{{.Id}}", program.image) for program in _PROGRAMS
+    ):
+        return
+    with tempfile.TemporaryDirectory(prefix="lakewarden-s3-") as folder:
+        for program in _PROGRAMS:
+            if program.needs_xattr and not _has_xattr(Path(folder)):
+                continue
+            if _binary(program, []) is not None:
+                return
+
+
 def _named(endpoint: str) -> S3Server:
     return S3Server(
         endpoint,
