@@ -11,7 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.agent.errors import KafkaUnreachableError, SettingsError
+from lakewarden.agent.errors import AgentError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
@@ -94,6 +94,21 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
             f"topics must have one number of partitions: {told}; add partitions to the smaller ones"
         )
     return counts[topics.writers]
+
+
+async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
+    """All partitions of a topic; `AgentError` where there is no such topic."""
+    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    await started(admin, settings)
+    try:
+        if topic not in await admin.list_topics():
+            raise AgentError(
+                f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
+                "or name its prefix ($LAKEWARDEN_TOPIC_PREFIX)"
+            )
+        return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
+    finally:
+        await admin.close()
 
 
 async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:

@@ -16,8 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
-from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import committed_offsets, read_to_end, reader, started
+from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started
 from lakewarden.agent.partition import decisions_position
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
@@ -43,7 +42,6 @@ from lakewarden.handlers.verdicts import verdict_of
 
 AUDIT_WINDOW = timedelta(minutes=15)
 """A held lock is renewed far more often than this, so its last step lies within; what lies before is released or lapsed."""
-CLIENT_STEADY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class TableView:
 async def status(settings: KafkaSettings, group: str, table: str | None = None) -> list[TableView]:
     """Every table with open transactions or a lock step in the last quarter of an hour; or the one that is named."""
     topics = settings.topics
-    partitions = await _partitions(settings, topics.writers)
+    partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
     committed = await committed_offsets(settings, group)
     spans: dict[TopicPartition, int | None] = {}
     for number in partitions:
@@ -122,9 +120,7 @@ async def status(settings: KafkaSettings, group: str, table: str | None = None) 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
     """Conflicts, oldest first; with `follow` the ones to come, for ever."""
     topics = settings.topics
-    partitions = [
-        TopicPartition(topics.conflicts, number) for number in await _partitions(settings, topics.conflicts)
-    ]
+    partitions = await partitions_of(settings, topics.conflicts)
     if not follow:
         found = await read_to_end(settings, dict.fromkeys(partitions))
         for record in sorted((r for records in found.values() for r in records), key=lambda r: r.timestamp):
@@ -148,19 +144,6 @@ async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
     finally:
         with anyio.move_on_after(5, shield=True):
             await consumer.stop()
-
-
-async def _partitions(settings: KafkaSettings, topic: str) -> list[int]:
-    async with _consumer(settings) as consumer:
-        if topic not in await consumer.topics():
-            raise AgentError(
-                f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
-                f"or name its prefix ($LAKEWARDEN_TOPIC_PREFIX)"
-            )
-        # The metadata of a topic that was just asked about may lag a little.
-        while not (found := consumer.partitions_for_topic(topic)):
-            await anyio.sleep(CLIENT_STEADY_SECONDS)
-        return sorted(found)
 
 
 def _fold(
@@ -229,9 +212,7 @@ def _waits_on(state: TableState, transaction: Transaction) -> str | None:
 
 async def _last_lock_steps(settings: KafkaSettings, topics: Topics) -> dict[str, AuditEventUnion]:
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-    partitions = [
-        TopicPartition(topics.audit, number) for number in await _partitions(settings, topics.audit)
-    ]
+    partitions = await partitions_of(settings, topics.audit)
     async with _consumer(settings) as consumer:
         found = await consumer.offsets_for_times(dict.fromkeys(partitions, since))
     spans: dict[TopicPartition, int | None] = {p: o.offset for p, o in found.items() if o is not None}
