@@ -52,7 +52,24 @@ def _audit_index(state: TableState) -> None:
             f"index and {transaction.id} disagree on {partition!r} {file_group!r}",
             holds=known and mine,
         )
+    _audit_places(state)
     state.audited = state.audited + looked_at if looked_at == state.settings.audit_entries else 0
+
+
+def _audit_places(state: TableState) -> None:
+    """As many entries in the index as the transactions say: one more is one that nobody would ever remove.
+
+    The whole index is counted, so only where it is within the bound of one audit.
+    """
+    touched = sum(each.markers for each in state.transactions.values())
+    if touched > state.settings.audit_entries:
+        return
+    entered = sum(
+        len(touches) if len(touches) == 1 else len({touch.transaction.id for touch in touches})
+        for groups in state.footprints.index.values()
+        for touches in groups.values()
+    )
+    _require(state, f"{entered} entries in the index, {touched} in transactions", holds=entered == touched)
 
 
 def _require(state: TableState, story: str, *, holds: bool) -> None:
