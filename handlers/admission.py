@@ -1,13 +1,15 @@
 """Who may start computing, and who is told that there is nothing to do.
 
 - A batch that the ledger knows as committed is skipped: `already-committed`. Batch ids of a writer rise, so a
-  smaller id than the last committed one is committed too (Delta's `txnVersion` works the same way).
+  smaller id than the last committed one is committed too (Delta's `txnVersion` works the same way). One that turns
+  out to be committed while a later attempt computes it again aborts that attempt (`superseded`, retriable): its
+  retry is told to skip.
 - A new transaction of a writer supersedes its older open ones: it restarted. One of them that holds a grant may
   be in the middle of its publish: the new one waits until that is heard of or its lease has run out.
 - `optimistic`: at once.
-- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (larger
-  priority first, then the order of the log). Disjoint scopes run side by side. A silent one at the head is in
-  nobody's way for longer than its heartbeat limit (`liveness.py`).
+- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (a writer
+  protected by its losses first, then the larger priority, then the order of the log). Disjoint scopes run side by
+  side. A silent one at the head is in nobody's way for longer than its heartbeat limit (`liveness.py`).
 - Bounds: a table takes `max_open` transactions; one more is refused, as is one that names a table or a lock
   out of bounds (the shell knows which: `placement.py`).
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 from lakewarden.events import CommitIntent
 from lakewarden.handlers.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.state import CommittedBatch
 from lakewarden.handlers.transactions import COMPUTING, Phase, Transaction
 from lakewarden.handlers.verdicts import Admit, Cause, SkipBatch
 
@@ -24,19 +27,31 @@ from lakewarden.handlers.verdicts import Admit, Cause, SkipBatch
 def judge_intent(deciding: Deciding, intent: CommitIntent) -> None:
     """What a new intent does to others, and whether it is within the bounds."""
     state = deciding.state
-    for older in state.open():
-        superseded = older.writer == intent.writer and older.id != intent.transaction
-        revoked = older.grant is not None and older.grant.revoked
-        if superseded and not revoked:
-            deciding.abort(
-                older, "superseded", retriable=False, detail=f"its writer began {intent.transaction}"
-            )
     transaction = state.transactions[intent.transaction]
+    supersede(deciding, transaction)
     if len(state.open()) > state.settings.max_open:
         limit = state.settings.max_open
         deciding.abort(
             transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
         )
+
+
+def supersede(deciding: Deciding, newer: Transaction) -> None:
+    """Abort the older open transactions of the same writer."""
+    for older in deciding.state.open():
+        revoked = older.grant is not None and older.grant.revoked
+        if older.writer == newer.writer and older.sequence < newer.sequence and not revoked:
+            deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
+
+
+def drop_committed(deciding: Deciding, writer: str) -> None:
+    """Abort whoever computes a batch that has turned out to be committed; its retry is told to skip it."""
+    done = deciding.state.ledger.get(writer)
+    for each in deciding.state.open():
+        computing = each.phase in (Phase.ACTIVE, Phase.WAITING)
+        if computing and each.writer == writer and done is not None and _is_done(each, done):
+            detail = f"{done.transaction} has committed batch {done.batch_id}: begin again, and it is skipped"
+            deciding.abort(each, "superseded", retriable=True, detail=detail)
 
 
 def admit_ready(deciding: Deciding) -> list[Transaction]:
@@ -46,12 +61,12 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
     if not line:
         return []
     admitted: list[Transaction] = []
-    for transaction in sorted(line, key=lambda each: (-each.priority, each.sequence)):
+    for transaction in sorted(line, key=lambda each: _place(deciding, each)):
         if _publishing(deciding, transaction):
             continue
         cause = Cause(transaction.intent_id, deciding.cause.offset)
         done = state.ledger.get(transaction.writer)
-        if transaction.batch_id is not None and done is not None and transaction.batch_id <= done.batch_id:
+        if done is not None and _is_done(transaction, done):
             deciding.decide(
                 SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
             )
@@ -61,6 +76,17 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
     return admitted
 
 
+def _place(deciding: Deciding, transaction: Transaction) -> tuple[bool, int, int]:
+    """The place in the line; smaller is earlier. The same order in which conflicts are won."""
+    settings = deciding.state.settings
+    protected = deciding.state.losses.get(transaction.writer, 0) >= settings.max_losses
+    return (not protected, -transaction.priority, transaction.sequence)
+
+
+def _is_done(transaction: Transaction, done: CommittedBatch) -> bool:
+    return transaction.batch_id is not None and transaction.batch_id <= done.batch_id
+
+
 def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
     """Whether the same writer may be in the middle of an older publish."""
     running = deciding.state.running()
@@ -68,12 +94,10 @@ def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
 
 
 def _somebody_ahead(deciding: Deciding, transaction: Transaction) -> bool:
-    mine = (-transaction.priority, transaction.sequence)
+    mine = _place(deciding, transaction)
     for overlap in deciding.state.footprints.overlaps(transaction):
         other = overlap.other.transaction
-        ahead = other.phase in COMPUTING or (
-            other.phase is Phase.QUEUED and (-other.priority, other.sequence) < mine
-        )
+        ahead = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(deciding, other) < mine)
         if ahead and operations_conflict(
             rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
         ):

@@ -3,6 +3,8 @@
 - On arrival: the markers of an event are checked against everybody who touched the same, as `conflicts.py` judges
   it. Check and create are one step, because a table's events are read in one order by one owner: RFC-56's
   transactional strategy without its locks.
+- What a transaction names before it is admitted is judged when it is admitted: until then it computes nothing, so
+  it neither loses nor makes others lose.
 - A batch of markers that loses to anyone aborts its own transaction and nobody else, with every reason in one
   abort. Otherwise each one that loses to it is aborted, oldest first.
 - When a transaction lands (committed, or its outcome is unknown) whoever began before it and still computes on
@@ -21,14 +23,14 @@ from collections.abc import Iterable
 from lakewarden.handlers.conflicts import conflicting, evidence, loser_of, rule_for
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.footprints import Overlap
-from lakewarden.handlers.transactions import COMPUTING, LANDED, OPEN, Phase, Transaction
+from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.handlers.verdicts import ReportConflict
 
 
 def judge_markers(deciding: Deciding, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
     """What follows from markers of `transaction` that met others."""
     state = deciding.state
-    if not state.settings.early_detection or transaction.phase not in OPEN:
+    if not state.settings.early_detection or transaction.phase not in COMPUTING:
         return
     conflicts = conflicting(overlaps)
     if state.settings.policy == "first-committer":

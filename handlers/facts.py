@@ -60,18 +60,20 @@ def take_event(state: TableState, event: WriterEventUnion, offset: int, now: flo
 def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     """Enter a decision, ours or one read back from the log.
 
-    One about a transaction that is not known changes nothing.
+    One about a transaction that is not known changes nothing, but for what is remembered of it.
     """
     state.moment += 1
     transaction = state.transactions.get(verdict.transaction)
     if transaction is None:
+        if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":
+            # Told once: whoever sends more of it has the answer in the log.
+            remember(state, verdict.transaction, _ending(verdict, verdict.writer, None))
         return
     match verdict:
         case Admit():
             if transaction.phase is Phase.QUEUED:
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
-                if transaction.admission == "queued":
-                    transaction.began = state.moment
+                transaction.began = state.moment
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 transaction.phase = Phase.GRANTED
@@ -109,16 +111,12 @@ def forget_old_evidence(state: TableState) -> None:
     landed = state.landed()
     if not landed:
         return
-    oldest = min((each.began for each in state.open() if not _starts_later(each)), default=None)
+    oldest = min((each.began for each in state.open() if each.phase is not Phase.QUEUED), default=None)
     for each in landed:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
             del state.transactions[each.id]
             remember(state, each.id, Closed(each.phase, each.writer, each.batch_id))
-
-
-def _starts_later(transaction: Transaction) -> bool:
-    return transaction.phase is Phase.QUEUED and transaction.admission == "queued"
 
 
 def _open(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
@@ -178,16 +176,10 @@ def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransact
         return
     if verdict.reason == "conflict":
         state.losses[transaction.writer] = state.losses.get(transaction.writer, 0) + 1
-    close(
-        state,
-        transaction,
-        Closed(
-            Phase.ABORTED,
-            transaction.writer,
-            transaction.batch_id,
-            verdict.reason,
-            verdict.retriable,
-            verdict.conflicts,
-            verdict.detail,
-        ),
+    close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
+
+
+def _ending(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
+    return Closed(
+        Phase.ABORTED, writer, batch_id, verdict.reason, verdict.retriable, verdict.conflicts, verdict.detail
     )

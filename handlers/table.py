@@ -23,11 +23,11 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.admission import admit_ready, judge_intent
+from lakewarden.handlers.admission import admit_ready, drop_committed, judge_intent, supersede
 from lakewarden.handlers.audit import self_audit
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.detection import judge_landing, judge_markers, sweep
-from lakewarden.handlers.facts import apply_verdict, remember, take_event
+from lakewarden.handlers.facts import apply_verdict, take_event
 from lakewarden.handlers.grants import (
     extend,
     grant_next,
@@ -39,7 +39,7 @@ from lakewarden.handlers.grants import (
 )
 from lakewarden.handlers.liveness import abort_silent
 from lakewarden.handlers.state import CommittedBatch, LockView, TableState
-from lakewarden.handlers.transactions import Closed, Phase
+from lakewarden.handlers.transactions import Phase
 from lakewarden.handlers.verdicts import AbortTransaction, Cause, Effect, RecordBatch, Verdict, Warn
 
 
@@ -121,6 +121,10 @@ def step(state: TableState, given: Input) -> list[Effect]:
             lock_lost(deciding, why)
             lock_forbidden(deciding, why)
         case Replayed():
+            for transaction in state.open():
+                supersede(deciding, transaction)
+            for writer in sorted(state.ledger):
+                drop_committed(deciding, writer)
             sweep(deciding)
         case _:
             assert_never(given)
@@ -158,8 +162,11 @@ def _read(deciding: Deciding, event: WriterEventUnion) -> None:
     elif before is None:
         _answer_stranger(deciding, event)
     if isinstance(event, CommitCompleted):
+        if phase_before in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
+            deciding.ask([Warn("commit-without-grant", event.transaction, event.writer)])
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(deciding, transaction)
+        drop_committed(deciding, event.writer)
         return
     if transaction is None or transaction.id not in state.transactions:
         return
@@ -191,13 +198,6 @@ def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
                 "unknown-transaction",
                 retriable=True,
                 detail=detail,
-            )
-            remember(
-                state,
-                event.transaction,
-                Closed(
-                    Phase.ABORTED, event.writer, None, "unknown-transaction", retriable=True, detail=detail
-                ),
             )
             deciding.decide(verdict)
     elif isinstance(event, CommitRequested) and closed.reason is not None:

@@ -8,8 +8,8 @@
 
 - Order is the log's: `sequence` is the offset of the intent.
 - `began` and `ended` are *moments*: the table's own count of the facts it has taken (events and verdicts alike),
-  the same after a replay because the facts and their order are the same. An optimistic transaction began with its
-  intent; a queued one when it was admitted, for it reads its base only then.
+  the same after a replay because the facts and their order are the same. A transaction began when it was
+  admitted, for its writer reads its base only then: what had landed before is in that base.
 - Two committed transactions overlap in time exactly if `other.ended > mine.began`.
 - `revoked`: its grant was taken back (lease lost, superseded), but its writer may be in the middle of its
   publish. It still counts as granted until it is heard of or its lease has run out.
