@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lakewarden import events
+from lakewarden.events import DecisionEventUnion
+from lakewarden.handlers.state import CommittedBatch
+from lakewarden.handlers.table import remember_batch
+from lakewarden.handlers.transactions import Phase
+from lakewarden.handlers.verdicts import (
+    AbortTransaction,
+    Admit,
+    Cause,
+    FreeLock,
+    GrantCommit,
+    NeedLock,
+    RecordBatch,
+    RenewGrant,
+    SkipBatch,
+    Verdict,
+    verdict_of,
+)
+from tests.unit.handlers.world import VERDICTS, World, facts, m, world
+
+
+def busy() -> World:
+    """A table with one transaction in every phase."""
+    w = world().intent("granted").intent("computes").intent("waits").intent("done", batch_id=1).lock()
+    w.touch("done", m("p/done")).commits("done").touch("granted", m("p/g")).request("granted")
+    w.touch("computes", m("p/c"), m("q/*", "delete")).request("waits", m("p/w"))
+    return w.intent("queued", m("p/c"), admission="queued").intent("loser").touch("loser", m("p/c"))
+
+
+def test_a_restarted_agent_has_the_state_of_the_one_before() -> None:
+    """SIGKILL and restart: same phases, footprints, grants, ledger, order."""
+    w = busy()
+
+    assert facts(w.rebuilt().state) == facts(w.state)
+
+
+def test_a_complete_log_leaves_nothing_to_decide() -> None:
+    """Published verdicts stand; none is published twice."""
+    w = busy().rebuilt().replayed()
+
+    assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
+    assert w.of(NeedLock) == [NeedLock(adopt="agent-1")]
+    assert w.of(FreeLock) == []
+
+
+def test_during_a_replay_nothing_is_decided() -> None:
+    """Two agents that both read the log must not both answer it."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B")
+    events_only = [each for each in w.log if isinstance(each, tuple)]
+
+    rebuilt = w.rebuilt(events_only)
+
+    assert rebuilt.phase("A") is Phase.QUEUED
+
+
+def test_what_crashed_between_an_event_and_its_verdict_is_decided_after_the_replay() -> None:
+    """The agent died after it had read the marker and before it had published the abort."""
+    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
+    assert w.aborted == {"B": "conflict"}
+    without = [each for each in w.log if not isinstance(each, AbortTransaction)]
+
+    w = w.rebuilt(without).replayed()
+
+    assert w.aborted == {"B": "conflict"}
+    assert w.reports == [("B", "A")]
+
+
+def test_intents_that_came_while_no_agent_ran_are_answered_after_the_replay() -> None:
+    """All agents were down for a minute."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
+    w = w.rebuilt([each for each in w.log if isinstance(each, tuple)]).replayed()
+
+    assert w.admitted == ["A"]
+    assert w.phase("B") is Phase.QUEUED
+
+
+def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_attempt_after_the_replay() -> None:
+    """Otherwise the new attempt would lose to its own dead predecessor, fifteen seconds long."""
+    w = world().intent("A", writer="w").touch("A", m("p/f"), writer="w")
+    before = list(w.log)
+    w.intent("A2", m("p/f"), writer="w")
+    intent = next(each for each in reversed(w.log) if isinstance(each, tuple))
+
+    w = w.rebuilt([*before, intent]).replayed()
+
+    assert w.aborted == {"A": "superseded"}
+    assert w.admitted == ["A2"]
+
+
+def test_a_batch_that_committed_while_no_agent_ran_is_not_granted_again_after_the_replay() -> None:
+    """The completion was read during the replay; the same batch's second attempt is open."""
+    w = world().intent("A", writer="w", batch_id=1).lock().request("A", writer="w").tick(21)
+    w.intent("A2", writer="w", batch_id=1)
+    before = list(w.log)
+    w.complete("A", writer="w")
+    completion = next(each for each in reversed(w.log) if isinstance(each, tuple))
+
+    w = w.rebuilt([*before, completion]).replayed()
+
+    assert w.aborted == {"A2": "superseded"}
+
+
+def test_a_running_grant_survives_the_restart_and_is_the_only_one() -> None:
+    """Killed while a grant is out: its successor neither grants another nor forgets it."""
+    w = world().intent("A").intent("B").lock().request("A").request("B").rebuilt().replayed()
+    assert w.granted == []
+
+    w.lock(quiet=10.0)
+    assert w.granted == []
+    assert w.beat("A").of(RenewGrant) != []
+    assert w.complete("A").granted == []
+    assert w.beat("B").tick(10.1).granted == ["B"]
+
+
+def test_a_grant_that_ran_out_during_the_restart_lapses_after_it() -> None:
+    """No sooner than a full lease after the replay: its writer may have been extended just before the crash."""
+    w = world().intent("A").lock().request("A").rebuilt().replayed()
+
+    assert w.tick(19).aborted == {}
+    assert w.tick(1.5).aborted == {"A": "outcome-unknown"}
+
+
+def test_the_ledger_is_remembered_beyond_the_log() -> None:
+    """The log has been deleted after seven days; a writer replays its last batch."""
+    w = world()
+    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
+    remember_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
+
+    w.intent("A", batch_id=7)
+
+    assert w.one(SkipBatch).committed_transaction == "old"
+
+
+def test_a_commit_that_the_ledger_topic_knows_is_not_recorded_again() -> None:
+    """The ledger is read before the log is replayed."""
+    live = world().intent("A", batch_id=7).lock().commits("A")
+    w = World(live.settings)
+    remember_batch(w.state, "w-A", CommittedBatch(7, "A", None))
+    w.log = []
+    for each in live.log:
+        if isinstance(each, tuple):
+            w.offset = each[1] - 1
+            w.read(each[0])
+
+    assert w.of(RecordBatch) == []
+
+
+@pytest.mark.parametrize("phase", ["open", "evidence", "nothing"])
+def test_a_replay_starts_at_the_oldest_intent_that_matters(phase: str) -> None:
+    """The consumer's committed offset: all that the open ones need, and what they may still conflict with."""
+    w = world().intent("x").abandon("x").intent("A").lock().touch("A", m("p/f"))
+    if phase == "evidence":
+        w.intent("B").commits("A")
+    if phase == "nothing":
+        w.commits("A")
+
+    assert w.state.oldest_needed() == (None if phase == "nothing" else 2)
+    assert w.state.quiet() is (phase == "nothing")
+
+
+DECISION = {
+    "event_id": "d",
+    "table": "s3://lake/orders",
+    "transaction": "T",
+    "writer": "w",
+    "at": datetime(2026, 3, 1, tzinfo=UTC),
+    "agent": "a",
+    "cause": "e",
+    "cause_offset": 5,
+}
+CAUSE = Cause("e", 5)
+ENTRY = events.ConflictEntry(
+    partition="p",
+    file_group="f",
+    operation="merge",
+    other_operation="delete",
+    other_transaction="O",
+    other_writer="o",
+    kind="marker",
+)
+
+
+@pytest.mark.parametrize(
+    "event, verdict",
+    [
+        (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
+        (
+            events.Abort.model_validate(
+                {**DECISION, "reason": "conflict", "retriable": True, "conflicts": (ENTRY,), "detail": "d"}
+            ),
+            AbortTransaction("T", "w", CAUSE, "conflict", retriable=True, conflicts=(ENTRY,), detail="d"),
+        ),
+        (
+            events.CommitGranted.model_validate(
+                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 3, "lock_owner": "o"}
+            ),
+            GrantCommit("T", "w", CAUSE, "g", 20.0, 3, "o"),
+        ),
+        (
+            events.GrantRenewed.model_validate({**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 4}),
+            RenewGrant("T", "w", CAUSE, "g", 20.0, 4),
+        ),
+        (
+            events.AlreadyCommitted.model_validate(
+                {**DECISION, "committed_transaction": "C", "version": "v"}
+            ),
+            SkipBatch("T", "w", CAUSE, "C", "v"),
+        ),
+    ],
+)
+def test_a_published_decision_is_read_back_as_the_verdict_that_it_was(
+    event: DecisionEventUnion, verdict: Verdict
+) -> None:
+    """The replay applies exactly what was decided, by the same code."""
+    assert verdict_of(event) == verdict
+
+
+def test_a_late_verdict_about_a_transaction_that_is_gone_changes_nothing() -> None:
+    """The replay begins after the intent that a decision was about."""
+    w = world().intent("A")
+    before = facts(w.state)
+    rebuilt = w.rebuilt(
+        [*w.log, Admit("gone", "w", CAUSE), GrantCommit("gone", "w", CAUSE, "g", 20.0, 1, None)]
+    )
+
+    assert facts(rebuilt.state) == before
