@@ -1,12 +1,12 @@
 """Which tables and lock locations an event may make the agent touch, and where a table's lock object is.
 
-Events come from the network. A table is touched only if one of the configured globs allows it, and a lock named in an
-intent only if it lies under the lock root or in the folder of an allowed table. `*` in a glob matches any run of
-characters, `/` too; a glob is compared with the whole canonical URI. A glob without a wildcard allows that table and
-what lies below it.
+Events come from the network. A table is touched only if one of the configured globs allows it, and a lock named
+in an intent only if it lies under the lock root or in the folder of an allowed table. `*` in a glob matches any
+run of characters, `/` too; a glob is compared with the whole canonical URI. A glob without a wildcard allows that
+table and what lies below it.
 
-Where: for a Hudi table its own lock object, `<table>/.hoodie/.locks/table_lock.json`; for any other
-`<lock root>/locks/<cleaned path>-<first 8 hex digits of the table URI's SHA-256>.json`, the lock root being the one
+Where: for a Hudi table its own lock object, `<table>/.hoodie/.locks/table_lock.json`; for any other `<lock
+root>/locks/<cleaned path>-<first 8 hex digits of the table URI's SHA-256>.json`, the lock root being the one
 configured, or the table's own bucket where none is.
 """
 
@@ -16,6 +16,8 @@ import hashlib
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from lakewarden.events import require_canonical
 
 HUDI_LOCK = "/.hoodie/.locks/table_lock.json"
 _UNCLEAN = re.compile(r"[^A-Za-z0-9._-]+")
@@ -57,8 +59,10 @@ class Placement:
             return (
                 LockPlace(self._usual(table), shared=False) if lock is None else LockPlace(lock, shared=True)
             )
-        if "/../" in lock or lock.endswith("/..") or "://" not in lock:
-            return NotAllowed(f"lock {lock} of table {table} is not a plain object URI")
+        try:
+            require_canonical(lock)
+        except ValueError as error:
+            return NotAllowed(f"lock of table {table} is not a plain object URI: {error}")
         inside_root = self.lock_root is not None and lock.startswith(self.lock_root.rstrip("/") + "/")
         folder = lock.rsplit("/", 1)[0]
         if inside_root or any(_covers(glob, folder) for glob in self.allow):
