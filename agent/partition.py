@@ -122,7 +122,7 @@ class PartitionOwner:
         for record in ledger:
             batch = decode(LEDGER_EVENT, record.value)
             if not isinstance(batch, Undecodable):
-                state = self._table(batch.table, None)
+                state = self._table(batch.table)
                 if isinstance(state, TableState):
                     remember_batch(
                         state, batch.writer, CommittedBatch(batch.batch_id, batch.transaction, batch.version)
@@ -192,12 +192,13 @@ class PartitionOwner:
                 self._apply_decisions(record.offset)
 
     def _take(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
-        lock = event.lock if isinstance(event, CommitIntent) else None
-        state = self._table(event.table, lock)
-        if isinstance(state, str):
-            self._refuse(
-                record, Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
-            )
+        state = self._table(event.table)
+        why = state if isinstance(state, str) else None
+        if isinstance(state, TableState) and isinstance(event, CommitIntent):
+            why = self._place(state, event.lock)
+        if why is not None or isinstance(state, str):
+            bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
+            self._refuse(record, bad)
             return
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_next)
@@ -206,23 +207,33 @@ class PartitionOwner:
         else:
             self._step(event.table, Read(event, record.offset, monotonic(), read_at))
 
-    def _table(self, uri: str, lock: str | None) -> TableState | str:
+    def _table(self, uri: str) -> TableState | str:
         """The table's state, or why it is not touched."""
         if uri in self.stopped:
             return (
                 f"table {uri} is stopped: {self.stopped[uri]}; restart the agent to rebuild it from the log"
             )
-        known = self.tables.get(uri)
-        if known is not None and (lock is None or self._places[uri].uri == lock):
-            return known
-        place = self._placement.locate(uri, lock)
+        if uri not in self.tables:
+            if not self._placement.allows(uri):
+                return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
+            self.tables[uri] = TableState(uri, self._settings.table(shared=False))
+        return self.tables[uri]
+
+    def _place(self, state: TableState, lock: str | None) -> str | None:
+        """Settle where the table's lock is, as its intents say; why not, where one of them says otherwise."""
+        settled = self._places.get(state.uri)
+        if settled is not None and (lock is None or lock == settled.uri):
+            return None
+        place = self._placement.locate(state.uri, lock)
         if isinstance(place, NotAllowed):
             return place.why
-        if known is not None:
-            return f"lock {lock} is not the lock of table {uri}, which is {self._places[uri].uri}; one table has one lock"
-        self._places[uri] = place
-        state = self.tables[uri] = TableState(uri, self._settings.table(shared=place.shared))
-        return state
+        if settled is not None and not state.quiet():
+            return f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; all its writers name one lock"
+        if state.uri in self._keepers:
+            self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
+        self._places[state.uri] = place
+        state.settings = self._settings.table(shared=place.shared)
+        return None
 
     def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
         value = record.value or b""

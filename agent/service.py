@@ -274,12 +274,16 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _check_periodically(self) -> None:
         interval = self._settings.check_seconds
-        last = monotonic()
+        last = answered = monotonic()
         while True:
             await anyio.sleep(interval)
             ends = await self._ends(interval)
             now = monotonic()
             stalled, last = now - last > STALL_FACTOR * interval, now
+            answered = now if ends or not self._owners else answered
+            if now - answered > self._settings.session_timeout_seconds and not stalled:
+                # The group may have given our partitions to others: whoever can't hear of it must not hold their locks.
+                raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
             for owner in list(self._owners.values()):
                 owner.tick(now, ends.get(owner.number), stalled=stalled)
 
