@@ -19,7 +19,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import structlog
@@ -54,6 +54,17 @@ class Write(Protocol):
     """What writes one batch: computes, touches, and publishes inside `txn.commit()`."""
 
     def __call__(self, batch: DataFrame, txn: Transaction, /) -> object: ...
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One micro-batch, and the transactions that were opened for it in its present attempt."""
+
+    rows: DataFrame
+    number: int
+    writer: str
+    context: SparkContext
+    opened: list[Transaction] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,34 +107,26 @@ class BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, once."""
         context = batch.sparkSession.sparkContext
-        writer = wire_name(self._writer, context)
+        given = _Batch(batch, batch_id, wire_name(self._writer, context), context)
         attempt = _Try(1, self._admission, self._first_scope(batch))
         while True:
-            opened: list[Transaction] = []
+            given.opened.clear()
             try:
-                self._attempt(batch, batch_id, writer, context, attempt, opened)
+                self._attempt(given, attempt)
                 return
             except AlreadyCommitted:
                 return
             except GateError as error:
                 if not error.retriable or attempt.number >= self._max_attempts:
-                    self._failed(opened, attempt, error)
+                    self._failed(given, attempt, error)
                     raise
-                attempt = self._next(attempt, opened, error)
+                attempt = self._next(given, attempt, error)
 
-    def _attempt(
-        self,
-        batch: DataFrame,
-        batch_id: int,
-        writer: str,
-        context: SparkContext,
-        attempt: _Try,
-        opened: list[Transaction],
-    ) -> None:
+    def _attempt(self, batch: _Batch, attempt: _Try) -> None:
         with self._gate.transaction(
             table=self._table,
-            writer=writer,
-            batch_id=batch_id,
+            writer=batch.writer,
+            batch_id=batch.number,
             admission=attempt.admission,
             scope=attempt.scope,
             priority=self._priority,
@@ -131,12 +134,12 @@ class BatchWriter:
             lock=self._lock,
             attempt=attempt.number,
         ) as txn:
-            opened.append(txn)
-            jobs = TaggedJobs(context, f"lakewarden-{txn.id}")
+            batch.opened.append(txn)
+            jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
             try:
                 with jobs:
                     txn.on_abort(lambda _: jobs.cancel_until_ended())
-                    self._write(batch, txn)
+                    self._write(batch.rows, txn)
             finally:
                 if txn.aborted:
                     gone = jobs.wait_until_gone()
@@ -152,9 +155,9 @@ class BatchWriter:
             for named in self._scope(batch)
         )
 
-    def _next(self, last: _Try, opened: list[Transaction], error: GateError) -> _Try:
+    def _next(self, batch: _Batch, last: _Try, error: GateError) -> _Try:
         touched = dict.fromkeys(last.scope)
-        for txn in opened:
+        for txn in batch.opened:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         log.info(
             "batch.retry", table=self._table, writer=self._writer, attempt=last.number + 1, scope=len(touched)
@@ -163,8 +166,8 @@ class BatchWriter:
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
         return _Try(last.number + 1, "queued", tuple(touched))
 
-    def _failed(self, opened: list[Transaction], attempt: _Try, error: GateError) -> None:
-        for txn in opened:
+    def _failed(self, batch: _Batch, attempt: _Try, error: GateError) -> None:
+        for txn in batch.opened:
             txn.tell("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
 
 

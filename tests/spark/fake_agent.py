@@ -225,5 +225,3 @@ def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
-
-

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,19 +14,15 @@ from lakewarden.spark_jobs import (
     AlreadyCommitted,
     CommitAborted,
     CommitGate,
-    GateEvent,
     GrantTimeout,
     LeaseLost,
 )
-from tests.kafka_fixture import KafkaServer
+from tests.spark.bench import Bench
 from tests.spark.fake_agent import (
-    FakeAgent,
-    Script,
     aborted,
     admitted,
     agreeable,
     already_committed,
-    fake_agent,
     granted,
     renewed,
     silent,
@@ -39,45 +33,6 @@ pytestmark = pytest.mark.real
 
 TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
-
-
-class Bench:
-    """An agent and a gate that talk to each other."""
-
-    def __init__(self, kafka: KafkaServer, prefix: str) -> None:
-        self.kafka, self.prefix = kafka, prefix
-        self.events: list[GateEvent] = []
-        self._open: list[Any] = []
-
-    def agent(self, script: Script, partitions: int = 3) -> FakeAgent:
-        manager = fake_agent(self.kafka.bootstrap_servers, self.prefix, script, partitions)
-        self._open.append(manager)
-        return manager.__enter__()
-
-    def gate(self, **options: Any) -> CommitGate:
-        settings = {"heartbeat_seconds": 0.2, "admission_timeout_seconds": 10.0, "grant_timeout_seconds": 10.0}
-        gate = CommitGate(
-            self.kafka.bootstrap_servers,
-            topic_prefix=self.prefix,
-            observer=self.events.append,
-            **(settings | options),
-        )
-        self._open.append(gate)
-        return gate
-
-    def whats(self) -> list[str]:
-        return [event.what for event in self.events]
-
-    def close(self) -> None:
-        for manager in reversed(self._open):
-            manager.__exit__(None, None, None)
-
-
-@pytest.fixture
-def bench(kafka: KafkaServer, topic_prefix: str) -> Iterator[Bench]:
-    bench = Bench(kafka, topic_prefix)
-    yield bench
-    bench.close()
 
 
 def test_a_transaction_from_intent_to_completion(bench: Bench) -> None:
@@ -258,7 +213,9 @@ def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
         txn.touch(MINE.partition, "*", "merge")
         wait_until(lambda: called)
         assert txn.aborted
-        txn.on_abort(lambda error: called.append(("late", error.reason)))  # registered late, called all the same
+        txn.on_abort(
+            lambda error: called.append(("late", error.reason))
+        )  # registered late, called all the same
         wait_until(lambda: len(called) == 2)
         with pytest.raises(CommitAborted):
             txn.check()
@@ -271,7 +228,10 @@ def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
     assert (error.table, error.other_writers, error.retriable) == (TABLE, ("arrivals:q2",), True)
     assert "partition month=1/day=3 also written by writer 'arrivals:q2'" in str(error)
     assert "begin a new transaction with the same data" in str(error)
-    assert agent.types() == ["commit-intent", "marker-created"]  # an aborted transaction has nothing more to say
+    assert agent.types() == [
+        "commit-intent",
+        "marker-created",
+    ]  # an aborted transaction has nothing more to say
 
 
 def test_what_the_body_died_of_is_the_cause_of_the_abort(bench: Bench) -> None:
@@ -358,7 +318,6 @@ def test_two_topics_of_different_width_are_refused(bench: Bench) -> None:
     """An answer would go to a partition where nobody listens."""
     bench.agent(silent, partitions=2)
     gate = bench.gate()
-    object.__setattr__(gate._channel.topics, "prefix", bench.prefix)
     import asyncio
 
     from aiokafka.admin import AIOKafkaAdminClient, NewPartitions

@@ -1,0 +1,291 @@
+"""Writing micro-batches to one Paimon table, together with other writers: `PaimonSink`.
+
+    sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
+    stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
+
+Executors stage files and publish markers first; the driver commits all of them once, under the grant.
+
+- **append** adds files. Markers are `(partition, bucket-N, create)`, conflict rule `deleted-file`: two appends never
+  conflict, and a snapshot id that another append took is only tried again.
+- **upsert** rewrites the partitions that the batch touches: it says so (`(partition, *, merge)`) as soon as they are
+  known, then reads their files, merges (`merge.py`) and replaces exactly those files, all partitions in one snapshot.
+  The base is read after the intent was admitted and the markers were published, so whoever commits to it in between
+  is known to the agent; whoever doesn't ask the agent is found under the grant (`BaseChanged`).
+
+A replayed batch finds its own snapshot, by commit user (the writer's wire name) and identifier (the batch id), and is
+reported and not written again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import structlog
+
+from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.spark_jobs.errors import BaseChanged
+from lakewarden.spark_jobs.grant import Grant, Outcome
+from lakewarden.spark_jobs.merge import latest, merge
+from lakewarden.spark_jobs.paimon_commit import publish, remove_staged, sweep
+from lakewarden.spark_jobs.paimon_frames import all_columns, in_table_types, partitions_of, read_frame, staged
+from lakewarden.spark_jobs.paimon_stage import Staging
+from lakewarden.spark_jobs.paimon_table import (
+    UNNUMBERED,
+    Base,
+    Partition,
+    TableAddress,
+    address,
+    find_commit,
+    partition_path,
+    read_base,
+    replacing,
+    require_supported,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from lakewarden.spark_jobs.transaction import Transaction
+
+Mode: TypeAlias = Literal["append", "upsert"]
+
+FOOTPRINT_SECONDS = 10.0
+"""For asking the log which partitions cancelled tasks had announced."""
+
+log = structlog.get_logger("lakewarden.paimon")
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one transaction has staged so far."""
+
+    staging: Staging
+    messages: list[Any] = field(default_factory=list)
+    partitions: tuple[Partition, ...] = ()
+    paths: tuple[str, ...] = ()
+    base: Base | None = None
+    grant: Grant | None = None
+    publishing: bool = False
+
+    @property
+    def uncommitted(self) -> bool:
+        """Whether it is known that nothing of this is, or can come, in the table."""
+        return not self.publishing or (self.grant is not None and self.grant.outcome is Outcome.NOT_PUBLISHED)
+
+
+class PaimonSink:
+    """Callable as `sink(batch_df, txn)`; one for each table and way of writing it."""
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        catalog_options: Mapping[str, str] | None = None,
+    ) -> None:
+        if (mode == "upsert") != bool(keys):
+            raise ValueError(
+                f"mode {mode!r} with keys={list(keys)}: give `keys` for upsert, and only for upsert"
+            )
+        self._address: TableAddress = address(table, catalog_options)
+        self._mode: Mode = mode
+        self._keys = tuple(keys)
+        self._order_by = order_by
+        self._leftovers: list[tuple[tuple[str, ...], str]] = []
+
+    @property
+    def table(self) -> str:
+        """Canonical URI of the table: what the gate is given."""
+        return self._address.uri
+
+    @property
+    def conflict_rule(self) -> ConflictRule:
+        """How this sink's transactions conflict; `foreach_batch` takes it from here."""
+        return "deleted-file" if self._mode == "append" else "file-group"
+
+    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+        """Write one batch in a transaction of the gate."""
+        table = self._address.open()
+        require_supported(table, rewrites=self._mode == "upsert")
+        self._sweep_leftovers(table)
+        user = txn.writer
+        found = _find(table, user, txn.batch_id)
+        if found is not None:
+            self._report_replay(txn, found)
+            return
+        staging = Staging(
+            table=self._address,
+            user=user,
+            identifier=_identifier(txn.batch_id),
+            prefix=f"data-{txn.id}-",
+            channel=txn.executor_channel() if self._mode == "append" else None,
+            only=None,
+        )
+        work = _Work(staging)
+        try:
+            self._stage(table, batch, work, txn)
+            if work.messages:
+                self._commit(table, work, txn)
+        except BaseException:
+            if work.uncommitted:
+                self._discard(table, work, txn)
+            raise
+
+    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+        """Write one batch as pypaimon does by itself, without agent, grant or check; the snapshot that it made.
+
+        Upsert is its partition overwrite, which replaces whatever the partitions hold by then: what another writer
+        committed since the base was read is lost without an error. For showing the difference, and for tables with
+        one writer.
+        """
+        table = self._address.open()
+        require_supported(table, rewrites=self._mode == "upsert")
+        user = f"{uuid.uuid4()}"
+        work = _Work(Staging(self._address, user, _identifier(batch_id), None, None, None))
+        self._stage(table, batch, work, None)
+        builder = table.new_batch_write_builder()
+        builder.commit_user = user
+        if self._mode == "upsert":
+            builder = builder.overwrite()
+            work.messages = [message for message in work.messages if message.new_files]
+        if not work.messages:
+            return None
+        commit = builder.new_commit()
+        try:
+            commit.commit(work.messages)
+        finally:
+            commit.close()
+        return find_commit(table, user, UNNUMBERED)
+
+    # staging
+
+    def _stage(self, table: Any, batch: DataFrame, work: _Work, txn: Transaction | None) -> None:
+        rows = in_table_types(batch, table)
+        if self._mode == "append":
+            work.messages = staged(all_columns(rows, table), work.staging)
+            return
+        keys = self._all_keys(table, rows)
+        # Kept, because it is used twice and must be the same rows each time.
+        rows = latest(rows, keys, self._order_by).persist()
+        try:
+            work.partitions = tuple(partitions_of(rows, table))
+            if not work.partitions:
+                return
+            work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
+            work.staging = replace(work.staging, only=frozenset(work.paths))
+            if txn is not None:
+                txn.touch_all(
+                    Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
+                    for path in work.paths
+                )
+            # Not before this line: what is committed to these partitions from here on, the agent holds against us.
+            work.base = read_base(table, work.partitions)
+            merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
+            if table.partition_keys:
+                merged = merged.repartition(*table.partition_keys)
+            work.messages = staged(merged, work.staging) + replacing(work.base)
+        finally:
+            rows.unpersist()
+
+    def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
+        keys = tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
+        missing = [key for key in keys if key not in rows.columns]
+        if missing:
+            raise ValueError(
+                f"the batch lacks key or partition columns {missing}: an upsert can't tell which rows it means; "
+                f"table={self.table}"
+            )
+        return keys
+
+    # committing
+
+    def _commit(self, table: Any, work: _Work, txn: Transaction) -> None:
+        staging = work.staging
+        with txn.commit() as grant:
+            work.grant = grant
+            found = _find(table, staging.user, txn.batch_id)
+            if found is not None:  # an older process of this writer got there after we had looked
+                self._discard(table, work, txn)
+                grant.version = str(found)
+                return
+
+            checked_at: list[int] = []
+
+            def check(snapshot_id: int) -> None:
+                """Before every write of a snapshot: the one that it follows must hold the base that was read."""
+                if work.base is not None and snapshot_id not in checked_at:
+                    self._require_unchanged(table, work, txn)
+                    checked_at.append(snapshot_id)
+                grant.check()
+
+            work.publishing = True
+            grant.version = publish(
+                table,
+                work.messages,
+                user=staging.user,
+                identifier=staging.identifier,
+                grant=grant,
+                check=check,
+                properties={"lakewarden.transaction": txn.id, "lakewarden.token": str(grant.token)},
+            )
+
+    def _require_unchanged(self, table: Any, work: _Work, txn: Transaction) -> None:
+        base = work.base
+        assert base is not None
+        now = read_base(table, work.partitions)
+        added, gone = now.files - base.files, base.files - now.files
+        if added or gone:
+            raise BaseChanged(
+                f"the base changed under this batch: {len(added)} files came and {len(gone)} went in its partitions "
+                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent; nothing was published; "
+                f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
+            )
+
+    def _report_replay(self, txn: Transaction, snapshot_id: int) -> None:
+        log.info(
+            "paimon.replayed",
+            table=self.table,
+            writer=txn.writer,
+            batch_id=txn.batch_id,
+            snapshot=snapshot_id,
+        )
+        with txn.commit() as grant:
+            grant.version = str(snapshot_id)
+
+    # clearing away
+
+    def _discard(self, table: Any, work: _Work, txn: Transaction) -> None:
+        """Remove what was staged; failing to is no reason to fail, or to hide why we are here."""
+        try:
+            remove_staged(table, [message for message in work.messages if message.new_files])
+            partitions = work.paths or tuple(
+                {marker.partition for marker in txn.footprint(FOOTPRINT_SECONDS)}
+            )
+            prefix = work.staging.prefix
+            if prefix is not None and partitions:
+                sweep(table, partitions, prefix)
+                # Tasks that are being killed may still write; they are gone when the next batch comes.
+                self._leftovers.append((partitions, prefix))
+        except Exception as error:  # noqa: BLE001 - files without an owner cost space, and nothing else
+            log.warning("paimon.discard-failed", table=self.table, transaction=txn.id, error=repr(error))
+
+    def _sweep_leftovers(self, table: Any) -> None:
+        leftovers, self._leftovers = self._leftovers, []
+        for partitions, prefix in leftovers:
+            try:
+                sweep(table, partitions, prefix)
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
+
+
+def _identifier(batch_id: int | None) -> int:
+    return UNNUMBERED if batch_id is None else batch_id
+
+
+def _find(table: Any, user: str, batch_id: int | None) -> int | None:
+    return None if batch_id is None else find_commit(table, user, batch_id)

@@ -1,0 +1,53 @@
+"""How our own programs run a streaming query: to its end, or until they are told to stop, and with one line of why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+MAX_LINE = 600
+"""Characters of the error that is printed: Spark wraps the cause in its own and Java's stack."""
+
+
+def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
+    """Start a query and wait for its end: 0, or 1 with one line on stderr. SIGTERM and SIGINT end the process at once.
+
+    At once, and not in order: a query that is killed goes on from its checkpoint, and a writer that falls silent is
+    ended by the agent; both are built for worse than this. The JVM ends with its driver.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        query = start()
+        query.awaitTermination()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the operator gets one line and an exit code
+        print(f"{name} failed: {reason(error)}", file=sys.stderr)  # noqa: T201 - this is the program's output
+        return 1
+    return 0
+
+
+def reason(error: BaseException) -> str:
+    """The part of a Spark error that says what happened, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [
+        line for line in lines if line.startswith("lakewarden.") and "Error" not in line.partition(":")[0]
+    ]
+    errors = ours or [line for line in lines if _names_an_error(line)] or lines or [type(error).__name__]
+    return errors[-1][:MAX_LINE]
+
+
+def _names_an_error(line: str) -> bool:
+    name = line.partition(":")[0]
+    return name.isidentifier() or (name.replace(".", "").isidentifier() and not line.startswith("at "))
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    sys.stderr.flush()
+    os._exit(128 + number)

@@ -1,0 +1,105 @@
+"""One Spark for all tests here, small; and Paimon tables to write to."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pypaimon import CatalogFactory, Schema
+from pyspark.sql import SparkSession
+
+from lakewarden.spark_jobs.session import spark_session
+from tests.kafka_fixture import KafkaServer
+from tests.spark.bench import Bench
+
+SCHEMA = pa.schema(
+    [
+        ("month", pa.int32()),
+        ("day", pa.int32()),
+        ("flight", pa.int64()),
+        ("departure", pa.string()),
+        ("arrival", pa.string()),
+    ]
+)
+
+MakeTable = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Two cores, no UI, few shuffle partitions."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = spark_session("lakewarden-tests", master="local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def bench(kafka: KafkaServer, topic_prefix: str) -> Iterator[Bench]:
+    """Agents and gates for one test."""
+    with Bench(kafka, topic_prefix) as bench:
+        yield bench
+
+
+@pytest.fixture
+def make_table(tmp_path: Path) -> MakeTable:
+    """Make an empty append table partitioned by month and day; its path."""
+
+    def make(
+        name: str = "flights",
+        partition_keys: tuple[str, ...] = ("month", "day"),
+        schema: pa.Schema = SCHEMA,
+        **options: str,
+    ) -> str:
+        catalog = CatalogFactory.create({"warehouse": str(tmp_path / "warehouse")})
+        catalog.create_database("test", ignore_if_exists=True)
+        made = Schema.from_pyarrow_schema(schema, partition_keys=list(partition_keys), options=options)
+        catalog.create_table(f"test.{name}", made, ignore_if_exists=False)
+        return str(tmp_path / "warehouse" / "test.db" / name)
+
+    return make
+
+
+def rows_of(table: str) -> list[dict[str, Any]]:
+    """All rows that the table holds, sorted."""
+    from lakewarden.spark_jobs.paimon_table import address
+
+    builder = address(table).open().new_read_builder()
+    rows = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
+    return sorted(rows, key=repr)
+
+
+def snapshots_of(table: str) -> list[Any]:
+    """All its snapshots, oldest first."""
+    from lakewarden.spark_jobs.paimon_table import address
+
+    return list(address(table).open().snapshot_manager().list_snapshots())
+
+
+def data_files_of(table: str) -> set[str]:
+    """Names of the data files on disk, committed or not."""
+    return {path.name for path in Path(table).rglob("data-*.parquet")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """PySpark leaves the sockets that it collects results through to the garbage collector; that is no failure."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _no_socket_outlives_its_test() -> Iterator[None]:
+    """They are collected here, so that no later test is blamed for them."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
