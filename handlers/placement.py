@@ -7,7 +7,8 @@ table and what lies below it.
 
 Where: for a Hudi table its own lock object, `<table>/.hoodie/.locks/table_lock.json`; for any other `<lock
 root>/locks/<cleaned path>-<first 8 hex digits of the table URI's SHA-256>.json`, the lock root being the one
-configured, or the table's own bucket where none is.
+configured, or the table's own bucket where none is; a local table has none. A lock is named canonically, as
+tables are.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ class Placement:
             return NotAllowed(
                 f"table {table} is not among the allowed ones; start the agent with --allow {table}"
             )
-        if lock is None or lock == table + HUDI_LOCK:
-            return (
-                LockPlace(self._usual(table), shared=False) if lock is None else LockPlace(lock, shared=True)
-            )
+        if lock is None:
+            if self.lock_root is None and table.startswith("file:"):
+                return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
+            return LockPlace(self._usual(table), shared=False)
+        if lock == table + HUDI_LOCK:
+            return LockPlace(lock, shared=True)
         try:
             require_canonical(lock)
         except ValueError as error:
