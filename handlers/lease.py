@@ -9,10 +9,12 @@ Rules
 - A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may
   be our own whose first answer went missing. What the read-back finds decides: ours and live → a second write
   under the version just read, before anything is trusted; somebody else's → lost; unreadable → still unknown,
-  again after a jittered back-off.
+  again after a jittered back-off. A write whose answer was lost may land late: until the version under which it
+  was sent is gone, further writes bear its owner, so that whichever of them lands is known as ours.
 - The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a
   challenger waits until `validUntil` is past by `drift` on its wall clock. Every write differs from the one
   before it: another owner, another `expired`, or a `validUntil` that strictly rises; so no version comes twice.
+  The `validUntil` of another owner is exceeded only while it binds: a wrong clock's far future is not inherited.
 - Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its
   end is given up then: whoever relies on it has that long to hear of it.
 - Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first,
@@ -21,10 +23,10 @@ Rules
   again after `refused_seconds` because a person may have mended it.
 - Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most
   `release_tries` times; then the lease is left to lapse. The lease is not relied upon from the moment release was
-  asked for.
+  asked for. Dropped while a write is in doubt: what it did is read back first, and released.
 - Adoption: an owner that the log names as holder of a running grant is replaced by a fresh one under its version.
   The former owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the
-  running grant and no new one.
+  running grant and no new one, and the object is not released.
 
 Time and chance arrive inside the inputs (`Moment`). A request is outstanding in exactly `Reading` and `Writing`.
 """
@@ -225,6 +227,8 @@ class Idle:
     """Not held, not wanted. `mine` is the last owner id that we wrote: finding it is never somebody else."""
 
     mine: str | None = None
+    quiet_until: float = 0.0
+    """As in `Work`: going idle ends no former owner's lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +255,9 @@ class Work:
     """The live record that is to be released."""
     quiet_until: float = 0.0
     """When the lease of an adopted owner has ended; it outlives doubts about our own write."""
+    doubt: Condition | None = None
+    """Under which condition a write of ours was sent whose fate is not known. It may still land while that condition
+    holds, so a further write under it bears the same owner: whichever of them lands is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,7 @@ class Writing:
 
     work: Work
     record: LockRecord
+    condition: Condition
     sent_at: float
 
 
@@ -380,8 +388,11 @@ def _work(state: State) -> Work:
 
 def _want(state: State, at: Moment, adopt: str | None) -> Step:
     match state:
-        case Idle(mine=mine):
-            return _get(Work(wanted=True, mine=mine, lease=None, spent=Spent(0, at.now), adopt=adopt))
+        case Idle(mine=mine, quiet_until=quiet_until):
+            spent = Spent(0, at.now)
+            return _get(
+                Work(wanted=True, mine=mine, lease=None, spent=spent, adopt=adopt, quiet_until=quiet_until)
+            )
         case Held():
             return state, ()
         case Reading(work=work):
@@ -389,7 +400,11 @@ def _want(state: State, at: Moment, adopt: str | None) -> Step:
         case Writing(work=work):
             return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt)), ()
         case Waiting(work=work):
-            return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+            again = replace(work, wanted=True, adopt=adopt or work.adopt)
+            if work.release is not None and at.now < work.quiet_until:
+                # The release was being put off; the object is still ours.
+                return _get(replace(again, release=None, spent=Spent(0, at.now)))
+            return replace(state, work=again), ()
         case _:
             assert_never(state)
 
@@ -399,21 +414,29 @@ def _drop(state: State, at: Moment) -> Step:
         case Idle():
             return state, ()
         case Held(lease=lease, mine=mine):
-            work = Work(wanted=False, mine=mine, lease=None, spent=Spent(0, at.now), release=lease.record)
+            work = Work(
+                wanted=False,
+                mine=mine,
+                lease=None,
+                spent=Spent(0, at.now),
+                release=lease.record,
+                quiet_until=lease.quiet_until,
+            )
             return _put_release(work, at, lease.version)
         case Waiting(work=work):
             if work.lease is not None:
                 released = replace(work, wanted=False, lease=None, release=work.lease.record)
                 return _put_release(released, at, work.lease.version)
-            if work.release is None:
-                return Idle(work.mine), ()
-            return replace(state, work=replace(work, wanted=False)), ()
+            if work.release is None and work.doubt is None:
+                return Idle(work.mine, work.quiet_until), ()
+            # A write that we don't know the fate of may have taken the lock: it is read back, and released.
+            return replace(state, work=replace(work, wanted=False, tries=0)), ()
         case Reading(work=work):
             release = work.release or (work.lease.record if work.lease else None)
-            return Reading(replace(work, wanted=False, lease=None, release=release)), ()
+            return Reading(replace(work, wanted=False, lease=None, release=release, tries=0)), ()
         case Writing(work=work):
             # What this write does to the object is known when it answers; then it is released.
-            return replace(state, work=replace(work, wanted=False, lease=None)), ()
+            return replace(state, work=replace(work, wanted=False, lease=None, tries=0)), ()
         case _:
             assert_never(state)
 
@@ -504,6 +527,8 @@ def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSet
                 else _back_off(work, at, settings, why)
             )
         case Unknown(why=why):
+            if not record.expired:
+                work = replace(work, doubt=state.condition)
             # The first doubt is read back at once; the store may be in trouble if doubts go on.
             return _get(replace(work, tries=1)) if work.tries == 0 else _back_off(work, at, settings, why)
         case Throttled(why=why):
@@ -538,20 +563,26 @@ def _get(work: Work) -> Step:
 def _put_hold(
     work: Work, at: Moment, settings: LeaseSettings, condition: Condition, before: LockRecord | None
 ) -> Step:
-    keeps_owner = work.mine is not None and before is not None and before.owner == work.mine
-    owner = work.mine if keeps_owner and work.mine is not None else at.fresh
+    ours = before is not None and before.owner == work.mine
+    in_doubt = work.doubt == condition
+    owner = work.mine if work.mine is not None and (ours or in_doubt) else at.fresh
     valid_until = at.wall_ms + round(settings.validity * 1000)
-    if before is not None:
+    if before is not None and (ours or before.held_at(at.wall_ms, settings.drift_ms)):
+        # An end that is past binds nobody: one that was written with a wrong clock is not carried on.
         valid_until = max(valid_until, before.valid_until + 1)
     record = LockRecord(expired=False, valid_until=valid_until, owner=owner)
-    work = replace(_spending(work), mine=owner)
-    return Writing(work, record, at.now), (Put(render(record), condition),)
+    work = replace(_spending(work), mine=owner, doubt=condition if in_doubt else None)
+    return Writing(work, record, condition, at.now), (Put(render(record), condition),)
 
 
 def _put_release(work: Work, at: Moment, version: str) -> Step:
     assert work.release is not None
+    if at.now < work.quiet_until:
+        # A former owner may still rely on its lease: the object stays held until that has ended.
+        return Waiting(replace(work, tries=0), until=work.quiet_until), ()
     record = replace(work.release, expired=True)
-    return Writing(_spending(work), record, at.now), (Put(render(record), IfMatch(version)),)
+    condition = IfMatch(version)
+    return Writing(_spending(work), record, condition, at.now), (Put(render(record), condition),)
 
 
 def _spending(work: Work) -> Work:
@@ -560,7 +591,7 @@ def _spending(work: Work) -> Work:
 
 def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
     tries = work.tries + 1
-    if work.release is not None and tries >= settings.release_tries:
+    if (work.release is not None or not work.wanted) and tries >= settings.release_tries:
         return _released(work, at, why=f"left to lapse: {why}")
     wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
     return Waiting(replace(work, tries=tries), at.now + wait), ()
@@ -587,7 +618,7 @@ def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     record = work.lease.record
     ended = LeaseEnded(record.owner, record.valid_until, work.spent, why, holder)
     # A lost lease is no longer `mine`: what we find from here on is judged as a challenger judges it.
-    after = Work(wanted=True, mine=None, lease=None, spent=Spent(0, at.now))
+    after = Work(wanted=True, mine=None, lease=None, spent=Spent(0, at.now), quiet_until=work.quiet_until)
     return Waiting(after, at.now), (ended,)
 
 
@@ -597,8 +628,7 @@ def _released(work: Work, at: Moment, *, why: str | None) -> Step:
     if record is not None:
         done = (Released(record.owner, record.valid_until, work.spent, why),)
     if not work.wanted:
-        return Idle(work.mine), done
-    after, effects = _get(
-        Work(wanted=True, mine=work.mine, lease=None, spent=Spent(0, at.now), adopt=work.adopt)
-    )
+        return Idle(work.mine, work.quiet_until), done
+    work = replace(work, lease=None, release=None, doubt=None, tries=0, spent=Spent(0, at.now))
+    after, effects = _get(work)
     return after, (*done, *effects)
