@@ -134,6 +134,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._owners: dict[int, PartitionOwner] = {}
         self._committed: dict[int, tuple[int, str]] = {}
         self._assigned = False
+        self._assigned_at = 0.0
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start the clients and join the group."""
@@ -187,7 +188,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             self._owners[partition.partition] = PartitionOwner(
                 partition.partition, self._settings, self._publisher, self._stores, self._tasks
             )
-        self._assigned = True
+        self._assigned, self._assigned_at = True, monotonic()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Stop deciding for them before the next owner starts."""
@@ -256,7 +257,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
             if live and not self._agent.ready.is_set():
                 self._agent.ready.set()
-                log.info("partitions.live", partitions=sorted(self._owners), tables=self._tables())
+                log.info(
+                    "partitions.live",
+                    partitions=sorted(self._owners),
+                    tables=self._tables(),
+                    replay_seconds=round(monotonic() - self._assigned_at, 3),
+                )
             if self._publisher.full:
                 await anyio.sleep(0.005)
                 continue
