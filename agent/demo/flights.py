@@ -3,7 +3,9 @@
 `departures` has a row for every flight: what was scheduled, and when it left. `arrivals` has a row for every
 flight that arrived: when, and how late. Both name the flight by `flight_id`, its row number in the source. Every
 day is cut into a few files in each feed, and both feeds bring the days in the same order, so that two queries that
-follow them rewrite the same (month, day) partitions at about the same time.
+follow them rewrite the same (month, day) partitions at about the same time. As in life, some of it comes late: now
+and then a day's last file is held back for many days, so that a query which has run ahead comes back to a partition
+that the other one may be writing.
 
 The expected table is made from the source alone, never from the feeds: a row lost while splitting would be found.
 """
@@ -73,6 +75,11 @@ TABLE_SCHEMA = pa.schema([*DEPARTURES_SCHEMA, *(ARRIVALS_SCHEMA.field(name) for 
 
 FEEDS: Mapping[str, pa.Schema] = {"departures": DEPARTURES_SCHEMA, "arrivals": ARRIVALS_SCHEMA}
 
+FILES_PER_DAY = 2
+
+_LATENESS = (1, 2, 3)
+"""How many batches late, in turn: a query that is up to three batches ahead of the other still meets it."""
+
 _EARLIEST_FILE_SECONDS = 1_357_000_000
 """Modification time of a feed's first file. Spark's file source reads oldest first; each file is a second younger."""
 
@@ -110,28 +117,37 @@ def expected_table(flights: pa.Table) -> pa.Table:
     return flights.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA).sort_by("flight_id")
 
 
-def write_feeds(flights: pa.Table, folder: Path, files_per_day: int = 2) -> tuple[Feed, ...]:
-    """Both feeds as Parquet files under `folder/<feed>`, every row in exactly one file of each feed it belongs to."""
+def write_feeds(flights: pa.Table, folder: Path, batch_days: int) -> tuple[Feed, ...]:
+    """Both feeds as Parquet files under `folder/<feed>`, every row in exactly one file of each feed it belongs to.
+
+    The files' modification times give the order in which Spark reads them; `batch_days` days go into one micro-batch,
+    and one file in so many days is late.
+    """
     return tuple(
-        _write_feed(name, schema, flights, folder / name, files_per_day) for name, schema in FEEDS.items()
+        _write_feed(name, schema, flights, folder / name, batch_days) for name, schema in FEEDS.items()
     )
 
 
-def _write_feed(name: str, schema: pa.Schema, flights: pa.Table, folder: Path, files_per_day: int) -> Feed:
+def _write_feed(name: str, schema: pa.Schema, flights: pa.Table, folder: Path, batch_days: int) -> Feed:
     rows = flights if name == "departures" else flights.filter(pc.is_valid(flights["arr_time"]))
     rows = rows.select(schema.names).cast(schema).sort_by([(key, "ascending") for key in KEYS])
     folder.mkdir(parents=True)
-    files = 0
-    for day in _by_day(rows):
-        size = -(-day.num_rows // files_per_day)
-        for part, start in enumerate(range(0, day.num_rows, size)):
-            label = f"2013-{day['month'][0].as_py():02}-{day['day'][0].as_py():02}-{part}.parquet"
-            path = folder / label
-            pyarrow.parquet.write_table(day.slice(start, size), path)
-            modified = _EARLIEST_FILE_SECONDS + files
-            os.utime(path, (modified, modified))
-            files += 1
-    return Feed(name, folder, files, rows.num_rows)
+    comes: dict[Path, int] = {}
+    for number, day in enumerate(_by_day(rows)):
+        size = -(-day.num_rows // FILES_PER_DAY)
+        for part in range(FILES_PER_DAY):
+            path = folder / f"2013-{day['month'][0].as_py():02}-{day['day'][0].as_py():02}-{part}.parquet"
+            pyarrow.parquet.write_table(day.slice(part * size, size), path)
+            comes[path] = number + (_days_late(number, batch_days) if part == FILES_PER_DAY - 1 else 0)
+    for place, path in enumerate(sorted(comes, key=lambda path: (comes[path], path.name))):
+        os.utime(path, (_EARLIEST_FILE_SECONDS + place,) * 2)
+    return Feed(name, folder, len(comes), rows.num_rows)
+
+
+def _days_late(day: int, batch_days: int) -> int:
+    """How long the last file of this day is held back: most are not, one in `batch_days` is."""
+    batch, place = divmod(day, batch_days)
+    return batch_days * _LATENESS[batch % len(_LATENESS)] if place == batch_days // 2 else 0
 
 
 def _by_day(rows: pa.Table) -> list[pa.Table]:

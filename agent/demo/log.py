@@ -9,17 +9,21 @@ from typing import TypeVar
 
 import anyio
 import pyarrow.dataset
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 from pydantic import TypeAdapter
 
 from lakewarden.agent.demo.errors import DemoError
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import read_to_end
+from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     CONFLICT_EVENT,
+    DEFAULT_PARTITIONS,
+    DEFAULT_PREFIX,
     WRITER_EVENT,
     ConflictDetected,
     EventBase,
-    Topics,
     Undecodable,
     WriterEventUnion,
     decode,
@@ -39,20 +43,32 @@ class ConflictLog:
     writer_events: Sequence[WriterEventUnion] = field(default=(), repr=False)
 
 
-def read_log(bootstrap_servers: str, table: str, topics: Topics | None = None) -> ConflictLog:
-    """Everything that the log says of `table` up to now."""
-    names = topics or Topics()
+def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
+    """Everything that the log of the demo's own Kafka says of `table` up to now."""
+    settings = KafkaSettings(
+        bootstrap_servers=bootstrap_servers, topic_prefix=DEFAULT_PREFIX, kafka_security_protocol="PLAINTEXT"
+    )
 
-    async def read() -> ConflictLog:
+    async def read(topic: str, kind: TypeAdapter[T]) -> list[T]:
+        partitions = [TopicPartition(topic, number) for number in range(DEFAULT_PARTITIONS)]
+        found = await read_to_end(settings, dict.fromkeys(partitions))
+        events: list[T] = []
+        for record in (record for records in found.values() for record in records):
+            event = decode(kind, record.value)
+            if not isinstance(event, Undecodable) and event.table == table:
+                events.append(event)
+        return events
+
+    async def read_both() -> ConflictLog:
         with anyio.fail_after(READ_SECONDS):
             return ConflictLog(
-                await _read_topic(bootstrap_servers, names.conflicts, CONFLICT_EVENT, table),
-                await _read_topic(bootstrap_servers, names.writers, WRITER_EVENT, table),
+                await read(settings.topics.conflicts, CONFLICT_EVENT),
+                await read(settings.topics.writers, WRITER_EVENT),
             )
 
     try:
-        return anyio.run(read)
-    except (TimeoutError, KafkaError) as error:
+        return anyio.run(read_both)
+    except (TimeoutError, KafkaError, AgentError) as error:
         raise DemoError(f"Kafka at {bootstrap_servers} did not hand out its log: {error!r}") from error
 
 
@@ -60,40 +76,7 @@ def victims_in_parquet(folder: Path) -> set[str] | None:
     """The aborted transactions that the third query wrote down; None while it has written nothing readable."""
     try:
         files = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive")
-        return set(files.to_table(columns=["victim"])["victim"].to_pylist())
-    except (OSError, KeyError, ValueError):
+        victims = files.to_table(columns=["victim"])["victim"].drop_null()
+    except (OSError, ValueError):
         return None
-
-
-async def _read_topic(bootstrap_servers: str, topic: str, kind: TypeAdapter[T], table: str) -> list[T]:
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap_servers, enable_auto_commit=False, auto_offset_reset="earliest"
-    )
-    await consumer.start()
-    try:
-        numbers = await _partitions(consumer, topic)
-        partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
-        if not partitions:
-            return []
-        ends = await consumer.end_offsets(partitions)
-        consumer.assign(partitions)
-        found: list[T] = []
-        unread = {
-            partition for partition in partitions if ends[partition] > await consumer.position(partition)
-        }
-        while unread:
-            for partition, records in (await consumer.getmany(*unread, timeout_ms=1000)).items():
-                for record in records:
-                    event: T | Undecodable = decode(kind, record.value)
-                    if not isinstance(event, Undecodable) and event.table == table:
-                        found.append(event)
-                if await consumer.position(partition) >= ends[partition]:
-                    unread.discard(partition)
-        return found
-    finally:
-        await consumer.stop()
-
-
-async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> set[int]:
-    await consumer.topics()
-    return set(consumer.partitions_for_topic(topic) or ())
+    return set(victims.to_pylist())

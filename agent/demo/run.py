@@ -19,7 +19,7 @@ from rich.console import Console
 from lakewarden.agent.demo import figures
 from lakewarden.agent.demo.check import TableCheck, compare
 from lakewarden.agent.demo.errors import DemoError
-from lakewarden.agent.demo.flights import Feed, expected_table, load_flights, write_feeds
+from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
 from lakewarden.agent.demo.log import ConflictLog, read_log, victims_in_parquet
 from lakewarden.agent.demo.picture import draw
@@ -38,6 +38,9 @@ DEV_READY_SECONDS = 300.0
 PARQUET_SECONDS = 30.0
 """The third query has this long to write down the last conflict."""
 
+DEFAULT_BATCH_DAYS = 6
+"""Days of flights in a micro-batch: it computes for some seconds, long enough to be worth stopping."""
+
 _POLL_SECONDS = 0.1
 
 
@@ -51,9 +54,13 @@ class DemoSettings:
     s3_bucket: str = "lakewarden-demo"
     data: Path | None = None
     picture: Path | None = None
-    files_per_day: int = 2
-    max_files_per_trigger: int = 2
+    batch_days: int = DEFAULT_BATCH_DAYS
     programs: Programs = field(default_factory=Programs)
+
+    @property
+    def files_per_batch(self) -> int:
+        """What a query takes into one micro-batch."""
+        return self.batch_days * FILES_PER_DAY
 
 
 class Demo:
@@ -73,7 +80,7 @@ class Demo:
         for name in ("logs", "events"):
             (self.folder / name).mkdir()
         flights = load_flights(settings.days)
-        feeds = write_feeds(flights, self.folder / "feeds", settings.files_per_day)
+        feeds = write_feeds(flights, self.folder / "feeds", settings.batch_days)
         files = " and ".join(f"{feed.name} ({feed.rows:,} rows in {feed.files} files)" for feed in feeds)
         say(f"{flights.num_rows:,} flights of {settings.days} days as two feeds: {files}")
         place = self._place()
@@ -81,7 +88,7 @@ class Demo:
         say(f"one Paimon table, partitioned by month and day: {table}")
 
         commands = Commands(
-            settings.programs, self.folder, table, settings.s3_endpoint, settings.max_files_per_trigger
+            settings.programs, self.folder, table, settings.s3_endpoint, settings.files_per_batch
         )
         servers = self._start_agent(commands) if settings.with_agent else None
         third = self._start("conflicts", commands.third(servers)) if servers else None
@@ -137,7 +144,7 @@ class Demo:
 
         writers = [Writer(feed, self.folder / "events", start) for feed in feeds]
         for feed in feeds:
-            self.screen.expect(feed.name, -(-feed.files // self.settings.max_files_per_trigger))
+            self.screen.expect(feed.name, -(-feed.files // self.settings.files_per_batch))
         for event in follow(writers, tick=self._tick):
             if isinstance(event, Restarted):
                 self.notes.append(f"the {event.writer} query was started again after {event.reason}")
