@@ -197,6 +197,8 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             await self._give_up([each.partition for each in revoked])
 
     async def _give_up(self, numbers: list[int]) -> None:
+        if not numbers:
+            return  # which also means that the session may have ended before it was open
         owners = [self._owners[number] for number in numbers if number in self._owners]
         points = {owner.number: owner.commit_point() for owner in owners}
         async with anyio.create_task_group() as tasks:
