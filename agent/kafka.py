@@ -75,6 +75,7 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
                         each.name,
                         min(each.partitions, existing) if each.partitions == 1 else existing,
                         replication,
+                        replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
                         topic_configs=each.config,
                     )
                     for each in missing
