@@ -188,6 +188,8 @@ class PaimonSink:
             merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
             if table.partition_keys:
                 merged = merged.repartition(*table.partition_keys)
+            if txn is not None:
+                txn.check()  # planning took a moment, and no Spark job was there to be cancelled
             work.messages = staged(merged, work.staging) + replacing(work.base)
         finally:
             rows.unpersist()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
+
+import structlog
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +25,7 @@ def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
     At once, and not in order: a query that is killed goes on from its checkpoint, and a writer that falls silent is
     ended by the agent; both are built for worse than this. The JVM ends with its driver.
     """
+    _log_warnings_to_stderr()
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGINT, _leave)
     try:
@@ -31,6 +35,14 @@ def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
         print(f"{name} failed: {reason(error)}", file=sys.stderr)  # noqa: T201 - this is the program's output
         return 1
     return 0
+
+
+def _log_warnings_to_stderr() -> None:
+    # Our steps go to an observer; what is left for a log are the things that somebody should look at.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def reason(error: BaseException) -> str:
