@@ -117,8 +117,9 @@ class Table(RuleBasedStateMachine):
         policy=st.sampled_from(["first-intent", "first-intent", "first-committer"]),
         hold=st.sampled_from(["while-active", "per-commit"]),
         max_losses=st.sampled_from([1, 2, 3]),
+        computing=st.integers(0, 3),
     )
-    def start(self, early: bool, policy: Any, hold: Any, max_losses: int) -> None:
+    def start(self, *, early: bool, policy: Any, hold: Any, max_losses: int, computing: int = 0) -> None:
         self.w = World(TableSettings(early_detection=early, policy=policy, hold=hold, max_losses=max_losses))
         self.processes: list[Process] = []
         self.current: dict[str, Process] = {}
@@ -132,6 +133,18 @@ class Table(RuleBasedStateMachine):
         self.lock_end = 0.0
         self.lock_owner = 0
         self.adopting = False
+        for writer in range(computing):
+            self.begin(
+                writer=writer,
+                admission="optimistic",
+                conflict_rule="file-group",
+                priority=0,
+                scope=(),
+                killed=False,
+            )
+            self.read_all()
+            self.hear(index=0)
+        self.lock_confirmed()
 
     # -- writers
 
