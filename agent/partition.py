@@ -4,9 +4,10 @@
 
 - The replay folds the events from the committed offset, and each published decision where its `cause_offset` says; nothing is
   decided. What crashed between an event and its decision is decided once the end of the log is reached.
-- `commit_point` is the oldest intent that a replay must see, with the position in `decisions` at the time when it was read.
+- `commit_point` is the oldest intent that a replay must see, with a position in `decisions` before which nothing concerns it or
+  what came after it.
 - An event that can't be read, or names what is not allowed, goes to the dead letters; if its transaction can be read, that is
-  told (`not-allowed`), once.
+  told (`not-allowed`), once. One that is open here is aborted by it, unless it is granted: part of what it does is unknown.
 - A table whose state contradicts itself is stopped: it is not touched any more, its lock is left to lapse, its writers are told;
   the other tables go on.
 
@@ -41,7 +42,6 @@ from lakewarden.events import (
     DecisionEventUnion,
     Undecodable,
     WriterEventUnion,
-    canonical_table,
     decode,
     encode,
     ledger_key,
@@ -63,12 +63,17 @@ from lakewarden.handlers.table import (
     replay_verdict,
     step,
 )
+from lakewarden.handlers.transactions import OPEN, Phase
 
 log = structlog.get_logger()
 
 DEAD_LETTER_BYTES = 1024
 MAX_REFUSED = 10_000
 """Transactions remembered as refused, so that each is told once."""
+MAX_REASON = 1_000
+"""Characters of a reason: it may quote what was sent, and must fit into a record with room to spare."""
+MAX_KEY_BYTES = 4_096
+"""Of a refused record's key in our answer: longer than any table's."""
 
 
 class PartitionOwner:
@@ -84,6 +89,7 @@ class PartitionOwner:
     ) -> None:
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "gone"] = "loading"
+        self._was_live = False
         self.position = 0
         """Offset of the next event to be read."""
         self.tables: dict[str, TableState] = {}
@@ -98,9 +104,9 @@ class PartitionOwner:
         self._places: dict[str, LockPlace] = {}
         self._backlog: list[ConsumerRecord] = []
         self._replay_until = 0
-        self._decisions: list[DecisionEventUnion] = []
+        self._decisions: list[tuple[int, DecisionEventUnion]] = []
         self._applied = 0
-        self._answered: set[str] = set()
+        self._aborted: set[str] = set()
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._decisions_next = 0
         self._decisions_at: dict[int, int] = {}
@@ -131,8 +137,9 @@ class PartitionOwner:
             decision = decode(DECISION_EVENT, record.value)
             self._decisions_next = record.offset + 1
             if not isinstance(decision, Undecodable):
-                self._decisions.append(decision)
-                self._answered.add(decision.transaction)
+                self._decisions.append((record.offset, decision))
+                if isinstance(decision, Abort):
+                    self._aborted.add(decision.transaction)
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []
         self.take(backlog, monotonic())
@@ -145,7 +152,7 @@ class PartitionOwner:
         self._apply_decisions(None)
         replayed = len(self._decisions)
         self._decisions.clear()
-        self._answered.clear()
+        self._aborted.clear()
         self.phase = "live"
         for uri in list(self.tables):
             self._step(uri, Replayed(monotonic(), self.position - 1))
@@ -158,9 +165,15 @@ class PartitionOwner:
             open=sum(len(state.open()) for state in self.tables.values()),
         )
 
+    def passed(self, position: int) -> None:
+        """All below `position` has been taken. The log's last records may be no events (Kafka's own marks): they count too."""
+        if self.phase in ("replaying", "live"):
+            self.position = max(self.position, position)
+            self.finish_replay(self.position)
+
     def _apply_decisions(self, up_to: int | None) -> None:
         while self._applied < len(self._decisions):
-            decision = self._decisions[self._applied]
+            _, decision = self._decisions[self._applied]
             if up_to is not None and decision.cause_offset > up_to:
                 return
             self._applied += 1
@@ -201,11 +214,17 @@ class PartitionOwner:
             self._refuse(record, bad)
             return
         if isinstance(event, CommitIntent):
-            self._decisions_at.setdefault(record.offset, self._decisions_next)
+            self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
             replay_event(state, event, record.offset, monotonic())
         else:
             self._step(event.table, Read(event, record.offset, monotonic(), read_at))
+
+    def _decisions_seen(self) -> int:
+        """Position in `decisions` before which nothing concerns what is read from now on."""
+        if self.phase == "replaying" and self._applied < len(self._decisions):
+            return self._decisions[self._applied][0]
+        return self._decisions_next
 
     def _table(self, uri: str) -> TableState | str:
         """The table's state, or why it is not touched."""
@@ -237,34 +256,33 @@ class PartitionOwner:
 
     def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
         value = record.value or b""
+        reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
         letter = DeadLetter(
-            reason=bad.reason,
+            reason=reason,
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
             value=base64.b64encode(value[:DEAD_LETTER_BYTES]).decode(),
         )
-        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=bad.reason)
-        self._publisher.put(Outgoing(self._topics.dead_letters, record.key or b"", encode(letter)))
-        transaction = bad.transaction
-        if (
-            transaction is None
-            or bad.table is None
-            or transaction in self._answered
-            or transaction in self._refused
-        ):
+        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=reason)
+        self._publisher.put(Outgoing(self._topics.dead_letters, key, encode(letter)))
+        if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
             return
-        try:
-            table = canonical_table(bad.table)
-        except ValueError:
+        state = None if bad.table in self.stopped else self.tables.get(bad.table)
+        transaction = None if state is None else state.transactions.get(bad.transaction)
+        if transaction is None:
+            if bad.transaction in self._refused or (state is not None and bad.transaction in state.closed):
+                return
+            self._refused[bad.transaction] = None
+            if len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
+        elif transaction.phase not in OPEN - {Phase.GRANTED}:
+            # A granted one is nobody's victim: if this was its completion, its lease lapses unheard, and that is told.
             return
-        self._refused[transaction] = None
-        if len(self._refused) > MAX_REFUSED:
-            self._refused.popitem(last=False)
         abort = Abort(
             event_id=fresh_id(),
-            table=table,
-            transaction=transaction,
+            table=bad.table,
+            transaction=bad.transaction,
             writer=bad.writer or "",
             at=utc_now(),
             agent=self._settings.agent_id,
@@ -272,10 +290,13 @@ class PartitionOwner:
             cause_offset=record.offset,
             reason="not-allowed",
             retriable=False,
-            detail=bad.reason[:1000],
+            detail=reason,
         )
         # Where the record was found is where its writer listens, whatever key it used.
-        self._publish_decision(record.key or table.encode(), encode(abort))
+        self._publish_decision(key or bad.table.encode(), encode(abort))
+        if state is not None and transaction is not None:
+            replay_verdict(state, verdicts.verdict_of(abort), monotonic())
+            self._step(bad.table, Tick(monotonic(), record.offset, None))
 
     # -- time, and the lock ------------------------------------------------------------------------------------------
 
@@ -291,10 +312,11 @@ class PartitionOwner:
             if not state.quiet() and uri not in self.stopped:
                 self._step(uri, Tick(now, self.position - 1, self._caught_up_since))
 
-    def _lock_told(self, uri: str, told: Told) -> None:
-        place = self._places[uri]
+    def _lock_told(self, uri: str, place: LockPlace, told: Told) -> None:
         event = stamp.audit(self._settings.agent_id, uri, place.uri, told)
         self._publisher.put(Outgoing(self._topics.audit, uri.encode(), encode(event)))
+        if self._places[uri] is not place:
+            return  # The table has moved to another lock; this one is being given back.
         offset = self.position - 1
         match told:
             case lease.Confirmed(what=what, lease=held):
@@ -319,7 +341,7 @@ class PartitionOwner:
                 place,
                 self._settings.lease(shared=place.shared),
                 lambda: self._stores.for_lock(place.uri),
-                lambda told: self._lock_told(uri, told),
+                lambda told: self._lock_told(uri, place, told),
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)
@@ -399,13 +421,16 @@ class PartitionOwner:
             del self._decisions_at[old]
         return offset, json.dumps({"decisions": decisions})
 
-    async def stop(self) -> None:
-        """Decide nothing more, and give back every lock under which no grant runs."""
-        was_live = self.phase == "live"
+    def leave(self) -> None:
+        """Decide nothing more."""
+        self._was_live = self.phase == "live"
         self.phase = "gone"
+
+    async def release(self) -> None:
+        """Give back every lock under which no grant runs; called after `leave`."""
         async with anyio.create_task_group() as releases:
             for uri, (keeper, scope) in self._keepers.items():
-                if was_live and uri not in self.stopped and self.tables[uri].running() is None:
+                if self._was_live and uri not in self.stopped and self.tables[uri].running() is None:
                     releases.start_soon(_release, keeper, scope)
                 else:
                     scope.cancel()
