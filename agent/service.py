@@ -42,6 +42,11 @@ RECORDS_AT_ONCE = 200
 COMMIT_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between sessions; the last one repeats."""
+MIN_ENDS_SECONDS = 1.0
+"""For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
+REACH_SECONDS = 0.005
+REVOKE_SHARE = 0.5
+"""Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
 STALL_FACTOR = 3
 """A periodic check this many intervals late says that the process slept: silence before it proves nothing."""
 
@@ -62,6 +67,11 @@ class Agent:
         """Ask for an orderly stop."""
         self._stopping.set()
 
+    def not_ready(self) -> None:
+        """Not every partition is live. An event that is not set is kept: somebody may be waiting for it."""
+        if self.ready.is_set():
+            self.ready = anyio.Event()
+
     async def run(self) -> None:
         """Serve, session after session, until stopped. Raises only what no retry can mend."""
         settings = self.settings
@@ -80,7 +90,7 @@ class Agent:
                     )
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures = 0 if self.ready.is_set() else failures + 1
-                self.ready = anyio.Event()
+                self.not_ready()
                 log.warning(
                     "kafka.waiting",
                     bootstrap_servers=settings.bootstrap_servers,
@@ -173,11 +183,11 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def close(self) -> None:
         """The orderly end; see the module's rules."""
-        with anyio.move_on_after(self._settings.shutdown_seconds):
-            await self._give_up(list(self._owners))
+        seconds = self._settings.shutdown_seconds
+        await self._give_up(list(self._owners), seconds * 0.7)
         for client in (getattr(self, "_consumer", None), getattr(self, "_producer", None)):
             if client is not None:
-                with anyio.move_on_after(self._settings.shutdown_seconds):
+                with anyio.move_on_after(seconds * 0.15):
                     await client.stop()
 
     # -- assignment --------------------------------------------------------------------------------------------------
@@ -192,25 +202,40 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Stop deciding for them before the next owner starts."""
-        self._agent.ready = anyio.Event() if revoked else self._agent.ready
-        with anyio.move_on_after(self._settings.session_timeout_seconds / 2):
-            await self._give_up([each.partition for each in revoked])
+        self._assigned = False
+        self._agent.not_ready()
+        await self._give_up(
+            [each.partition for each in revoked], self._settings.session_timeout_seconds * REVOKE_SHARE
+        )
 
-    async def _give_up(self, numbers: list[int]) -> None:
-        if not numbers:
+    async def _give_up(self, numbers: list[int], seconds: float) -> None:
+        """Leave partitions, in order and within so many seconds: a third for each part, so that none takes another's time."""
+        owners = [self._owners.pop(number) for number in numbers if number in self._owners]
+        if not owners:
             return  # which also means that the session may have ended before it was open
-        owners = [self._owners[number] for number in numbers if number in self._owners]
         points = {owner.number: owner.commit_point() for owner in owners}
-        async with anyio.create_task_group() as tasks:
-            for owner in owners:
-                tasks.start_soon(owner.stop)
+        for owner in owners:
+            owner.leave()
         try:
-            await self._publisher.flush()
-            await self._commit({number: point for number, point in points.items() if point is not None})
-        except (LogBrokenError, KafkaError) as error:
+            with anyio.move_on_after(seconds / 3):
+                await self._publisher.flush()
+        except LogBrokenError as error:
+            log.warning("partition.decisions-lost", partitions=numbers, problem=str(error))
+        with anyio.move_on_after(seconds / 3) as releasing:
+            async with anyio.create_task_group() as tasks:
+                for owner in owners:
+                    tasks.start_soon(owner.release)
+        if releasing.cancelled_caught:
+            log.warning(
+                "locks.left-to-lapse", partitions=numbers, detail="their store did not answer in time"
+            )
+        try:
+            with anyio.move_on_after(seconds / 3):
+                await self._publisher.flush()
+                await self._commit({number: point for number, point in points.items() if point is not None})
+        except (LogBrokenError, KafkaError, IllegalStateError) as error:
             log.warning("partition.given-up-uncommitted", partitions=numbers, problem=str(error))
         for number in numbers:
-            self._owners.pop(number, None)
             self._committed.pop(number, None)
 
     async def _load(self, owners: list[PartitionOwner]) -> None:
@@ -218,7 +243,6 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         committed = await committed_offsets(settings, settings.group)
         writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
         beginnings = await self._consumer.beginning_offsets(list(writers.values()))
-        ends = await self._consumer.end_offsets(list(writers.values()))
         starts: dict[int, tuple[int, int]] = {}
         for number, partition in writers.items():
             known = committed.get(partition)
@@ -237,6 +261,8 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             spans[TopicPartition(topics.decisions, number)] = decisions
             spans[TopicPartition(topics.ledger, number)] = None
         records = await read_to_end(settings, spans)
+        # Asked only now: whatever was decided before this has its cause before these ends.
+        ends = await self._consumer.end_offsets(list(writers.values()))
         for owner in owners:
             if owner.phase != "loading":
                 continue
@@ -282,13 +308,27 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _check_periodically(self) -> None:
         interval = self._settings.check_seconds
+        ends_seconds = max(interval, MIN_ENDS_SECONDS)
         last = answered = monotonic()
+        silent = False
         while True:
             await anyio.sleep(interval)
-            ends = await self._ends(interval)
+            ends = await self._ends(ends_seconds)
+            await self._reach(ends, interval)
             now = monotonic()
-            stalled, last = now - last > STALL_FACTOR * interval, now
+            stalled, last = now - last > STALL_FACTOR * interval + ends_seconds, now
             answered = now if ends or not self._owners else answered
+            if silent != (now - answered > 2 * ends_seconds):
+                silent = not silent
+                where = self._settings.bootstrap_servers
+                if silent:
+                    log.warning(
+                        "kafka.silent",
+                        bootstrap_servers=where,
+                        detail="waiting for it; nothing is decided meanwhile",
+                    )
+                else:
+                    log.info("kafka.answers-again", bootstrap_servers=where)
             if now - answered > self._settings.session_timeout_seconds and not stalled:
                 # The group may have given our partitions to others: whoever can't hear of it must not hold their locks.
                 raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
@@ -300,27 +340,55 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         partitions = [TopicPartition(self._topics.writers, number) for number in self._owners]
         if not partitions:
             return {}
-        with anyio.move_on_after(max(timeout, 1.0)):
+        with anyio.move_on_after(timeout):
             try:
                 ends = await self._consumer.end_offsets(partitions)
             except KafkaError as error:
-                log.warning("kafka.silent", problem=str(error) or repr(error))
+                log.debug("kafka.ends-unknown", problem=str(error) or repr(error))
                 return {}
             return {partition.partition: end for partition, end in ends.items()}
         return {}
 
+    async def _reach(self, ends: dict[int, int], timeout: float) -> None:
+        """Wait for the reading to come to these ends: a log that is written to has always something newer unread.
+
+        What is at its end and no event (Kafka's marks of a transactional producer) is passed here.
+        """
+        with anyio.move_on_after(timeout):
+            while behind := [
+                owner
+                for owner in self._owners.values()
+                if owner.phase in ("replaying", "live") and owner.position < ends.get(owner.number, 0)
+            ]:
+                await anyio.sleep(REACH_SECONDS)
+                for owner in behind:
+                    try:
+                        position = await self._consumer.position(
+                            TopicPartition(self._topics.writers, owner.number)
+                        )
+                    except IllegalStateError:
+                        continue  # it was taken from us meanwhile
+                    owner.passed(position)
+
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
-            points = {number: owner.commit_point() for number, owner in self._owners.items()}
+            points = {owner: owner.commit_point() for owner in self._owners.values()}
             moved = {
-                n: point
-                for n, point in points.items()
-                if point is not None and self._committed.get(n) != point
+                owner: point
+                for owner, point in points.items()
+                if point is not None and self._committed.get(owner.number) != point
             }
             if moved:
                 await self._publisher.flush()
-                await self._commit({n: point for n, point in moved.items() if n in self._owners})
+                # Who was given up meanwhile has committed its own last point.
+                await self._commit(
+                    {
+                        owner.number: point
+                        for owner, point in moved.items()
+                        if self._owners.get(owner.number) is owner
+                    }
+                )
 
     async def _commit(self, points: dict[int, tuple[int, str]]) -> None:
         offsets = {
