@@ -19,6 +19,7 @@ MAX_REQUEST_BYTES = MAX_EVENT_BYTES
 FETCH_BYTES = 4 * 1024 * 1024
 """A partition's share of one fetch: some 400 events of 100 markers, so that a replay is not bound by round trips."""
 _TOPIC_EXISTS = 36
+STOP_TIMEOUT_SECONDS = 1.0
 START_TIMEOUT_SECONDS = 15.0
 """For a client to reach a broker; after that the brokers are named and the caller decides."""
 
@@ -51,11 +52,19 @@ async def started(client: Any, settings: KafkaSettings) -> None:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
             await client.start()
     except (TimeoutError, KafkaConnectionError, OSError) as error:
-        with anyio.move_on_after(1, shield=True):
-            await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
+        await stopped(client)
         raise KafkaUnreachableError(
             f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers) and the network"
         ) from error
+    except BaseException:
+        await stopped(client)
+        raise
+
+
+async def stopped(client: Any) -> None:
+    """Stop a client, in bounded time, also while we are being cancelled."""
+    with anyio.move_on_after(STOP_TIMEOUT_SECONDS, shield=True):
+        await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
 
 
 async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
@@ -88,7 +97,7 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
         for name in (topics.writers, topics.decisions, topics.ledger):
             counts[name] = await _partition_count(admin, name)
     finally:
-        await admin.close()
+        await stopped(admin)
     if len(set(counts.values())) != 1:
         told = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise SettingsError(
@@ -109,7 +118,7 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
             )
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:
-        await admin.close()
+        await stopped(admin)
 
 
 async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
@@ -128,7 +137,7 @@ async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPa
     try:
         return dict(await admin.list_consumer_group_offsets(group))
     finally:
-        await admin.close()
+        await stopped(admin)
 
 
 async def read_to_end(
@@ -152,5 +161,5 @@ async def read_to_end(
                 found[partition].extend(record for record in records if record.offset < ends[partition])
             unread = {each for each in unread if await consumer.position(each) < ends[each]}
     finally:
-        await consumer.stop()
+        await stopped(consumer)
     return found
