@@ -13,6 +13,7 @@ from lakewarden.events import (
     BatchCommitted,
     CommitGranted,
     ConflictDetected,
+    ConflictEntry,
     DecisionEventUnion,
     GrantRenewed,
     LockAcquired,
@@ -33,6 +34,9 @@ from lakewarden.handlers.verdicts import (
     Verdict,
 )
 
+MAX_EVIDENCE_CHARACTERS = 128_000
+"""Of the names in one record: even where each takes six bytes in JSON (a control character), it stays below 1 MB."""
+
 
 def decision(agent: str, table: str, verdict: Verdict) -> DecisionEventUnion:
     """A verdict as it is published."""
@@ -51,7 +55,13 @@ def decision(agent: str, table: str, verdict: Verdict) -> DecisionEventUnion:
             return Admitted.model_validate(common)
         case AbortTransaction(reason=reason, retriable=retriable, conflicts=conflicts, detail=detail):
             return Abort.model_validate(
-                common | {"reason": reason, "retriable": retriable, "conflicts": conflicts, "detail": detail}
+                common
+                | {
+                    "reason": reason,
+                    "retriable": retriable,
+                    "conflicts": _fitting(conflicts),
+                    "detail": detail,
+                }
             )
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             return CommitGranted.model_validate(
@@ -70,6 +80,18 @@ def decision(agent: str, table: str, verdict: Verdict) -> DecisionEventUnion:
             assert_never(verdict)
 
 
+def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
+    """As much of the evidence as a record can bear, at least one entry: names may be long, and grow when they are escaped."""
+    left = MAX_EVIDENCE_CHARACTERS
+    for count, each in enumerate(conflicts):
+        left -= (
+            len(each.partition) + len(each.file_group) + len(each.other_transaction) + len(each.other_writer)
+        )
+        if left < 0 and count:
+            return conflicts[:count]
+    return conflicts
+
+
 def conflict(table: str, report: ReportConflict) -> ConflictDetected:
     """A conflict as the operators read it."""
     return ConflictDetected(
@@ -84,7 +106,7 @@ def conflict(table: str, report: ReportConflict) -> ConflictDetected:
         winner_writer=report.winner_writer,
         rule=report.rule,
         kind=report.kind,
-        conflicts=report.conflicts,
+        conflicts=_fitting(report.conflicts),
         detected_after_ms=round(report.detected_after_ms, 3),
         victim_age_seconds=round(report.victim_age_seconds, 3),
     )
