@@ -8,6 +8,7 @@ means for the table's grants is told by a synchronous callback; there is no deci
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -15,10 +16,12 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
+from botocore.exceptions import BotoCoreError
 
-from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.clock import moment
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
+from lakewarden.agent.stores.locations import parse_location
 from lakewarden.handlers import lease
 from lakewarden.handlers.conditional import Refused
 from lakewarden.handlers.placement import LockPlace
@@ -26,8 +29,8 @@ from lakewarden.handlers.placement import LockPlace
 log = structlog.get_logger()
 
 Told = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
-INBOX = 64
-"""Wishes and answers waiting: at most one answer and the few wishes of one step."""
+LONGEST_SLEEP_SECONDS = 1.0
+"""The loop's timers stand still while the machine sleeps, our clock does not: after waking it is looked at within this time."""
 
 
 class LockKeeper:
@@ -39,23 +42,27 @@ class LockKeeper:
         settings: lease.LeaseSettings,
         store: Callable[[], Awaitable[ConditionalStore]],
         tell: Callable[[Told], None],
+        *,
+        clock: Callable[[], lease.Moment] = moment,
     ) -> None:
         self.place = place
         self._settings = settings
         self._open_store = store
         self._tell = tell
         self._state: lease.State = lease.Idle()
-        self._send, self._receive = anyio.create_memory_object_stream[lease.Input](INBOX)
+        self._clock = clock
+        self._inbox: deque[lease.Input] = deque()
+        self._woken = anyio.Event()
         self._idle = anyio.Event()
         self._idle.set()
 
     def want(self, adopt: str | None) -> None:
         """Take the lock, or wait for it."""
-        self._wish(lease.Want(moment(), adopt))
+        self._wish(lease.Want(self._clock(), adopt))
 
     def drop(self) -> None:
         """Give it back."""
-        self._wish(lease.Drop(moment()))
+        self._wish(lease.Drop(self._clock()))
 
     async def released(self) -> None:
         """Return when nothing is held and nothing outstanding."""
@@ -64,7 +71,11 @@ class LockKeeper:
     def _wish(self, wish: lease.Input) -> None:
         if self._idle.is_set():
             self._idle = anyio.Event()
-        self._send.send_nowait(wish)
+        self._put(wish)
+
+    def _put(self, given: lease.Input) -> None:
+        self._inbox.append(given)
+        self._woken.set()
 
     async def run(self) -> None:
         """Serve wishes until cancelled."""
@@ -78,36 +89,31 @@ class LockKeeper:
                             requests.start_soon(self._request, effect)
                         case _:
                             self._tell(effect)
-                if isinstance(self._state, lease.Idle) and not self._receive.statistics().current_buffer_used:
+                if isinstance(self._state, lease.Idle) and not self._inbox:
                     self._idle.set()
 
     async def _next(self) -> lease.Input:
         due = lease.deadline(self._state, self._settings)
-        if due is None:
-            return await self._receive.receive()
-        with anyio.move_on_after(max(0.0, due - monotonic())):
-            return await self._receive.receive()
-        return lease.Timer(moment())
+        if not self._inbox:
+            self._woken = anyio.Event()
+            wait = None if due is None else min(max(0.0, due - self._clock().now), LONGEST_SLEEP_SECONDS)
+            with anyio.move_on_after(wait):
+                await self._woken.wait()
+        return self._inbox.popleft() if self._inbox else lease.Timer(self._clock())
 
     async def _request(self, effect: lease.Get | lease.Put) -> None:
-        answer: lease.Input
         try:
             store = await self._open_store()
-        except (StoreProbeError, LocationError, ValueError) as error:
-            refused = Refused(str(error))
-            answer = (
-                lease.ReadDone(moment(), refused)
-                if isinstance(effect, lease.Get)
-                else lease.WriteDone(moment(), refused)
-            )
+        except (StoreProbeError, LocationError) as error:
+            done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
+            self._put(done(self._clock(), Refused(str(error))))
+            return
+        if isinstance(effect, lease.Get):
+            found = await store.read(self.place.uri)
+            self._put(lease.ReadDone(self._clock(), found))
         else:
-            if isinstance(effect, lease.Get):
-                outcome = await store.read(self.place.uri)
-                answer = lease.ReadDone(moment(), outcome)
-            else:
-                written = await store.write(self.place.uri, effect.body, effect.condition)
-                answer = lease.WriteDone(moment(), written)
-        await self._send.send(answer)
+            written = await store.write(self.place.uri, effect.body, effect.condition)
+            self._put(lease.WriteDone(self._clock(), written))
 
 
 class Stores:
@@ -117,21 +123,29 @@ class Stores:
         self._settings = settings
         self._stack = stack
         self._open: dict[str, ConditionalStore] = {}
-        self._opening = anyio.Lock()
+        self._opening: dict[str, anyio.Lock] = {}
 
     async def for_lock(self, uri: str) -> ConditionalStore:
         """The store that a lock object is in. Raises `StoreProbeError` or `LocationError`, with what to do."""
         root = self._root_of(uri)
-        async with self._opening:
-            if root not in self._open:
-                self._open[root] = await self._open_probed(root)
+        if root not in self._open:
+            # One store's opening, which may take its time, holds up nobody else's.
+            async with self._opening.setdefault(root, anyio.Lock()):
+                if root not in self._open:
+                    self._open[root] = await self._open_probed(root)
         return self._open[root]
 
     async def _open_probed(self, root: str) -> ConditionalStore:
         timeout = self._settings.request_timeout_seconds
         if root.startswith("file://"):
-            folder = anyio.Path(root.removeprefix("file://"))
-            await folder.mkdir(parents=True, exist_ok=True)
+            # As the store reads it: percent signs spell the characters that a URI can't have.
+            folder = anyio.Path("/", *parse_location(root).parts)
+            try:
+                await folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreProbeError(
+                    f"the folder for locks can't be made: {error.strerror}; make it, or name another: folder={folder}"
+                ) from error
             store = open_store(root, request_timeout_seconds=timeout, root=str(folder))
         elif root.startswith("s3://"):
             from lakewarden.agent.stores.s3 import S3Options
@@ -145,8 +159,13 @@ class Stores:
             store = open_store(root, request_timeout_seconds=timeout, s3=options)
         else:
             store = open_store(root, request_timeout_seconds=timeout)
-        entered = await self._stack.enter_async_context(store)
-        await probe(entered, root)
+        async with AsyncExitStack() as attempt:
+            try:
+                entered = await attempt.enter_async_context(store)
+            except (ValueError, BotoCoreError) as error:
+                raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
+            await probe(entered, root)
+            self._stack.push_async_exit(attempt.pop_all().__aexit__)
         log.info("store.honours-conditions", store=root)
         return entered
 
