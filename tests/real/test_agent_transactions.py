@@ -1,0 +1,201 @@
+"""What writers are told over a real broker: one behaviour a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    BatchCommitted,
+    CommitGranted,
+    ConflictDetected,
+    GrantRenewed,
+)
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import World, markers, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+async def test_of_two_writers_of_one_file_group_the_later_is_stopped_before_it_asks(scene: World) -> None:
+    async with scene.agent():
+        first, second = scene.writer("first"), scene.writer("second")
+        await first.begin()
+        await second.begin()
+        await first.touch("x", "y")
+        await second.touch("y", "z")
+        abort = await second.heard(Abort)
+        [detected] = await scene.hear(ConflictDetected)
+        granted = await first.granted()
+        await scene.settle()
+
+    assert (abort.reason, abort.retriable) == ("conflict", True)
+    [entry] = abort.conflicts
+    assert (entry.partition, entry.file_group, entry.kind) == ("p", "y", "marker")
+    assert (entry.other_transaction, entry.other_writer) == (first.transaction, "first")
+    assert (detected.victim, detected.winner) == (second.transaction, first.transaction)
+    assert granted.transaction == first.transaction
+    assert scene.heard(Abort, first.mine) == []
+    assert len(scene.heard(ConflictDetected)) == 1
+
+
+async def test_who_began_before_a_commit_and_touches_the_same_afterwards_is_stopped(scene: World) -> None:
+    """RFC-56, figure 4: the other has committed and gone, and its markers with it."""
+    async with scene.agent():
+        early, other = scene.writer("early"), scene.writer("other")
+        await early.begin()
+        await other.begin()
+        await other.touch("x")
+        await other.complete((await other.granted()).grant)
+        await early.touch("x")
+        abort = await early.heard(Abort)
+
+        late = scene.writer("late")
+        await late.begin()
+        await late.touch("x")
+        await late.granted()
+
+    assert abort.reason == "conflict"
+    assert [entry.kind for entry in abort.conflicts] == ["commit"]
+
+
+async def test_a_batch_that_was_committed_is_never_granted_again(scene: World) -> None:
+    async with scene.agent():
+        once = scene.writer("job")
+        await once.begin(batch_id=7)
+        await once.touch("x")
+        granted = await once.granted()
+        await once.beat()
+        renewed = await once.heard(GrantRenewed)
+        await once.complete(granted.grant, "snapshot-12")
+        [entry] = await scene.hear(BatchCommitted)
+
+        again = scene.writer("job")
+        await again.intend(batch_id=7)
+        done = await again.heard(AlreadyCommitted)
+
+    assert (renewed.grant, renewed.seq) == (granted.grant, once.seq)
+    assert (entry.batch_id, entry.transaction, entry.version) == (7, once.transaction, "snapshot-12")
+    assert (done.committed_transaction, done.version) == (once.transaction, "snapshot-12")
+    assert scene.heard(Admitted, again.mine) == []
+
+
+async def test_the_ledger_outlives_the_agent(scene: World) -> None:
+    async with scene.agent():
+        once = scene.writer("job")
+        await once.begin(batch_id=7)
+        await once.complete((await once.granted()).grant)
+        await scene.hear(BatchCommitted)
+
+    async with scene.agent():
+        again = scene.writer("job")
+        await again.intend(batch_id=7)
+        done = await again.heard(AlreadyCommitted)
+
+    assert done.committed_transaction == once.transaction
+
+
+async def test_a_grant_that_lapsed_unheard_is_told_and_the_next_is_granted(scene: World) -> None:
+    async with scene.agent(grant_seconds=2):
+        silent, overlapping, next_one = scene.writer("silent"), scene.writer("over"), scene.writer("next")
+        for each in (silent, overlapping, next_one):
+            await each.begin(heartbeat_seconds=100)
+        await silent.touch("x")
+        await silent.granted()
+        await next_one.ask()
+        await next_one.heard(CommitGranted)
+        await overlapping.touch("x")
+        late = await overlapping.heard(Abort)
+
+    assert late.reason == "outcome-unknown"
+    lapsed = scene.heard(Abort, silent.mine)
+    assert [each.reason for each in lapsed] == ["outcome-unknown"]
+    order = [each.event for each in scene.said if isinstance(each.event, Abort | CommitGranted)]
+    assert order.index(lapsed[0]) < order.index(scene.heard(CommitGranted, next_one.mine)[0])
+
+
+async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
+    """Its writer lived: it read back that its commit is in the table."""
+    async with scene.agent(grant_seconds=2):
+        slow = scene.writer("slow")
+        await slow.begin(batch_id=3, heartbeat_seconds=100)
+        granted = await slow.granted()
+        assert (await slow.heard(Abort)).reason == "outcome-unknown"
+
+        await slow.complete(granted.grant, "9")
+        [entry] = await scene.hear(BatchCommitted)
+        again = scene.writer("slow")
+        await again.intend(batch_id=3)
+        await again.heard(AlreadyCommitted)
+
+    assert (entry.batch_id, entry.transaction) == (3, slow.transaction)
+
+
+async def test_a_silent_writer_is_lost_and_whoever_waits_behind_it_is_admitted(scene: World) -> None:
+    async with scene.agent():
+        silent, behind = scene.writer("silent"), scene.writer("behind")
+        await silent.begin(heartbeat_seconds=0.4)
+        await silent.touch("x")
+        await behind.intend(admission="queued", scope=markers("x"), heartbeat_seconds=100)
+        abort = await silent.heard(Abort)
+        await behind.heard(Admitted)
+
+    assert (abort.reason, abort.retriable) == ("writer-lost", True)
+
+
+async def test_a_silent_writer_is_lost_also_while_others_write_without_a_pause(scene: World) -> None:
+    """On a log that is written to there is always something newer unread: that is no lag."""
+    async with scene.agent():
+        silent = scene.writer("silent")
+        await silent.begin(heartbeat_seconds=0.4)
+        busy = scene.writer("busy", f"{scene.table}-busy")
+        await busy.begin(heartbeat_seconds=100)
+        sent = 0
+        while not scene.heard(Abort, silent.mine):
+            await busy.touch(*(f"{sent}-{number}" for number in range(50)))
+            sent += 1
+            if sent % 20 == 0:
+                await scene.listen(timeout_ms=0)
+            assert sent < 20_000
+
+    assert scene.heard(Abort, silent.mine)[0].reason == "writer-lost"
+
+
+async def test_a_writer_that_restarted_supersedes_its_older_transaction(scene: World) -> None:
+    async with scene.agent():
+        older, newer = scene.writer("job"), scene.writer("job")
+        await older.begin()
+        await newer.begin()
+        abort = await older.heard(Abort)
+
+    assert (abort.reason, abort.retriable) == ("superseded", False)
+
+
+async def test_a_queued_writer_waits_for_its_scope_and_for_nothing_else(scene: World) -> None:
+    async with scene.agent():
+        first, elsewhere, queued = scene.writer("first"), scene.writer("elsewhere"), scene.writer("queued")
+        await first.begin()
+        await first.touch("x")
+        await elsewhere.intend(admission="queued", scope=markers("y"))
+        await elsewhere.heard(Admitted)
+        await queued.intend(admission="queued", scope=markers("x"))
+        await scene.settle()
+        assert scene.heard(Admitted, queued.mine) == []
+
+        await first.complete((await first.granted()).grant)
+        await queued.heard(Admitted)
+        await queued.touch("x")
+        await queued.granted()
+
+    assert scene.heard(Abort, queued.mine) == []
