@@ -1,0 +1,128 @@
+"""`lakewarden agent` as a process of its own, set up by its documented settings alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from lakewarden.agent.bound_child import bound
+from tests.bench.words import TABLES
+
+READY_SECONDS = 60
+STOP_SECONDS = 30
+POLL_SECONDS = 0.005
+
+
+class AgentProcess:
+    """Started and ready inside the `with`, stopped in order at its end; killed with us if we are killed."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str, folder: Path, **settings: str) -> None:
+        self._folder = folder
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LAKEWARDEN_")}
+        self._environment = inherited | {
+            "LAKEWARDEN_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "LAKEWARDEN_TOPIC_PREFIX": prefix,
+            "LAKEWARDEN_GROUP": prefix,
+            "LAKEWARDEN_ALLOW": f"{TABLES}/*",
+            "LAKEWARDEN_LOCK_ROOT": (folder / "locks").as_uri(),
+            "LAKEWARDEN_LOG_FORMAT": "json",
+            **{f"LAKEWARDEN_{name.upper()}": value for name, value in settings.items()},
+        }
+        self.said: list[dict[str, Any]] = []
+        """What it logged until it was ready."""
+        self.started_at = 0.0
+        """Wall time just before the launch; the log's times are wall times too."""
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._log = self._folder / "agent.log"
+        with self._log.open("wb") as log:
+            self.started_at = time.time()
+            self._process = subprocess.Popen(
+                bound([str(Path(sys.executable).with_name("lakewarden")), "--verbose", "agent"]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self._end(signal.SIGKILL)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(signal.SIGTERM if kind is None else signal.SIGKILL)
+
+    @property
+    def ready_seconds(self) -> float:
+        """From the launch to `agent.ready`."""
+        return self.seconds_to("agent.ready")
+
+    def seconds_to(self, event: str) -> float:
+        """From the launch to the first log line of this name."""
+        line = next(line for line in self.said if line["event"] == event)
+        return datetime.fromisoformat(line["timestamp"]).timestamp() - self.started_at
+
+    def pause(self) -> None:
+        """Stop the process where it stands, with all its connections."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def memory(self) -> dict[str, float]:
+        """Resident memory now and at its highest, in MB (10⁶ bytes)."""
+        now = psutil.Process(self._process.pid).memory_info().rss / 1e6
+        peak = now
+        status = Path(f"/proc/{self._process.pid}/status")
+        if status.exists():
+            peak = (
+                next(int(x.split()[1]) for x in status.read_text().splitlines() if x[:6] == "VmHWM:")
+                / 976.5625
+            )
+        return {"resident_mb": round(now, 1), "peak_mb": round(peak, 1)}
+
+    def cpu_seconds(self) -> float:
+        """Time on a processor since its start: what a busy machine does not stretch."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            complete = [
+                line for line in self._log.read_text().splitlines(keepends=True) if line.endswith("\n")
+            ]
+            self.said = [json.loads(line) for line in complete if line.startswith("{")]
+            if any(line["event"] == "agent.ready" for line in self.said):
+                return
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the agent ended before it was ready: {self._log.read_text()[-5000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"the agent was not ready in {READY_SECONDS} s: {self._log.read_text()[-5000:]}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _end(self, number: signal.Signals) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._process.send_signal(number)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,91 @@
+"""The check alone, in this process: two writers with 1,500 markers each, no Kafka.
+
+- incremental: the second writer's 1,500 markers arrive in 15 events of 100, each entered and checked against the index
+  in one step, and whatever follows decided. Apart, all alike (every one meets the first writer's) and all different.
+- sweep: everything once more from the index alone, as after a replay; and the periodic check with its self-audit.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lakewarden.handlers.state import TableSettings, TableState
+from lakewarden.handlers.table import Read, Replayed, Tick, step
+from lakewarden.handlers.verdicts import AbortTransaction
+from tests.bench import words
+
+TABLE = f"{words.TABLES}/in-memory"
+MARKERS = 1_500
+BATCH = 100
+
+
+def measure(*, repetitions: int) -> dict[str, Any]:
+    """Medians over the repetitions."""
+    figures: dict[str, Any] = {"markers": MARKERS, "writers": 2, "batch": BATCH, "repetitions": repetitions}
+    figures["incremental"] = _timed(lambda: _incremental(meeting=False), MARKERS, repetitions)
+    figures["incremental_all_meeting"] = _timed(lambda: _incremental(meeting=True), BATCH, repetitions)
+    state = _two_writers()
+    figures["sweep"] = _timed(lambda: _step_time(state, Replayed(0.0, 0)), 2 * MARKERS, repetitions)
+    figures["periodic"] = _timed(lambda: _step_time(state, Tick(0.0, 0, 0.0)), 2 * MARKERS, repetitions)
+    return figures
+
+
+def _timed(run: Callable[[], float], markers: int, repetitions: int) -> dict[str, float]:
+    run()
+    seconds = statistics.median(run() for _ in range(repetitions))
+    return {"ms": round(seconds * 1e3, 4), "ns_a_marker": round(seconds * 1e9 / markers, 1)}
+
+
+def _two_writers() -> TableState:
+    state = _opened()
+    for writer in ("first", "second"):
+        _take_all(state, _events(writer, 0 if writer == "first" else MARKERS))
+    assert len(state.open()) == 2
+    return state
+
+
+def _incremental(*, meeting: bool) -> float:
+    """Seconds for the second writer's markers; where they meet the first's, its first batch ends it."""
+    state = _opened()
+    _take_all(state, _events("first", 0))
+    events = _events("second", 0 if meeting else MARKERS)[: 1 if meeting else None]
+    began = time.perf_counter()
+    effects = _take_all(state, events)
+    seconds = time.perf_counter() - began
+    assert any(isinstance(each, AbortTransaction) for each in effects) == meeting
+    return seconds
+
+
+def _opened() -> TableState:
+    state = TableState(TABLE, TableSettings())
+    for offset, writer in enumerate(("first", "second")):
+        step(state, Read(words.make_intent(TABLE, writer), offset, 0.0, 0.0))
+    return state
+
+
+def _events(writer: str, start: int) -> list[Read]:
+    return [
+        Read(
+            words.make_touched(TABLE, writer, [words.marker(n, n % 28) for n in range(first, first + BATCH)]),
+            10 + first,
+            0.0,
+            0.0,
+        )
+        for first in range(start, start + MARKERS, BATCH)
+    ]
+
+
+def _take_all(state: TableState, events: list[Read]) -> list[object]:
+    effects: list[object] = []
+    for event in events:
+        effects += step(state, event)
+    return effects
+
+
+def _step_time(state: TableState, given: Replayed | Tick) -> float:
+    began = time.perf_counter()
+    step(state, given)
+    return time.perf_counter() - began

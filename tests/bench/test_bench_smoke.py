@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.kafka_fixture import KafkaServer
+
+LATENCIES = {
+    "once_through_kafka",
+    "marker_to_abort",
+    "intent_to_admitted",
+    "requested_to_granted",
+    "intent_to_granted",
+    "intent_to_granted_taking_the_lock",
+}
+
+
+@pytest.mark.real
+@pytest.mark.timeout(180)  # seconds alone; three agents start beside whatever else the machine does
+def test_the_benchmark_runs_and_reports_every_figure(kafka: KafkaServer, tmp_path: Path) -> None:
+    written = tmp_path / "bench.json"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.bench",
+            "--quick",
+            "--json",
+            str(written),
+            "--bootstrap-servers",
+            kafka.bootstrap_servers,
+        ],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "marker → abort" in done.stdout
+    report = json.loads(written.read_text())
+    assert report["quick"] is True
+    assert {"cores", "python", "load_before", "load_after"} <= report["machine"].keys()
+    latencies = report["latency_ms"]
+    for name in LATENCIES:
+        assert latencies[name].keys() == {"p50", "p99", "max", "count"}
+        assert latencies[name]["count"] == latencies["trials"]
+    assert report["throughput"]["markers_a_second"] > 0
+    assert report["restart"]["markers"] == report["throughput"]["markers"]
+    for name in (
+        "ready_seconds",
+        "replay_seconds",
+        "resident_mb",
+        "peak_mb",
+        "cpu_seconds",
+        "bytes_a_marker",
+    ):
+        assert name in report["restart"]
+    for name in ("incremental", "incremental_all_meeting", "sweep", "periodic"):
+        assert report["check"][name].keys() == {"ms", "ns_a_marker"}
+    assert _started_with(tmp_path) == []
+
+
+def _started_with(folder: Path) -> list[int]:
+    """Processes that have the folder in their environment, as all that the benchmark starts has."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(folder):
+                found.append(process.pid)
+    return found

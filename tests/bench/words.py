@@ -1,0 +1,81 @@
+"""Writers' events as bytes, ready to be sent. Built by the product's own models, so that they are what a writer sends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+    encode,
+)
+
+TABLES = "file:///bench"
+HEARTBEAT_SECONDS = 300.0
+"""The longest that there is: nobody is lost while a benchmark runs, and nothing but what is measured is sent."""
+
+_ids = itertools.count()
+_AT = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def marker(number: int, partition: int) -> Marker:
+    """A marker with names as long as Hudi's: a partition by month and day, a UUID as file group."""
+    return Marker(
+        partition=f"month={partition // 28 + 1}/day={partition % 28 + 1}",
+        file_group=f"{number:08x}-d9cb-469f-a165-70867728950e-0",
+        operation="merge",
+    )
+
+
+def intent(table: str, transaction: str) -> bytes:
+    return encode(make_intent(table, transaction))
+
+
+def make_intent(table: str, transaction: str) -> CommitIntent:
+    return CommitIntent(**_common(table, transaction), heartbeat_seconds=HEARTBEAT_SECONDS)
+
+
+def touched(table: str, transaction: str, markers: Sequence[Marker]) -> bytes:
+    return encode(make_touched(table, transaction, markers))
+
+
+def make_touched(table: str, transaction: str, markers: Sequence[Marker]) -> MarkerCreated:
+    return MarkerCreated(**_common(table, transaction), markers=tuple(markers))
+
+
+def requested(table: str, transaction: str) -> bytes:
+    return encode(CommitRequested(**_common(table, transaction), seq=1))
+
+
+def completed(table: str, transaction: str, grant: str) -> bytes:
+    return encode(CommitCompleted(**_common(table, transaction), grant=grant))
+
+
+def abandoned(table: str, transaction: str) -> bytes:
+    return encode(TransactionAbandoned(**_common(table, transaction), reason="measured"))
+
+
+def marker_events(table: str, transaction: str, count: int, batch: int) -> Iterator[WriterEventUnion]:
+    """`count` markers in batches, no two alike, over 336 partitions."""
+    for start in range(0, count, batch):
+        numbers = range(start, min(start + batch, count))
+        yield make_touched(table, transaction, [marker(number, number % 336) for number in numbers])
+
+
+def _common(table: str, transaction: str) -> dict[str, Any]:
+    number = next(_ids)
+    return {
+        "event_id": f"bench-event-{number:012d}-c1f0a7e5d3b2",
+        "table": table,
+        "transaction": transaction,
+        "writer": f"writer of {transaction}",
+        "at": _AT,
+    }

@@ -1,0 +1,123 @@
+"""Writers as aiokafka clients of this process, which is not the agent's: they send, and note when an answer arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from lakewarden.events import DECISION_EVENT, WRITER_EVENT, DecisionEventUnion, Topics, Undecodable, decode
+
+ANSWER_SECONDS = 60
+
+
+class Watcher:
+    """Notes when each transaction's first event arrived."""
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+        self._arrivals: defaultdict[str, asyncio.Future[float]] = defaultdict(
+            asyncio.get_running_loop().create_future
+        )
+
+    async def arrival(self, transaction: str) -> float:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self._arrivals[transaction]
+
+    async def watch(self) -> None:
+        async for record in self._consumer:
+            arrived = time.perf_counter()
+            event = decode(WRITER_EVENT, record.value)
+            assert not isinstance(event, Undecodable)
+            arrival = self._arrivals[event.transaction]
+            if not arrival.done():
+                arrival.set_result(arrived)
+
+
+class Writers:
+    """One producer and one consumer, set as the product's own client sets them: nothing lingers, all replicas acknowledge."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str) -> None:
+        self._servers, self._topics = bootstrap_servers, Topics(prefix)
+        self._answers: dict[tuple[str, str], asyncio.Future[tuple[float, DecisionEventUnion]]] = {}
+
+    async def __aenter__(self) -> Self:
+        self._producer = AIOKafkaProducer(
+            bootstrap_servers=self._servers,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=0,
+            max_batch_size=900_000,
+        )
+        await self._producer.start()
+        self._consumer = await self._reader(self._topics.decisions, "earliest")
+        self._listening = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listening.cancel()
+        await self._consumer.stop()
+        await self._producer.stop()
+
+    async def send(self, table: str, value: bytes) -> float:
+        """Hand an event to the producer; the time just before."""
+        began = time.perf_counter()
+        await self._producer.send(self._topics.writers, value=value, key=table.encode())
+        return began
+
+    async def send_all(self, table: str, values: list[bytes]) -> None:
+        """Send in this order, and return when all is acknowledged."""
+        for value in values:
+            await self._producer.send(self._topics.writers, value=value, key=table.encode())
+        await self._producer.flush()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Watcher]:
+        """Another consumer, of what the writers send."""
+        consumer = await self._reader(self._topics.writers, "latest")
+        watcher = Watcher(consumer)
+        watching = asyncio.create_task(watcher.watch())
+        try:
+            yield watcher
+        finally:
+            watching.cancel()
+            await consumer.stop()
+
+    async def answer(self, transaction: str, kind: str) -> tuple[float, DecisionEventUnion]:
+        """When the decision on this transaction arrived, and what it says."""
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self._answer(transaction, kind)
+
+    async def _reader(self, topic: str, start: str) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._servers, auto_offset_reset=start, enable_auto_commit=False
+        )
+        await consumer.start()
+        partitions = await self._producer.partitions_for(topic)
+        consumer.assign([TopicPartition(topic, number) for number in partitions])
+        for partition in consumer.assignment():
+            await consumer.position(partition)  # where it starts is settled before anything is sent
+        return consumer
+
+    def _answer(self, transaction: str, kind: str) -> asyncio.Future[tuple[float, DecisionEventUnion]]:
+        key = (transaction, kind)
+        if key not in self._answers:
+            self._answers[key] = asyncio.get_running_loop().create_future()
+        return self._answers[key]
+
+    async def _listen(self) -> None:
+        async for record in self._consumer:
+            arrived = time.perf_counter()
+            decision = decode(DECISION_EVENT, record.value)
+            assert not isinstance(decision, Undecodable)
+            answer = self._answer(decision.transaction, decision.type)
+            if not answer.done():
+                answer.set_result((arrived, decision))
