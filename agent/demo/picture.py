@@ -131,7 +131,7 @@ def _frame(axes: Axes, rows: dict[str, int], seconds: float) -> None:
     axes.set_xlim(-0.005 * seconds, max(seconds, 1.0) * 1.005)
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_yticks(list(rows.values()), labels=list(rows), fontsize=11, color=INK)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=14, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} s"))
     axes.tick_params(axis="both", length=0, pad=6)
     axes.tick_params(axis="x", labelsize=9, labelcolor=PALE)

@@ -83,21 +83,16 @@ class Report:
         ):
             table.add_row(name, Text(_count(found), style="bold red" if found else "green"), meaning)
         if self.with_agent:
+            table.add_row("conflicts", _count(self.conflicts), "one of two overlapping transactions aborted")
             table.add_row(
-                "conflicts",
-                _count(self.conflicts),
-                "two transactions on one partition: one of them was told to stop",
+                "stopped after, p50", _seconds(self.stops.p50), "from younger marker to idle executors"
+            )
+            table.add_row("stopped after, max", _seconds(self.stops.max), f"of {self.stops.timed} conflicts")
+            table.add_row(
+                "computed in vain", f"{self.waste.spent:.1f} s", "by aborted attempts, until they stopped"
             )
             table.add_row(
-                "stopped after, p50", _seconds(self.stops.p50), "from the younger marker to idle executors"
-            )
-            table.add_row(
-                "stopped after, max", _seconds(self.stops.max), f"over {self.stops.timed} conflicts"
-            )
-            table.add_row(
-                "writer-seconds saved",
-                f"{self.waste.saved:.1f} s",
-                f"against finding out at commit time; {self.waste.spent:.1f} s were computed in vain",
+                "writer-seconds saved", f"{self.waste.saved:.1f} s", "against finding out at commit time"
             )
         table.add_row("batches committed", _count(self.batches), _restarts(self.restarts))
         table.add_row("run time", f"{self.seconds:.0f} s", "Spark and Kafka starting included")

@@ -38,8 +38,8 @@ DEV_READY_SECONDS = 300.0
 PARQUET_SECONDS = 30.0
 """The third query has this long to write down the last conflict."""
 
-DEFAULT_BATCH_DAYS = 6
-"""Days of flights in a micro-batch: it computes for some seconds, long enough to be worth stopping."""
+MOST_BATCH_DAYS = 6
+"""Days of flights in a micro-batch, which computes for some seconds then: long enough to be worth stopping."""
 
 _POLL_SECONDS = 0.1
 
@@ -54,8 +54,12 @@ class DemoSettings:
     s3_bucket: str = "lakewarden-demo"
     data: Path | None = None
     picture: Path | None = None
-    batch_days: int = DEFAULT_BATCH_DAYS
     programs: Programs = field(default_factory=Programs)
+
+    @property
+    def batch_days(self) -> int:
+        """How many days a query brings in one micro-batch: a few, but some ten batches where there are days for it."""
+        return max(1, min(MOST_BATCH_DAYS, self.days // 10))
 
     @property
     def files_per_batch(self) -> int:
