@@ -178,6 +178,17 @@ def test_after_a_lapse_who_overlaps_and_began_before_is_told_outcome_unknown() -
     assert w.phase("C") is Phase.ACTIVE
 
 
+def test_a_lapse_is_judged_against_what_the_granted_one_touched_late() -> None:
+    """Under `first-committer` its late markers abort nobody; that they may have landed does."""
+    w = world(policy="first-committer").intent("A").intent("B").lock().touch("B", m("p/f")).request("A")
+    w.touch("A", m("p/f")).tick(14)
+    assert w.beat("B").aborted == {}
+
+    w.tick(6.1)
+
+    assert w.aborted == {"A": "outcome-unknown", "B": "outcome-unknown"}
+
+
 def test_who_begins_after_a_lapse_is_not_concerned() -> None:
     """Its base holds the commit, if there was one."""
     w = granted().intent("keeps-evidence").tick(20.1).intent("B").touch("B", m("p/f"))

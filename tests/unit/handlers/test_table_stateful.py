@@ -81,7 +81,6 @@ class Process:
     published: float | None = None
     deadline: float = -1.0
     grant: str = ""
-    told: bool = False
 
 
 @dataclass
@@ -117,10 +116,15 @@ class Table(RuleBasedStateMachine):
         policy=st.sampled_from(["first-intent", "first-intent", "first-committer"]),
         hold=st.sampled_from(["while-active", "per-commit"]),
         max_losses=st.sampled_from([1, 2, 3]),
+        can_tell=st.booleans(),
         computing=st.integers(0, 3),
     )
-    def start(self, *, early: bool, policy: Any, hold: Any, max_losses: int, computing: int = 0) -> None:
+    def start(
+        self, *, early: bool, policy: Any, hold: Any, max_losses: int, can_tell: bool, computing: int = 0
+    ) -> None:
         self.w = World(TableSettings(early_detection=early, policy=policy, hold=hold, max_losses=max_losses))
+        self.can_tell = can_tell
+        """Whether the table format tells which batches are in it."""
         self.processes: list[Process] = []
         self.current: dict[str, Process] = {}
         self.batches = dict.fromkeys((f"w{n}" for n in range(WRITERS)), 0)
@@ -223,9 +227,10 @@ class Table(RuleBasedStateMachine):
             case Admit() if process.phase == "opening":
                 process.phase = "computing"
                 process.base_read = self.w.now
-                if self.is_published(process.writer, process.batch):
+                if self.can_tell and self.is_published(process.writer, process.batch):
                     # The table tells that this batch is in it: a commit that nobody heard of.
                     self.give_up(process)
+                    self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
             case GrantCommit(grant=grant, lease_seconds=lease, seq=seq) if process.phase == "requested":
                 process.phase, process.grant = "granted", grant
                 process.deadline = process.sent[seq] + lease
@@ -251,9 +256,9 @@ class Table(RuleBasedStateMachine):
         process = self.pick(index)
         if process is None or process.phase != "granted" or self.w.now >= process.deadline:
             return
-        assert not self.is_published(process.writer, process.batch), "G6: one batch is in the table twice"
+        twice = self.is_published(process.writer, process.batch)
+        assert not (self.can_tell and twice), "G6: one batch is in the table twice"
         process.published, process.phase = self.w.now, "published"
-        self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
         for other in self.processes:
             if other is process or other.published is None or not clash(process, other):
                 continue
@@ -266,8 +271,14 @@ class Table(RuleBasedStateMachine):
     def complete(self, index: int) -> None:
         process = self.pick(index)
         if process is not None and process.phase == "published":
-            process.told, process.phase = True, "ended"
-            self.send(CommitCompleted, process, grant=process.grant, version=process.id)
+            self.finish(process)
+
+    def finish(self, process: Process) -> None:
+        """It says that it has committed, and its checkpoint goes on to the next batch, unless a newer process has it."""
+        process.phase = "ended"
+        self.send(CommitCompleted, process, grant=process.grant, version=process.id)
+        if self.current[process.writer] is process:
+            self.batches[process.writer] = process.batch + 1
 
     @rule(index=which)
     def abandon(self, index: int) -> None:
@@ -301,8 +312,7 @@ class Table(RuleBasedStateMachine):
                 place = self.processes_alive().index(process)
                 self.publish(len(self.processes_alive()) - 1 - place)
             case "published":
-                process.told, process.phase = True, "ended"
-                self.send(CommitCompleted, process, grant=process.grant, version=process.id)
+                self.finish(process)
             case _:
                 self.send(WriterHeartbeat, process, seq=self.next_seq(process))
         self.read_all()
@@ -429,12 +439,14 @@ class Table(RuleBasedStateMachine):
         losses = dict(state.losses)
         phases = {each.id: each.phase for each in state.transactions.values()}
         writers = {each.id: each.writer for each in self.processes}
+        told = set(state.closed)
         step()
         verdicts = [each for each in self.w.effects if isinstance(each, VERDICTS)]
         for effect in self.w.effects:
             if isinstance(effect, FreeLock):
                 self.lock_end = 0.0
-        self.check_verdicts(verdicts, losses, phases, writers)
+        first_told = [each for each in verdicts if each.transaction not in told]
+        self.check_verdicts(first_told, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
         self.check_state()
 
@@ -455,8 +467,6 @@ class Table(RuleBasedStateMachine):
                 assert self.w.now >= lock.quiet_until
                 assert self.w.now + verdict.lease_seconds <= lock.expires_at + 1e-6
             if not isinstance(verdict, AbortTransaction) or verdict.reason != "conflict":
-                continue
-            if verdict.transaction not in phases and phases:
                 continue
             assert phases.get(verdict.transaction) is not Phase.GRANTED, "G3: a granted one is a victim"
             victims.add(verdict.transaction)
@@ -540,8 +550,7 @@ class Table(RuleBasedStateMachine):
                     still = self.processes_alive()
                     self.publish(len(still) - 1 - still.index(process)) if len(still) <= 8 else None
                 elif process.phase == "published":
-                    process.told, process.phase = True, "ended"
-                    self.send(CommitCompleted, process, grant=process.grant)
+                    self.finish(process)
                 elif process.phase != "ended":
                     self.send(WriterHeartbeat, process, seq=self.next_seq(process))
                 del place
@@ -606,6 +615,7 @@ def history(seed: int) -> Table:
         policy=rng.choice(["first-intent", "first-intent", "first-committer"]),
         hold=rng.choice(["while-active", "per-commit"]),
         max_losses=rng.choice([1, 2, 3]),
+        can_tell=rng.random() < 0.5,
     )
     for _ in range(120):
         a_life(rng)(table)
