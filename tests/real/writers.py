@@ -185,9 +185,9 @@ class World:
         """Such events among those heard so far."""
         return [each.event for each in self.said if isinstance(each.event, kind) and matches(each.event)]
 
-    async def settle(self) -> None:
-        """Wait until the agent has decided on all that was sent so far: a stranger's heartbeat is answered after it."""
-        last = self.writer("last", f"{self.table}-settle")
+    async def settle(self, table: str | None = None) -> None:
+        """Wait until all that was sent of a table has been decided on: a stranger's heartbeat is answered after it."""
+        last = self.writer("last", table)
         await last.beat()
         await self.hear(Abort, lambda abort: abort.transaction == last.transaction)
 

@@ -1,0 +1,146 @@
+"""G1 to G3 and the protocol's own promises, checked by a reader of the topics that shares no code with the agent."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from typing import Any
+
+from aiokafka.structs import ConsumerRecord
+
+
+@dataclass(slots=True)
+class Story:
+    """All that the log says of one transaction. Offsets in `writers` and in `decisions` are never compared."""
+
+    table: str
+    writer: str
+    intent: int
+    touched: set[tuple[str, str]] = field(default_factory=set)
+    asked: bool = False
+    completed: int | None = None
+    ended: int | None = None
+    """Offset of its completion or of its giving up."""
+    decided: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+
+    def decisions(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        """Offset in `decisions` and fields, of one type."""
+        return [(offset, fields) for offset, fields in self.decided if fields["type"] == kind]
+
+    def lapsed(self) -> int | None:
+        """Where in `decisions` its grant's lapse stands."""
+        return next((o for o, f in self.decisions("abort") if f["reason"] == "outcome-unknown"), None)
+
+
+def stories(writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecord]) -> dict[str, Story]:
+    """Every transaction that has an intent."""
+    found: dict[str, Story] = {}
+    for record in writers:
+        try:
+            event = json.loads(record.value)
+            kind, transaction = event["type"], event["transaction"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        if kind == "commit-intent":
+            found.setdefault(transaction, Story(event["table"], event["writer"], record.offset))
+        if (story := found.get(transaction)) is None:
+            continue
+        for marker in (*event.get("markers", ()), *event.get("scope", ())):
+            story.touched.add((marker["partition"], marker["file_group"]))
+        if kind == "commit-requested":
+            story.asked = True
+        elif kind == "commit-completed" and story.completed is None:
+            story.completed = story.ended = record.offset
+        elif kind == "transaction-abandoned" and story.ended is None:
+            story.ended = record.offset
+    for record in decisions:
+        fields = json.loads(record.value)
+        if (story := found.get(fields["transaction"])) is not None:
+            story.decided.append((record.offset, fields))
+    return found
+
+
+def check(found: dict[str, Story], *, all_answered: bool = True) -> None:
+    """Every promise that the log can show."""
+    for transaction, story in found.items():
+        _check_answers(transaction, story, all_answered=all_answered)
+    tables: dict[str, list[tuple[str, Story]]] = defaultdict(list)
+    for transaction, story in found.items():
+        tables[story.table].append((transaction, story))
+    for each in tables.values():
+        _check_one_grant(each)
+        _check_no_overlap(each)
+        _check_one_victim(each)
+
+
+def _check_answers(transaction: str, story: Story, *, all_answered: bool) -> None:
+    told = [fields["type"] + ":" + fields.get("reason", "") for _, fields in story.decided]
+    where = f"{transaction} of {story.table}: {told}"
+    assert len(story.decisions("admitted")) <= 1, f"admitted twice: {where}"
+    assert len(story.decisions("commit-granted")) <= 1, f"granted twice: {where}"
+    assert len(story.decisions("already-committed")) <= 1, f"skipped twice: {where}"
+    kinds = {each for each in ("admitted", "already-committed") if story.decisions(each)}
+    assert len(kinds) <= 1, f"two kinds of answer: {where}"
+    aborts = story.decisions("abort")
+    for granted_at, _ in story.decisions("commit-granted"):
+        assert kinds == {"admitted"}, f"granted but not admitted: {where}"
+        assert all(offset > granted_at for offset, _ in aborts), f"aborted before it was granted: {where}"
+        after = {fields["reason"] for _, fields in aborts}
+        assert after <= {"outcome-unknown", "lease-lost", "superseded"}, f"a granted victim: {where}"
+    if all_answered:
+        assert kinds or aborts, f"no answer to its intent: {where}"
+        if story.asked and story.ended is None:
+            assert story.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
+
+
+def _check_one_grant(table: list[tuple[str, Story]]) -> None:
+    """G1 by the log's order: before a grant is published, the one before it is known to have ended."""
+    grants = sorted(
+        (offset, fields["cause_offset"], transaction)
+        for transaction, story in table
+        for offset, fields in story.decisions("commit-granted")
+    )
+    known = dict(table)
+    for (_, _, before), (offset, cause_offset, after) in pairwise(grants):
+        story = known[before]
+        heard = story.ended is not None and story.ended <= cause_offset
+        lapsed = story.lapsed()
+        assert heard or (lapsed is not None and lapsed < offset), (
+            f"{after} was granted while the grant of {before} ran"
+        )
+
+
+def _check_no_overlap(table: list[tuple[str, Story]]) -> None:
+    """G2: of two that committed and touched the same, one was admitted after the other had landed."""
+    landed = [(transaction, story) for transaction, story in table if story.completed is not None]
+    for (one, first), (two, second) in combinations(landed, 2):
+        if first.touched & second.touched:
+            assert _after(first, second) or _after(second, first), (
+                f"{one} and {two} overlap: {sorted(first.touched & second.touched)}"
+            )
+
+
+def _after(earlier: Story, later: Story) -> bool:
+    """Whether `later` was admitted when `earlier` had landed."""
+    [(offset, admitted)] = later.decisions("admitted")
+    lapsed = earlier.lapsed()
+    return (earlier.completed or 0) <= admitted["cause_offset"] or (lapsed is not None and lapsed < offset)
+
+
+def _check_one_victim(table: list[tuple[str, Story]]) -> None:
+    """G3: no two transactions were aborted for each other."""
+    lost_to: dict[str, set[str]] = {
+        transaction: {
+            entry["other_transaction"]
+            for _, fields in story.decisions("abort")
+            if fields["reason"] == "conflict"
+            for entry in fields["conflicts"]
+        }
+        for transaction, story in table
+    }
+    for transaction, others in lost_to.items():
+        for other in others:
+            assert transaction not in lost_to.get(other, ()), f"{transaction} and {other} aborted each other"
