@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from lakewarden.agent.demo.flights import FEEDS
 from lakewarden.agent.demo.trace import Attempt, Outcome, Trace
 
 if TYPE_CHECKING:
@@ -84,7 +85,11 @@ def draw(trace: Trace, path: Path, title: str, subtitle: str = "") -> Path:
     attempts = trace.attempts
     begin = min((attempt.started for attempt in attempts), default=0.0)
     last = max((attempt.steps[-1].at for attempt in attempts), default=begin + 1.0)
-    rows = {writer: index for index, writer in enumerate(trace.writers)}
+    # In the order of the feeds, whoever came first this time: pictures of two runs are to be compared.
+    writers = sorted(
+        trace.writers, key=lambda writer: list(FEEDS).index(writer) if writer in FEEDS else len(FEEDS)
+    )
+    rows = {writer: index for index, writer in enumerate(writers)}
 
     figure = Figure(
         figsize=(_WIDTH_INCHES, 2.15 + 0.95 * max(1, len(rows))), dpi=_DOTS_PER_INCH, facecolor="white"

@@ -46,12 +46,15 @@ class Commands:
     programs: Programs
     folder: Path
     table: str
+    warehouse: str
+    """Where the table is, and its lock too if that is a bucket."""
     s3_endpoint: str | None
     max_files_per_trigger: int
 
     def dev(self) -> list[str]:
         """Kafka and the agent, for this table alone."""
-        return [*self.programs.dev, "--data", str(self.folder), "--allow", self.table, *self._store()]
+        locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
+        return [*self.programs.dev, "--data", str(self.folder), "--allow", self.table, *locks, *self._store()]
 
     def third(self, bootstrap_servers: str) -> list[str]:
         """The third query, into `conflicts/`."""

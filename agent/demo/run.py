@@ -92,7 +92,12 @@ class Demo:
         say(f"one Paimon table, partitioned by month and day: {table}")
 
         commands = Commands(
-            settings.programs, self.folder, table, settings.s3_endpoint, settings.files_per_batch
+            settings.programs,
+            self.folder,
+            table,
+            place.warehouse,
+            settings.s3_endpoint,
+            settings.files_per_batch,
         )
         servers = self._start_agent(commands) if settings.with_agent else None
         third = self._start("conflicts", commands.third(servers)) if servers else None

@@ -52,7 +52,9 @@ def processes_with(word: str) -> list[str]:
 
 
 def test_the_writers_get_the_agreed_flags(tmp_path: Path) -> None:
-    commands = Commands(Programs(writer=("writer",)), tmp_path, "s3://b/t", "http://s3", 3)
+    commands = Commands(
+        Programs(dev=("dev",), writer=("writer",)), tmp_path, "s3://b/t", "s3://b", "http://s3", 3
+    )
 
     line = " ".join(commands.writer("arrivals", Path("/feed"), Path("/e.jsonl"), "127.0.0.1:9092"))
 
@@ -60,6 +62,9 @@ def test_the_writers_get_the_agreed_flags(tmp_path: Path) -> None:
         "writer --role arrivals --input /feed --table s3://b/t --keys month,day,flight_id "
         f"--checkpoint {tmp_path}/checkpoints/arrivals --events /e.jsonl --max-files-per-trigger 3 "
         "--bootstrap-servers 127.0.0.1:9092 --s3-endpoint http://s3"
+    )
+    assert " ".join(commands.dev()) == (
+        f"dev --data {tmp_path} --allow s3://b/t --lock-root s3://b --s3-endpoint http://s3"
     )
 
 
