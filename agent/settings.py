@@ -12,6 +12,7 @@ import secrets
 import socket
 import ssl
 import tomllib
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,7 +36,14 @@ CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"
 RENEWALS_PER_VALIDITY = 10
 """Hudi refuses a lease that holds less than ten renewals, and so do we: nine may be lost before the lock is."""
 
+_config_file: ContextVar[Path | None] = ContextVar("the settings file being read", default=None)
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _named_file() -> Path | None:
+    path = os.environ.get(CONFIG_VARIABLE)
+    return Path(path) if path else None
 
 
 def _agent_id() -> str:
@@ -54,6 +62,9 @@ class KafkaSettings(BaseSettings):
         default=DEFAULT_PREFIX,
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
         description="first part of every topic name",
+    )
+    group: str = Field(
+        default="lakewarden-agents", min_length=1, description="consumer group that shares the tables"
     )
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="how the brokers are spoken to"
@@ -81,24 +92,26 @@ class KafkaSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags, then environment, then the TOML file that `LAKEWARDEN_CONFIG` or `--config` names."""
         del dotenv_settings, file_secret_settings
-        path = os.environ.get(CONFIG_VARIABLE)
-        toml = (TomlConfigSettingsSource(settings_cls, Path(path)),) if path else ()
+        path = _config_file.get() or _named_file()
+        toml = (TomlConfigSettingsSource(settings_cls, path),) if path else ()
         return (init_settings, env_settings, *toml)
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: object) -> Self:
         """Read all sources; `SettingsError` names every setting that is wrong. A flag that is None was not given."""
-        path = config or (Path(os.environ[CONFIG_VARIABLE]) if os.environ.get(CONFIG_VARIABLE) else None)
+        path = config or _named_file()
         given: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
         if path is not None:
-            os.environ[CONFIG_VARIABLE] = str(path)
             _check_file(path, set(cls.model_fields))
+        reading = _config_file.set(path)
         try:
             return cls(**given)
         except ValidationError as error:
             raise SettingsError(
                 "; ".join(_explain(each) for each in error.errors(include_url=False))
             ) from None
+        finally:
+            _config_file.reset(reading)
 
     @property
     def topics(self) -> Topics:
@@ -140,9 +153,6 @@ class Settings(KafkaSettings):
 
     agent_id: str = Field(
         default_factory=_agent_id, min_length=1, max_length=200, description="this agent's name in events"
-    )
-    group: str = Field(
-        default="lakewarden-agents", min_length=1, description="consumer group that shares the tables"
     )
     partitions: int = Field(
         default=DEFAULT_PARTITIONS, ge=1, le=10_000, description="partitions of topics that are created"

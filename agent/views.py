@@ -81,11 +81,11 @@ class TableView:
     transactions: tuple[TransactionView, ...]
 
 
-async def status(settings: KafkaSettings, group: str, table: str | None = None) -> list[TableView]:
+async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
     """Every table with open transactions or a lock step in the last quarter of an hour; or the one that is named."""
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
-    committed = await committed_offsets(settings, group)
+    committed = await committed_offsets(settings, settings.group)
     spans: dict[TopicPartition, int | None] = {}
     for number in partitions:
         known = committed.get(TopicPartition(topics.writers, number))

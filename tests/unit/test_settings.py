@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakewarden.agent.errors import SettingsError
+from lakewarden.agent.settings import KafkaSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting from outside, and none left behind."""
+    for name in [name for name in os.environ if name.startswith("LAKEWARDEN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("LAKEWARDEN_CONFIG", "")
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    settings = Settings.load()
+
+    assert (settings.validity_seconds, settings.renew_seconds, settings.drift_seconds) == (30, 3, 0.5)
+    hudi = settings.lease(shared=True)
+    assert (hudi.validity, hudi.renew_interval, hudi.drift) == (300, 30, 1)
+    assert (settings.grant_seconds, settings.heartbeat_misses, settings.max_losses) == (20, 3, 3)
+    assert settings.table(shared=False).hold == "while-active"
+    assert settings.table(shared=True).hold == "per-commit"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"validity_seconds": 29},
+            "validity_seconds=29 holds fewer than 10 renewals of renew_seconds=3; lengthen the one or shorten the other",
+        ),
+        (
+            {"hudi_validity_seconds": 299},
+            "hudi_validity_seconds=299 holds fewer than 10 renewals of hudi_renew_seconds=30; lengthen",
+        ),
+        ({"request_timeout_seconds": 3}, "request_timeout_seconds=3 is not below renew_seconds=3"),
+        (
+            {"grant_seconds": 29.5},
+            "grant_seconds=29.5 is not below validity_seconds − drift_seconds = 29.5: a grant would outlive its lock",
+        ),
+        ({"margin_seconds": 14.5}, "margin_seconds=14.5 leaves too little of validity_seconds=30"),
+        ({"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username is missing; SASL needs a user"),
+    ],
+)
+def test_a_ratio_that_can_not_hold_is_refused_with_what_to_do(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(**given)
+
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"validity_seconds": 0}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
+        ({"validity_seconds": "soon"}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
+        ({"topic_prefix": "a b"}, "topic_prefix ($LAKEWARDEN_TOPIC_PREFIX): "),
+        ({"hold": "forever"}, "hold ($LAKEWARDEN_HOLD): "),
+        (
+            {"allow": ("warehouse/*",)},
+            "allow ($LAKEWARDEN_ALLOW): 'warehouse/*' is no table; write a URI such as",
+        ),
+        (
+            {"lock_root": "locks"},
+            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks' is no place for locks; write file:///",
+        ),
+        ({"lock_root": "gs://b/x"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://b/x' is no place for locks"),
+    ],
+)
+def test_a_value_that_is_wrong_names_its_setting_and_its_variable(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(**given)
+
+    assert message in str(caught.value)
+
+
+def test_every_wrong_setting_is_named_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"max_open .*; max_markers "):
+        Settings.load(max_open=0, max_markers=0)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "lakewarden.toml"
+    config.write_text(
+        'group = "file"\ntopic_prefix = "file"\nbootstrap_servers = "file:1"\nallow = ["/data/*"]\n'
+    )
+    monkeypatch.setenv("LAKEWARDEN_GROUP", "environment")
+    monkeypatch.setenv("LAKEWARDEN_TOPIC_PREFIX", "environment")
+
+    settings = Settings.load(config, group="flag")
+
+    assert settings.group == "flag"
+    assert settings.topic_prefix == "environment"
+    assert settings.bootstrap_servers == "file:1"
+    assert settings.allow == ("file:///data/*",)
+
+
+def test_a_file_named_for_one_call_is_not_read_by_the_next(tmp_path: Path) -> None:
+    config = tmp_path / "lakewarden.toml"
+    config.write_text('group = "file"\n')
+
+    assert Settings.load(config).group == "file"
+    assert Settings.load().group == "lakewarden-agents"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("validity = 3", "no such setting: validity"),
+        ("validity_seconds = ", "not TOML: "),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    config = tmp_path / "lakewarden.toml"
+    if text is not None:
+        config.write_text(text)
+
+    with pytest.raises(SettingsError) as caught:
+        Settings.load(config)
+
+    assert str(caught.value).startswith(f"{config}: {message}")
+
+
+def test_a_file_for_the_agent_serves_the_commands_that_only_read(tmp_path: Path) -> None:
+    config = tmp_path / "lakewarden.toml"
+    config.write_text('validity_seconds = 40\nbootstrap_servers = "there:1"\n')
+
+    assert KafkaSettings.load(config).bootstrap_servers == "there:1"
+
+
+def test_globs_and_roots_are_made_canonical() -> None:
+    settings = Settings.load(allow=("/data/*", "s3a://b/w/*", "s3://b//t/"), lock_root="/var/locks/")
+
+    assert settings.allow == ("file:///data/*", "s3://b/w/*", "s3://b/t")
+    assert settings.lock_root == "file:///var/locks"
+
+
+def test_several_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEWARDEN_ALLOW", "s3://a/*, s3://b/*")
+
+    assert Settings.load().allow == ("s3://a/*", "s3://b/*")
+
+
+def test_a_password_is_never_shown() -> None:
+    settings = Settings.load(
+        kafka_security_protocol="SASL_SSL", kafka_sasl_username="me", kafka_sasl_password="hush"
+    )
+
+    assert "hush" not in repr(settings)
+    assert settings.kafka_client()["sasl_plain_password"] == "hush"
