@@ -147,7 +147,7 @@ def dev(
     configure_logging(wanted.log_format, wanted.log_level, stream=sys.stderr)
     _run(
         lambda: run_dev(
-            data,
+            data.resolve(),
             kafka_port=kafka_port,
             allow=tuple(allow or ()),
             lock_root=lock_root,
@@ -172,9 +172,9 @@ def conflicts_command(
         found = 0
         async for event in conflicts(settings, follow=follow):
             found += 1
-            print(event.model_dump_json() if output is Output.JSON else _conflict_line(event), flush=True)
+            typer.echo(event.model_dump_json() if output is Output.JSON else _conflict_line(event))
         if not found and output is Output.TEXT:
-            print("no conflicts", flush=True)
+            typer.echo("no conflicts")
 
     _run(show)
 
@@ -189,21 +189,20 @@ def status_command(
     """Print who holds each table's lock and until when, and which transactions are open, since when, waiting on what."""
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
     configure_logging("auto", "warning", stream=sys.stderr)
-    group = os.environ.get("LAKEWARDEN_GROUP", str(Settings.model_fields["group"].default))
     try:
         wanted = None if table is None else canonical_table(table)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
     async def show() -> None:
-        views = await status(settings, group, wanted)
+        views = await status(settings, wanted)
         if output is Output.JSON:
-            print(json.dumps([asdict(view) for view in views]))
+            typer.echo(json.dumps([asdict(view) for view in views]))
         elif views:
             for view in views:
                 _print_table(view)
         else:
-            print("no table has an open transaction or a lock")
+            typer.echo("no table has an open transaction or a lock")
 
     _run(show)
 
@@ -233,7 +232,8 @@ def main() -> None:
             f"unexpected: {error!r}; run it again with --verbose for the traceback, and report it",
             EXIT_FAILED,
         )
-    sys.exit(result if isinstance(result, int) else 0)
+    else:
+        sys.exit(result if isinstance(result, int) else 0)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -256,7 +256,7 @@ def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def _fail(message: str, status_code: int) -> None:
     line = " ".join(message.split())
-    print(f"lakewarden: {line}", file=sys.stderr)
+    typer.echo(f"lakewarden: {line}", err=True)
     sys.exit(status_code)
 
 

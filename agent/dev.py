@@ -7,8 +7,9 @@ serves, one JSON line is printed on stdout; logs and progress go to stderr.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
+
+import typer
 
 from lakewarden.agent.embedded_kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
 from lakewarden.agent.errors import AgentError
@@ -21,21 +22,21 @@ HIDDEN = ".lakewarden"
 async def run_dev(
     data: Path, *, kafka_port: int, allow: tuple[str, ...], lock_root: str | None, s3_endpoint: str | None
 ) -> None:
-    """Serve until SIGINT or SIGTERM."""
-    data = data.resolve()
+    """Serve until SIGINT or SIGTERM. `data` is an absolute path without links."""
     hidden = data / HIDDEN
-    hidden.mkdir(parents=True, exist_ok=True)
     root = lock_root or hidden.as_uri()
+    # A path may be written into a table's URI as it is, or with its spaces escaped.
+    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *allow)))
     # Wrong settings are told before anything is started.
-    Settings.load(allow=(f"{data.as_uri()}/*", *allow), lock_root=root, s3_endpoint=s3_endpoint)
+    Settings.load(allow=tables, lock_root=root, s3_endpoint=s3_endpoint)
     kafka = EmbeddedKafka(
-        hidden / "kafka", port=kafka_port, on_progress=lambda text: print(text, file=sys.stderr, flush=True)
+        hidden / "kafka", port=kafka_port, on_progress=lambda text: typer.echo(text, err=True)
     )
     try:
         async with kafka:
             settings = Settings.load(
                 bootstrap_servers=kafka.bootstrap_servers,
-                allow=(f"{data.as_uri()}/*", *allow),
+                allow=tables,
                 lock_root=root,
                 s3_endpoint=s3_endpoint,
                 replication=1,
@@ -45,6 +46,6 @@ async def run_dev(
                 "bootstrap_servers": kafka.bootstrap_servers,
                 "lock_root": settings.lock_root,
             }
-            await serve_until_signal(settings, lambda: print(json.dumps(ready), flush=True))
+            await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
