@@ -27,7 +27,6 @@ from lakewarden.agent.service import Agent
 from lakewarden.agent.settings import ENV_PREFIX, Settings
 from lakewarden.events import (
     EVENT,
-    WRITER_EVENT,
     Abort,
     Admitted,
     CommitCompleted,
@@ -64,6 +63,7 @@ QUICK: dict[str, Any] = {
 }
 
 SomeEvent = TypeVar("SomeEvent", bound=object)
+Mine = TypeVar("Mine", bound=WriterEvent)
 Heard = Event | DeadLetter
 
 
@@ -227,7 +227,8 @@ class Writer:
     transaction: str
     seq: int = 0
 
-    def _build(self, kind: type[SomeEvent], **more: Any) -> SomeEvent:
+    def event(self, kind: type[Mine], **more: Any) -> Mine:
+        """An event of this transaction, not sent."""
         return kind(
             event_id=uuid.uuid4().hex,
             table=self.table,
@@ -237,13 +238,9 @@ class Writer:
             **more,
         )
 
-    def event(self, kind: type[SomeEvent], **more: Any) -> SomeEvent:
-        """An event of this transaction, not sent."""
-        return self._build(kind, **more)
-
     async def intend(self, **more: Any) -> int:
         """Open the transaction; its sequence."""
-        return await self.world.send(self._build(CommitIntent, **more))
+        return await self.world.send(self.event(CommitIntent, **more))
 
     async def begin(self, **more: Any) -> None:
         """Open the transaction, and wait to be admitted."""
@@ -253,20 +250,18 @@ class Writer:
     async def touch(self, *file_groups: str, operation: Operation = "merge", partition: str = "p") -> int:
         """Publish markers."""
         return await self.world.send(
-            self._build(
-                MarkerCreated, markers=markers(*file_groups, operation=operation, partition=partition)
-            )
+            self.event(MarkerCreated, markers=markers(*file_groups, operation=operation, partition=partition))
         )
 
     async def beat(self) -> int:
         """Say that the writer lives."""
         self.seq += 1
-        return await self.world.send(self._build(WriterHeartbeat, seq=self.seq))
+        return await self.world.send(self.event(WriterHeartbeat, seq=self.seq))
 
     async def ask(self) -> int:
         """Ask for the grant."""
         self.seq += 1
-        return await self.world.send(self._build(CommitRequested, seq=self.seq))
+        return await self.world.send(self.event(CommitRequested, seq=self.seq))
 
     async def granted(self) -> CommitGranted:
         """Ask for the grant, and wait for it."""
@@ -275,11 +270,11 @@ class Writer:
 
     async def complete(self, grant: str = "g", version: str | None = "1") -> int:
         """Say that the commit is durable."""
-        return await self.world.send(self._build(CommitCompleted, grant=grant, version=version))
+        return await self.world.send(self.event(CommitCompleted, grant=grant, version=version))
 
     async def abandon(self) -> int:
         """Give up."""
-        return await self.world.send(self._build(TransactionAbandoned, reason="the test says so"))
+        return await self.world.send(self.event(TransactionAbandoned, reason="the test says so"))
 
     async def heard(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
         """Wait for such a decision on this transaction; the last one."""
@@ -391,9 +386,3 @@ def _read(record: ConsumerRecord) -> Heard:
     event = decode(EVENT, record.value)
     assert not isinstance(event, Undecodable), event
     return event
-
-
-def writer_events(records: list[ConsumerRecord]) -> list[tuple[int, Any]]:
-    """The readable events of `writers`, with their offsets."""
-    read = [(record.offset, decode(WRITER_EVENT, record.value, key=record.key or b"")) for record in records]
-    return [(offset, event) for offset, event in read if not isinstance(event, Undecodable)]

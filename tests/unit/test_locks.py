@@ -1,0 +1,278 @@
+"""The lock's task over a store with faults, on a real loop and on virtual time."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from trio.testing import MockClock
+
+from lakewarden.agent.locks import LockKeeper, Stores, Told
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError
+from lakewarden.agent.stores.memory import Fault, Request
+from lakewarden.handlers import lease
+from lakewarden.handlers.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
+from lakewarden.handlers.lock_object import LockRecord, parse, render
+from lakewarden.handlers.placement import LockPlace
+
+LEASE = lease.LeaseSettings(validity=3.0, renew_interval=0.3, drift=0.1, margin=0.4)
+REQUEST_SECONDS = 0.25
+WALL_MS = 1_800_000_000_000
+
+
+@pytest.fixture(params=["asyncio", "trio-virtual-time"])
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    if request.param == "asyncio":
+        return "asyncio"
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+def clock() -> lease.Moment:
+    """The loop's own time, so that virtual time is the lock's time too."""
+    now = anyio.current_time()
+    return lease.Moment(now, WALL_MS + round(now * 1000), str(uuid.uuid4()), 0.5)
+
+
+@dataclass
+class Moody:
+    """A store that hangs while it is told to, and counts what it was asked."""
+
+    hangs: bool = False
+    asked: list[Request] = field(default_factory=list)
+
+    async def before(self, request: Request) -> Fault | None:
+        self.asked.append(request)
+        if self.hangs:
+            await anyio.sleep_forever()
+        return None
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        return None
+
+
+@dataclass
+class Keeper:
+    """One lock, and what it told."""
+
+    lock: LockKeeper
+    scope: anyio.CancelScope
+    told: list[tuple[float, Told]]
+    changed: list[anyio.Event]
+
+    async def tells(self, kind: type[Told] | Any, count: int = 1) -> tuple[float, Any]:
+        with anyio.fail_after(30):
+            while len(found := [each for each in self.told if isinstance(each[1], kind)]) < count:
+                self.changed[0] = anyio.Event()
+                await self.changed[0].wait()
+        return found[-1]
+
+
+@asynccontextmanager
+async def keeping(store: ConditionalStore, name: str = "t") -> AsyncIterator[Keeper]:
+    async def opened() -> ConditionalStore:
+        return store
+
+    async with anyio.create_task_group() as tasks:
+        keeper = _keeper(opened, name, tasks)
+        yield keeper
+        tasks.cancel_scope.cancel()
+
+
+def _keeper(opened: Callable[[], Any], name: str, tasks: Any) -> Keeper:
+    told: list[tuple[float, Told]] = []
+    changed = [anyio.Event()]
+
+    def tell(what: Told) -> None:
+        told.append((anyio.current_time(), what))
+        changed[0].set()
+
+    place = LockPlace(f"memory://locks/{name}.json", shared=False)
+    scope = anyio.CancelScope()
+    lock = LockKeeper(place, LEASE, opened, tell, clock=clock)
+
+    async def run() -> None:
+        with scope:
+            await lock.run()
+
+    tasks.start_soon(run)
+    return Keeper(lock, scope, told, changed)
+
+
+def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
+    record = parse(objects[f"memory://locks/{name}.json"])
+    assert isinstance(record, LockRecord)
+    return record
+
+
+async def test_a_lock_is_taken_renewed_and_given_back() -> None:
+    objects: dict[str, bytes] = {}
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed, 3)
+        assert not _record(objects).expired
+        keeper.lock.drop()
+        await keeper.lock.released()
+
+    assert [told.what for _, told in keeper.told if isinstance(told, lease.Confirmed)] == [
+        "acquired",
+        "renewed",
+        "renewed",
+    ]
+    assert _record(objects).expired
+
+
+async def test_a_store_that_hangs_does_not_delay_giving_the_lease_up() -> None:
+    mood = Moody()
+    store = MemoryStore(request_timeout_seconds=1_000, faults=mood)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        _, confirmed = await keeper.tells(lease.Confirmed)
+        mood.hangs = True
+        at, ended = await keeper.tells(lease.LeaseEnded)
+
+    assert at >= confirmed.lease.expires_at - LEASE.margin
+    assert at < confirmed.lease.expires_at
+    assert "in time" in ended.why
+
+
+async def test_a_store_that_recovers_is_used_again() -> None:
+    mood = Moody()
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=mood)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        mood.hangs = True
+        await keeper.tells(lease.LeaseEnded)
+        mood.hangs = False
+        _, again = await keeper.tells(lease.Confirmed, 2)
+
+    assert again.what == "acquired"
+
+
+async def test_a_slow_store_of_one_table_delays_no_other() -> None:
+    slow_mood, objects = Moody(), dict[str, bytes]()
+    slow = MemoryStore(request_timeout_seconds=1_000, faults=slow_mood)
+    quick = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
+    async with slow, quick, keeping(slow, "slow") as held_up, keeping(quick, "quick") as other:
+        slow_mood.hangs = True
+        held_up.lock.want(None)
+        other.lock.want(None)
+        await other.tells(lease.Confirmed, 3)
+        other.lock.drop()
+        await other.lock.released()
+
+    assert held_up.told == []
+    assert _record(objects, "quick").expired
+
+
+async def test_who_is_cancelled_leaves_a_lease_that_lapses() -> None:
+    objects: dict[str, bytes] = {}
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        keeper.scope.cancel()
+        left = _record(objects)
+        async with keeping(store) as heir:
+            heir.lock.want(None)
+            _, refused = await heir.tells(lease.LockDenied)
+            at, confirmed = await heir.tells(lease.Confirmed)
+
+    assert not left.expired
+    assert refused.holder == left.owner
+    assert WALL_MS + at * 1000 >= left.valid_until + LEASE.drift * 1000
+    assert confirmed.lease.record.owner != left.owner
+
+
+async def test_who_holds_the_lock_instead_is_told_to_whoever_relied_on_it() -> None:
+    objects: dict[str, bytes] = {}
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        objects["memory://locks/t.json"] = render(
+            LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
+        )
+        _, ended = await keeper.tells(lease.LeaseEnded)
+
+    assert ended.holder == "x"
+
+
+async def test_a_wish_dropped_before_it_came_true_leaves_nothing_behind() -> None:
+    objects: dict[str, bytes] = {}
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        keeper.lock.drop()
+        await keeper.lock.released()
+
+    assert not objects or _record(objects).expired
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_store_that_can_not_be_opened_refuses_the_lock_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    settings = Settings.load(allow=(f"file://{tmp_path}/file/*",))
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        stores = Stores(settings, stack)
+        keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/file/t/lock.json"), "t", tasks)
+        keeper.lock.want(None)
+        _, denied = await keeper.tells(lease.LockDenied)
+        tasks.cancel_scope.cancel()
+
+    assert denied.fatal
+    assert "can't be made" in denied.why
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_store_that_is_being_opened_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = anyio.Event()
+
+    async def probe(store: ConditionalStore, root: str) -> None:
+        if "slow" in root:
+            hanging.set()
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr("lakewarden.agent.locks.probe", probe)
+    allow = (f"file://{tmp_path}/slow/*", f"file://{tmp_path}/quick/*")
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        stores = Stores(Settings.load(allow=allow), stack)
+        tasks.start_soon(stores.for_lock, f"file://{tmp_path}/slow/t/lock.json")
+        await hanging.wait()
+        with anyio.fail_after(30):
+            await stores.for_lock(f"file://{tmp_path}/quick/t/lock.json")
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_store_that_ignores_conditions_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[MemoryStore] = []
+
+    class Dishonest(MemoryStore):
+        def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
+            return Won('"1"')
+
+    def open_store(root: str, **options: Any) -> MemoryStore:
+        store = Dishonest(request_timeout_seconds=1)
+        opened.append(store)
+        return store
+
+    monkeypatch.setattr("lakewarden.agent.locks.open_store", open_store)
+    async with AsyncExitStack() as stack:
+        stores = Stores(Settings.load(allow=("s3://b/*",)), stack)
+        for _ in range(2):
+            with pytest.raises(StoreProbeError, match="ignores the condition"):
+                await stores.for_lock("s3://b/locks/t.json")
+        assert [store._is_open for store in opened] == [False, False]
