@@ -108,6 +108,15 @@ def test_one_overlap_in_the_line_holds_back_only_those_who_share_it() -> None:
     assert w.abandon("B").admitted == ["C"]
 
 
+@pytest.mark.parametrize("ahead, behind", [("p/*", "p/f"), ("p/f", "p/*"), ("p/*", "p/*")])
+def test_the_line_knows_the_star(ahead: str, behind: str) -> None:
+    """A partition overwrite waits for the updates in it, and they for it."""
+    w = world().intent("A").touch("A", m(ahead)).intent("B", m(behind), admission="queued")
+    assert w.admitted == []
+
+    assert w.abandon("A").admitted == ["B"]
+
+
 def test_under_deleted_file_two_appends_need_not_wait_for_each_other() -> None:
     """The line asks the same question as the conflict check."""
     w = world().intent("A", m("p/f", "append"), admission="queued", conflict_rule="deleted-file")
