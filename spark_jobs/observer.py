@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import structlog
 
+from lakewarden.events import Abort
+
 What: TypeAlias = Literal[
     "intent",
     "admitted",
@@ -22,6 +24,9 @@ What: TypeAlias = Literal[
     "abandoned",
     "failed",
 ]
+
+MAX_TOLD = 20
+"""Overlaps told of one abort: enough to draw; all of them are in `CommitAborted.conflicts`."""
 
 _QUIET: frozenset[What] = frozenset({"intent", "admitted", "markers", "requested"})
 
@@ -68,3 +73,18 @@ def tell(observer: Observer | None, event: GateEvent) -> None:
 def now() -> float:
     """Epoch seconds, for `GateEvent.at`."""
     return time.time()
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Why a transaction ended without a commit, for people."""
+    return "left without commit()" if error is None else f"{type(error).__name__}: {error}"
+
+
+def abort_detail(abort: Abort) -> dict[str, Any]:
+    """What an observer is told of an abort."""
+    return {
+        "reason": abort.reason,
+        "retriable": abort.retriable,
+        "others": sorted({entry.other_writer for entry in abort.conflicts}),
+        "conflicts": [[entry.partition, entry.file_group] for entry in abort.conflicts[:MAX_TOLD]],
+    }

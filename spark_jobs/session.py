@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ def spark_session(
     """A small local session: no UI, few shuffle partitions, quiet; `kafka` adds Spark's Kafka source."""
     from pyspark.sql import SparkSession
 
+    if master.startswith("local"):
+        # Spark's Python workers would be whatever `python3` is on the path; they need what this process has.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     defaults = {
         "spark.driver.memory": memory,
         "spark.driver.host": "127.0.0.1",

@@ -19,36 +19,30 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import structlog
-
-from lakewarden.events import (
-    Abort,
-    CommitRequested,
-    DecisionEventUnion,
-    Marker,
-    MarkerCreated,
-    Operation,
-)
+from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
+from lakewarden.spark_jobs import refusals
+from lakewarden.spark_jobs.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.channel import Channel
 from lakewarden.spark_jobs.conversation import Conversation, Intent, Timing
-from lakewarden.spark_jobs.errors import (
-    AgentUnreachable,
-    AlreadyCommitted,
-    CommitAborted,
-    GateError,
-    GrantTimeout,
-    LeaseLost,
-)
+from lakewarden.spark_jobs.errors import AlreadyCommitted, CommitAborted
 from lakewarden.spark_jobs.executor import ExecutorChannel
+from lakewarden.spark_jobs.footprint import as_marker, markers_said
 from lakewarden.spark_jobs.grant import Grant, Outcome
 from lakewarden.spark_jobs.markers import in_events, whole_partitions
-from lakewarden.spark_jobs.observer import GateEvent, Observer, What, now, tell
+from lakewarden.spark_jobs.observer import (
+    MAX_TOLD,
+    GateEvent,
+    Observer,
+    What,
+    abort_detail,
+    now,
+    reason_of,
+    tell,
+)
 from lakewarden.spark_jobs.progress import Heard, Held, Lapsed, Phase, Progress
 
 MAX_TOUCHED = 50_000
 """Markers remembered one by one, to be a retry's scope; beyond, only their partitions are."""
-
-log = structlog.get_logger("lakewarden.gate")
 
 
 class Transaction:
@@ -71,7 +65,7 @@ class Transaction:
         self._changed = threading.Condition()
         self._progress = Progress(timing.margin_seconds)
         self._said = Conversation(channel, intent, self.id, timing, self._next_seq)
-        self._callbacks: list[Callable[[CommitAborted], None]] = []
+        self._callbacks = AbortCallbacks(self.id)
         self._touched: dict[Marker, None] = {}
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
@@ -118,23 +112,18 @@ class Transaction:
         """Say that this transaction is about to write all of these; returns when Kafka has them."""
         for chunk in in_events(markers):
             self.check()
+            partitions = sorted({marker.partition for marker in chunk})[:MAX_TOLD]
+            event = self._event("markers", count=len(chunk), partitions=partitions)
             self._said.markers(chunk)
             self._touched.update(dict.fromkeys(chunk))
             if len(self._touched) > MAX_TOUCHED:
                 self._touched = dict.fromkeys(whole_partitions(self._touched))
-            self.tell(
-                "markers", count=len(chunk), partitions=sorted({marker.partition for marker in chunk})[:50]
-            )
+            tell(self._observer, event)
         self.check()
 
     def on_abort(self, callback: Callable[[CommitAborted], None]) -> None:
         """Run `callback` on another thread the moment an abort arrives, or at once if it has arrived."""
-        with self._changed:
-            abort = self._progress.abort
-            if abort is None:
-                self._callbacks.append(callback)
-                return
-        self._start_callbacks(abort, [callback], [])
+        self._callbacks.add(callback)
 
     def executor_channel(self) -> ExecutorChannel:
         """What a Spark closure takes along, to publish markers from the executors."""
@@ -174,23 +163,13 @@ class Transaction:
         The log has what the driver can't know: markers of tasks whose job was cancelled. Where Kafka doesn't answer,
         it is what the driver touched and what the abort named.
         """
-        touched = dict.fromkeys(self._touched)
         abort = self._progress.abort or self._progress.late_abort
-        for entry in abort.conflicts if abort else ():
-            touched[
-                Marker(partition=entry.partition, file_group=entry.file_group, operation=entry.operation)
-            ] = None
-        if self._intent_offset is None:
-            return tuple(touched)
-        try:
-            said = self._channel.read_back(self.table, self._intent_offset, timeout)
-        except GateError as error:
-            log.warning("gate.footprint-incomplete", table=self.table, transaction=self.id, error=str(error))
-            return tuple(touched)
-        for event in said:
-            if isinstance(event, MarkerCreated | CommitRequested) and event.transaction == self.id:
-                touched.update(dict.fromkeys(event.markers))
-        return tuple(touched)
+        named = abort.conflicts if abort else ()
+        known = dict.fromkeys((*self._touched, *map(as_marker, named)))
+        if self._intent_offset is not None:
+            said = markers_said(self._channel, self.table, self.id, self._intent_offset, timeout)
+            known.update(dict.fromkeys(said))
+        return tuple(known)
 
     # what the gate does with it
 
@@ -216,10 +195,10 @@ class Transaction:
             self._progress.end()
         outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
         if outcome is Outcome.UNKNOWN:
-            self.tell("failed", outcome="unknown", error=_reason(error))
+            self.tell("failed", outcome="unknown", error=reason_of(error))
         elif outcome is Outcome.NOT_PUBLISHED and not known and self._intent_offset is not None:
-            self._said.abandoned(_reason(error))
-            self.tell("abandoned", reason=_reason(error))
+            self._said.abandoned(reason_of(error))
+            self.tell("abandoned", reason=reason_of(error))
         self._channel.forget(self.id)
 
     def seconds_since_abort(self) -> float | None:
@@ -254,15 +233,8 @@ class Transaction:
             self.tell("admitted")
             return
         if queued:
-            raise GrantTimeout(
-                f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs; see "
-                f"`lakewarden status`, then restart the query; {self._facts()}"
-            )
-        raise AgentUnreachable(
-            f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start one that allows "
-            f"this table (`lakewarden agent --allow`), then restart the query; {self._facts()} "
-            f"brokers={self._channel.bootstrap_servers} topic={self._channel.topics.writers}"
-        )
+            raise refusals.not_admitted(timeout, self._facts())
+        raise refusals.no_agent(timeout, self._channel, self._facts())
 
     def _answered(self) -> bool:
         return self._progress.phase is not Phase.OPENING or self._progress.abort is not None
@@ -280,16 +252,13 @@ class Transaction:
             if self._progress.held is None and self._progress.abort is None:
                 # From here on a grant counts no more (rule 4 of `progress`): "abandoned" stays true.
                 self._progress.end()
-                raise GrantTimeout(
-                    f"no grant within {timeout:g} s; nothing was committed; see `lakewarden status` for who is ahead, "
-                    f"then restart the query; {self._facts()}"
-                )
+                raise refusals.not_granted(timeout, self._facts())
             verdict = self._progress.begin_publish(self._clock())
         match verdict:
             case Held():
                 return verdict
             case Lapsed():
-                raise self._lease_lost(verdict)
+                raise refusals.lapsed(verdict, self._facts())
             case Abort():
                 raise CommitAborted(verdict)
 
@@ -300,52 +269,24 @@ class Transaction:
             case Held():
                 return
             case Lapsed():
-                raise self._lease_lost(verdict)
+                raise refusals.lapsed(verdict, self._facts())
             case Abort():
                 raise CommitAborted(verdict)
-
-    def _lease_lost(self, lapsed: Lapsed) -> LeaseLost:
-        held = lapsed.held
-        how = (
-            f"it names seq {held.seq}, which this writer never sent"
-            if lapsed.late_seconds is None
-            else f"its lease of {held.lease_seconds:g} s ran out {lapsed.late_seconds:.1f} s ago on this writer's clock"
-        )
-        return LeaseLost(
-            f"grant refused: {how}; nothing was published under it; begin a new transaction; {self._facts()} "
-            f"grant={held.grant} token={held.token}"
-        )
 
     # hearing
 
     def _hear(self, decision: DecisionEventUnion, offset: int) -> None:
         with self._changed:
             heard = self._progress.hear(decision, offset)
-            callbacks, event = [], None
-            if heard in {Heard.ABORT, Heard.LATE_ABORT}:
-                assert isinstance(decision, Abort)
-                self.aborted_at = self.aborted_at or self._clock()
-                event = self._event("abort", **_abort_detail(decision), late=heard is Heard.LATE_ABORT)
-            if heard is Heard.ABORT:
-                callbacks, self._callbacks = self._callbacks, []
             self._changed.notify_all()
-        if event is not None:
+        if heard in {Heard.ABORT, Heard.LATE_ABORT}:
             assert isinstance(decision, Abort)
-            self._start_callbacks(decision, callbacks, [event])
-
-    def _start_callbacks(
-        self, abort: Abort, callbacks: list[Callable[[CommitAborted], None]], events: list[GateEvent]
-    ) -> None:
-        def running() -> None:
-            for event in events:
-                tell(self._observer, event)
-            for callback in callbacks:
-                try:
-                    callback(CommitAborted(abort))
-                except Exception as error:  # the other callbacks still have to stop their part
-                    log.exception("gate.abort-callback-failed", transaction=self.id, error=repr(error))
-
-        threading.Thread(target=running, name=f"lakewarden-abort-{self.id[:8]}", daemon=True).start()
+            late = heard is Heard.LATE_ABORT
+            self.aborted_at = self.aborted_at or self._clock()
+            event = self._event("abort", **abort_detail(decision), late=late)
+            self._callbacks.run(
+                CommitAborted(decision), callbacks=not late, first=lambda: tell(self._observer, event)
+            )
 
     # telling
 
@@ -365,18 +306,3 @@ class Transaction:
     def tell(self, what: What, **detail: Any) -> None:
         """Tell the observer a step of this transaction."""
         tell(self._observer, self._event(what, **detail))
-
-
-def _reason(error: BaseException | None) -> str:
-    if error is None:
-        return "left without commit()"
-    return f"{type(error).__name__}: {error}"
-
-
-def _abort_detail(abort: Abort) -> dict[str, Any]:
-    return {
-        "reason": abort.reason,
-        "retriable": abort.retriable,
-        "others": sorted({entry.other_writer for entry in abort.conflicts}),
-        "conflicts": [[entry.partition, entry.file_group] for entry in abort.conflicts[:20]],
-    }

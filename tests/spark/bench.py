@@ -36,7 +36,8 @@ class Bench(ExitStack):
         return self.enter_context(gate)
 
     def whats(self) -> list[str]:
-        return [event.what for event in self.events]
+        """In the order in which they happened; several threads tell them."""
+        return [event.what for event in sorted(self.events, key=lambda event: event.at)]
 
     def only(self, what: str) -> list[GateEvent]:
         return [event for event in self.events if event.what == what]

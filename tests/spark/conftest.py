@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +33,6 @@ MakeTable = Callable[..., str]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, no UI, few shuffle partitions."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = spark_session("lakewarden-tests", master="local[2]")
     yield session
     session.stop()

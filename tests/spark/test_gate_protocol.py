@@ -210,12 +210,11 @@ def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
     called: list[tuple[str, str]] = []
     with pytest.raises(CommitAborted) as caught, gate.transaction(table=TABLE, writer="w") as txn:
         txn.on_abort(lambda error: called.append((threading.current_thread().name, error.reason)))
-        txn.touch(MINE.partition, "*", "merge")
+        txn._said.markers((MINE,))
         wait_until(lambda: called)
         assert txn.aborted
-        txn.on_abort(
-            lambda error: called.append(("late", error.reason))
-        )  # registered late, called all the same
+        # registered late, called all the same
+        txn.on_abort(lambda error: called.append(("late", error.reason)))
         wait_until(lambda: len(called) == 2)
         with pytest.raises(CommitAborted):
             txn.check()
@@ -240,7 +239,7 @@ def test_what_the_body_died_of_is_the_cause_of_the_abort(bench: Bench) -> None:
 
     bench.agent(conflicting)
     with pytest.raises(CommitAborted) as caught, bench.gate().transaction(table=TABLE, writer="w") as txn:
-        txn.touch(MINE.partition, "*", "merge")
+        txn._said.markers((MINE,))
         wait_until(lambda: txn.aborted)
         raise RuntimeError("job 7 cancelled")
 

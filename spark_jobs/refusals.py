@@ -1,0 +1,46 @@
+"""The words for a commit that nobody allowed: what happened, to whom, and what to do next."""
+
+from __future__ import annotations
+
+from lakewarden.spark_jobs.channel import Channel
+from lakewarden.spark_jobs.errors import AgentUnreachable, GrantTimeout, LeaseLost
+from lakewarden.spark_jobs.progress import Lapsed
+
+
+def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
+    """Kafka took the intent, and nobody answered."""
+    return AgentUnreachable(
+        f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start one that allows this "
+        f"table (`lakewarden agent --allow`), then restart the query; {facts} "
+        f"brokers={channel.bootstrap_servers} topic={channel.topics.writers}"
+    )
+
+
+def not_admitted(timeout: float, facts: str) -> GrantTimeout:
+    """The line in front didn't move."""
+    return GrantTimeout(
+        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs; see "
+        f"`lakewarden status`, then restart the query; {facts}"
+    )
+
+
+def not_granted(timeout: float, facts: str) -> GrantTimeout:
+    """Everything is staged, and the grant didn't come."""
+    return GrantTimeout(
+        f"no grant within {timeout:g} s; nothing was committed; see `lakewarden status` for who is ahead, "
+        f"then restart the query; {facts}"
+    )
+
+
+def lapsed(lapsed: Lapsed, facts: str) -> LeaseLost:
+    """A grant came, and its lease had run out, or isn't one that this writer can count."""
+    held = lapsed.held
+    how = (
+        f"it names seq {held.seq}, which this writer never sent"
+        if lapsed.late_seconds is None
+        else f"its lease of {held.lease_seconds:g} s ran out {lapsed.late_seconds:.1f} s ago on this writer's clock"
+    )
+    return LeaseLost(
+        f"grant refused: {how}; nothing was published under it; begin a new transaction; {facts} "
+        f"grant={held.grant} token={held.token}"
+    )
