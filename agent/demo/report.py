@@ -87,7 +87,9 @@ class Report:
             table.add_row(
                 "stopped after, p50", _seconds(self.stops.p50), "from younger marker to idle executors"
             )
-            table.add_row("stopped after, max", _seconds(self.stops.max), f"the slowest of {self.stops.timed}")
+            table.add_row(
+                "stopped after, max", _seconds(self.stops.max), f"the slowest of {self.stops.timed}"
+            )
             table.add_row(
                 "computed in vain", f"{self.waste.spent:.1f} s", "by aborted attempts, until they stopped"
             )
