@@ -6,10 +6,10 @@ checked always. What is found here is a bug of ours: the table stops, loudly, an
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterator
 
 from lakewarden.handlers.state import TableState
-from lakewarden.handlers.transactions import COMPUTING, LANDED, OPEN, Phase
+from lakewarden.handlers.transactions import COMPUTING, LANDED, OPEN, Phase, Transaction
 
 
 class InvariantBrokenError(Exception):
@@ -33,27 +33,41 @@ def self_audit(state: TableState) -> None:
 
 
 def _audit_index(state: TableState) -> None:
-    entries = (
-        (transaction, partition, file_group)
-        for transaction in state.transactions.values()
-        for partition, file_groups in transaction.footprint.items()
-        for file_group in file_groups
-    )
+    index, known = state.footprints.index, state.transactions
     looked_at = 0
-    for transaction, partition, file_group in islice(
-        entries, state.audited, state.audited + state.settings.audit_entries
-    ):
-        looked_at += 1
-        touches = state.footprints.index.get(partition, {}).get(file_group, ())
-        known = all(state.transactions.get(touch.transaction.id) is touch.transaction for touch in touches)
-        mine = any(touch.transaction is transaction for touch in touches)
-        _require(
-            state,
-            f"index and {transaction.id} disagree on {partition!r} {file_group!r}",
-            holds=known and mine,
-        )
+    for transaction, partition, file_groups in _share(state, state.settings.audit_entries):
+        groups = index.get(partition, {})
+        for file_group in file_groups:
+            agree = False
+            for touch in groups.get(file_group, ()):
+                if touch.transaction is transaction:
+                    agree = True
+                elif known.get(touch.transaction.id) is not touch.transaction:
+                    agree = False
+                    break
+            if not agree:
+                raise _broken(state, f"index and {transaction.id} disagree on {partition!r} {file_group!r}")
+        looked_at += len(file_groups)
     _audit_places(state)
     state.audited = state.audited + looked_at if looked_at == state.settings.audit_entries else 0
+
+
+def _share(state: TableState, wanted: int) -> Iterator[tuple[Transaction, str, list[str]]]:
+    """The next so many entries after those audited last; what comes before is stepped over, not walked through."""
+    skip = state.audited
+    for transaction in state.transactions.values():
+        if skip and transaction.markers <= skip:
+            skip -= transaction.markers
+            continue
+        for partition, file_groups in transaction.footprint.items():
+            if skip and len(file_groups) <= skip:
+                skip -= len(file_groups)
+                continue
+            share = file_groups[skip : skip + wanted]
+            skip, wanted = 0, wanted - len(share)
+            yield transaction, partition, share
+            if not wanted:
+                return
 
 
 def _audit_places(state: TableState) -> None:
@@ -74,4 +88,8 @@ def _audit_places(state: TableState) -> None:
 
 def _require(state: TableState, story: str, *, holds: bool) -> None:
     if not holds:
-        raise InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {story}")
+        raise _broken(state, story)
+
+
+def _broken(state: TableState, story: str) -> InvariantBrokenError:
+    return InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {story}")
