@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from lakewarden.events import ALL_FILE_GROUPS, Marker
+from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.transactions import Touch, Transaction
 
 
@@ -42,24 +42,34 @@ class Footprints:
     def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
         """Enter markers; what they meet of other transactions, whether or not that is a conflict."""
         overlaps: list[Overlap] = []
-        index, footprint = self.index, transaction.footprint
+        # Neighbours mostly share partition and operation: what follows from these is looked up when they change.
+        partition: str | None = None
+        operation: Operation | None = None
+        groups: dict[str, tuple[Touch, ...]] = {}
+        single: tuple[Touch, ...] = ()
+        mine: list[str] | None = None
         for marker in markers:
-            partition, file_group = marker.partition, marker.file_group
-            single = transaction.touch(marker.operation)
-            groups = index.get(partition)
-            if groups is None:
-                groups = index[partition] = {}
-            touches = groups.get(file_group)
-            if touches is None:
-                groups[file_group] = single
-            elif touches is single or single[0] in touches:
-                continue
-            else:
+            file_group = marker.file_group
+            if marker.partition != partition:
+                partition = marker.partition
+                groups = self.index.setdefault(partition, {})
+                mine = transaction.footprint.get(partition)
+            if marker.operation != operation:
+                operation = marker.operation
+                single = transaction.touch(operation)
+            count = len(groups)
+            touches = groups.setdefault(file_group, single)
+            new = len(groups) > count
+            if not new:
+                if touches is single or single[0] in touches:
+                    continue
                 groups[file_group] = touches + single
-            if touches is None or all(touch.transaction is not transaction for touch in touches):
-                footprint.setdefault(partition, []).append(file_group)
+            if new or all(touch.transaction is not transaction for touch in touches):
+                if mine is None:
+                    mine = transaction.footprint[partition] = []
+                mine.append(file_group)
                 transaction.markers += 1
-            if touches is not None or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
+            if not new or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
                 overlaps.extend(self._met(partition, file_group, single[0]))
         return overlaps
 
