@@ -2,7 +2,8 @@
 
 The task waits for whatever comes first (a wish, an answer, the automaton's own deadline), moves the automaton, and runs the
 requests it asks for. Requests run beside the waiting, so that a lease is given up in time while one hangs. What a step
-means for the table's grants is told by a synchronous callback; there is no decision in this file.
+means for the table's grants is told by a synchronous callback, with whether it may be relied upon; there is no
+decision in this file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LockKeeper:
         place: LockPlace,
         settings: lease.LeaseSettings,
         store: Callable[[], Awaitable[ConditionalStore]],
-        tell: Callable[[Told], None],
+        tell: Callable[[Told, bool], None],
         *,
         clock: Callable[[], lease.Moment] = moment,
     ) -> None:
@@ -88,7 +89,9 @@ class LockKeeper:
                         case lease.Get() | lease.Put():
                             requests.start_soon(self._request, effect)
                         case _:
-                            self._tell(effect)
+                            # A lease whose return is asked for already may not be relied upon, though it is confirmed.
+                            relied_on = not any(isinstance(wish, lease.Drop) for wish in self._inbox)
+                            self._tell(effect, relied_on)
                 if isinstance(self._state, lease.Idle) and not self._inbox:
                     self._idle.set()
 

@@ -312,11 +312,11 @@ class PartitionOwner:
             if not state.quiet() and uri not in self.stopped:
                 self._step(uri, Tick(now, self.position - 1, self._caught_up_since))
 
-    def _lock_told(self, uri: str, place: LockPlace, told: Told) -> None:
+    def _lock_told(self, uri: str, place: LockPlace, told: Told, *, relied_on: bool) -> None:
         event = stamp.audit(self._settings.agent_id, uri, place.uri, told)
         self._publisher.put(Outgoing(self._topics.audit, uri.encode(), encode(event)))
-        if self._places[uri] is not place:
-            return  # The table has moved to another lock; this one is being given back.
+        if self._places[uri] is not place or not relied_on:
+            return  # It is being given back: the table is done with it, or has moved to another lock.
         offset = self.position - 1
         match told:
             case lease.Confirmed(what=what, lease=held):
@@ -341,7 +341,7 @@ class PartitionOwner:
                 place,
                 self._settings.lease(shared=place.shared),
                 lambda: self._stores.for_lock(place.uri),
-                lambda told: self._lock_told(uri, place, told),
+                lambda told, relied_on: self._lock_told(uri, place, told, relied_on=relied_on),
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)

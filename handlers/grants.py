@@ -6,9 +6,12 @@
   the lock is waited for. After an adoption nothing new is granted before `quiet_until` (`lease.py`).
 - The grant names the writer's latest `seq` that was read. The writer counts from when it *sent* that one, so its
   deadline is never later than ours, whatever their clocks say.
-- A heartbeat of the writer extends a running grant, as far as the lock reaches.
+- A heartbeat of the writer extends a running grant, as far as the lock reaches; after an adoption not before
+  `quiet_until`: a former owner that woke up would not know of it, and could grant another when the grant's first
+  lease is over.
 - A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before
-  anything follows from it: from then on its footprint counts as committed.
+  anything follows from it: from then on its footprint counts as committed. Not while the agent lags behind the log: the
+  completion may be in it, unread, and nobody else is granted meanwhile.
 - The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its
   publish, so nobody else is granted before the grant's own end, even if the lock is back sooner.
 - The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is
@@ -58,7 +61,8 @@ def grant_next(deciding: Deciding) -> None:
 def extend(deciding: Deciding, transaction: Transaction) -> None:
     """A heartbeat of a granted writer: its lease goes on, as far as the lock reaches."""
     grant = transaction.grant
-    if grant is None or grant.revoked or deciding.state.lock is None:
+    lock = deciding.state.lock
+    if grant is None or grant.revoked or lock is None or deciding.now < lock.quiet_until:
         return
     lease = _lease_left(deciding)
     if lease > 0 and deciding.now + lease > grant.deadline:
@@ -67,10 +71,12 @@ def extend(deciding: Deciding, transaction: Transaction) -> None:
         )
 
 
-def lapse(deciding: Deciding) -> None:
-    """Publish that a grant's lease ran out unheard."""
+def lapse(deciding: Deciding, caught_up_since: float | None) -> None:
+    """Publish that a grant's lease ran out unheard; `caught_up_since` is None while the agent lags."""
     running = deciding.state.running()
-    if running is None or running.grant is None or deciding.now < running.grant.deadline:
+    if caught_up_since is None or running is None or running.grant is None:
+        return
+    if deciding.now < running.grant.deadline:
         return
     deciding.decide(
         AbortTransaction(

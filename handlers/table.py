@@ -110,7 +110,7 @@ def step(state: TableState, given: Input) -> list[Effect]:
         case Read(event=event):
             _read(deciding, event)
         case Tick(caught_up_since=caught_up_since):
-            lapse(deciding)
+            lapse(deciding, caught_up_since)
             abort_silent(deciding, caught_up_since)
             self_audit(state)
         case LockConfirmed(lock=lock):

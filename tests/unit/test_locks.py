@@ -64,6 +64,7 @@ class Keeper:
     lock: LockKeeper
     scope: anyio.CancelScope
     told: list[tuple[float, Told]]
+    relied: list[bool]
     changed: list[anyio.Event]
 
     async def tells(self, kind: type[Told] | Any, count: int = 1) -> tuple[float, Any]:
@@ -87,10 +88,12 @@ async def keeping(store: ConditionalStore, name: str = "t") -> AsyncIterator[Kee
 
 def _keeper(opened: Callable[[], Any], name: str, tasks: Any) -> Keeper:
     told: list[tuple[float, Told]] = []
+    relied: list[bool] = []
     changed = [anyio.Event()]
 
-    def tell(what: Told) -> None:
+    def tell(what: Told, relied_on: bool) -> None:
         told.append((anyio.current_time(), what))
+        relied.append(relied_on)
         changed[0].set()
 
     place = LockPlace(f"memory://locks/{name}.json", shared=False)
@@ -102,7 +105,7 @@ def _keeper(opened: Callable[[], Any], name: str, tasks: Any) -> Keeper:
             await lock.run()
 
     tasks.start_soon(run)
-    return Keeper(lock, scope, told, changed)
+    return Keeper(lock, scope, told, relied, changed)
 
 
 def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
@@ -155,6 +158,32 @@ async def test_a_store_that_recovers_is_used_again() -> None:
         _, again = await keeper.tells(lease.Confirmed, 2)
 
     assert again.what == "acquired"
+
+
+async def test_a_confirmation_that_comes_after_the_lock_was_given_back_is_not_relied_upon() -> None:
+    """Under `per-commit` the lock is dropped and wanted again between two grants, while a renewal may be on its way."""
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
+    async with store, keeping(store) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        put = keeper.lock._put
+
+        def put_and_wish(given: lease.Input) -> None:
+            put(given)
+            if isinstance(given, lease.WriteDone):
+                keeper.lock._put = put  # type: ignore[method-assign]
+                keeper.lock.drop()
+                keeper.lock.want(None)
+
+        keeper.lock._put = put_and_wish  # type: ignore[method-assign]
+        await keeper.tells(lease.Confirmed, 3)
+
+    confirmations = [
+        (told.what, relied_on)
+        for (_, told), relied_on in zip(keeper.told, keeper.relied, strict=True)
+        if isinstance(told, lease.Confirmed)
+    ]
+    assert confirmations[:3] == [("acquired", True), ("renewed", False), ("acquired", True)]
 
 
 async def test_a_slow_store_of_one_table_delays_no_other() -> None:
