@@ -42,7 +42,7 @@ class Size:
     checks: int
 
 
-FULL = Size(trials=400, warm_up=40, markers=1_000_000, repetitions=3, checks=101)
+FULL = Size(trials=300, warm_up=30, markers=1_000_000, repetitions=3, checks=101)
 QUICK = Size(trials=10, warm_up=3, markers=3_000, repetitions=1, checks=5)
 
 
@@ -161,7 +161,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     }
     for name, title in titles.items():
         figure = check[name]
-        yield title, f"{figure['ms']:.3f} ms, {figure['ns_a_marker']:.0f} ns a marker", "< 1 ms"
+        aim = "" if name == "incremental_all_meeting" else "< 1 ms"
+        yield title, f"{figure['ms']:.3f} ms, {figure['ns_a_marker']:.0f} ns a marker", aim
 
 
 def _print(report: dict[str, Any]) -> None:
