@@ -35,6 +35,8 @@ from lakewarden.events import ConflictDetected, canonical_table
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+WIDE = 2_000
+"""Columns of a line that no terminal shows."""
 
 app = typer.Typer(
     name="lakewarden",
@@ -315,7 +317,8 @@ def _print_table(view: TableView) -> None:
         tree.add(rows)
     else:
         tree.add("no open transaction")
-    Console(soft_wrap=True).print(tree)
+    # Into a file or a pipe nothing is cut off.
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDE).print(tree)
 
 
 if __name__ == "__main__":
