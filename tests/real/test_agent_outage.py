@@ -25,31 +25,33 @@ async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_p
 
 
 async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
-    async with EmbeddedKafka(tmp_path / "kafka", port=_free_port()) as kafka:
-        async with world(kafka.bootstrap_servers, "outage", tmp_path) as scene:
-            with scene.process() as process:
-                await process.ready()
-                before = scene.writer("before")
-                await before.begin(heartbeat_seconds=100)
-                await before.touch("x")
-                await scene.settle()
+    async with (
+        EmbeddedKafka(tmp_path / "kafka", port=_free_port()) as kafka,
+        world(kafka.bootstrap_servers, "outage", tmp_path) as scene,
+    ):
+        with scene.process() as process:
+            await process.ready()
+            before = scene.writer("before")
+            await before.begin(heartbeat_seconds=100)
+            await before.touch("x")
+            await scene.settle()
 
-                kafka.stop()
-                await _says_so(process)
-                kafka.start()
+            kafka.stop()
+            await _says_so(process)
+            kafka.start()
 
-                await before.granted()
-                await before.complete()
-                after = scene.writer("after")
-                await after.begin()
-                await after.touch("x")
-                await after.granted()
+            await before.granted()
+            await before.complete()
+            after = scene.writer("after")
+            await after.begin()
+            await after.touch("x")
+            await after.granted()
 
-            log = await scene.everything()
-            topics = scene.settings().topics
-            check(stories(log[topics.writers], log[topics.decisions]))
-            assert len(scene.heard(Admitted)) == len(scene.heard(CommitGranted)) == 2
-            assert scene.heard(Abort, before.mine) == []
+        log = await scene.everything()
+        topics = scene.settings().topics
+        check(stories(log[topics.writers], log[topics.decisions]))
+        assert len(scene.heard(Admitted)) == len(scene.heard(CommitGranted)) == 2
+        assert scene.heard(Abort, before.mine) == []
 
 
 async def _says_so(process: AgentProcess) -> None:
