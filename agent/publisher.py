@@ -47,6 +47,7 @@ class Publisher:
         self._wake = anyio.Event()
         self._progress = anyio.Event()
         self._failed: BaseException | None = None
+        self._broken = anyio.Event()
 
     def put(self, record: Outgoing) -> None:
         """Queue a record; never waits."""
@@ -60,13 +61,18 @@ class Publisher:
         return len(self._waiting) + len(self._unacknowledged) > MAX_WAITING
 
     async def run(self) -> None:
-        """Hand records to the producer until cancelled; raises `LogBrokenError` when Kafka does not take one."""
-        while True:
-            while self._waiting:
+        """Hand records to the producer until cancelled, or until Kafka does not take one."""
+        while self._failed is None:
+            if self._waiting:
                 await self._send(self._waiting.popleft())
-            self._check()
-            self._wake = anyio.Event()
-            await self._wake.wait()
+            else:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+
+    async def watch(self) -> None:
+        """Wait for ever; raises `LogBrokenError` when Kafka did not take a record."""
+        await self._broken.wait()
+        self._check()
 
     async def flush(self) -> None:
         """Return when all that was put so far is acknowledged."""
@@ -84,6 +90,7 @@ class Publisher:
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error
+        self._broken.set()
         self._wake.set()
         self._moved()
 
@@ -98,7 +105,6 @@ class Publisher:
             )
         except KafkaError as error:
             self._fail(error)
-            self._check()
             return
         self._unacknowledged.add(future)
         self._handed += 1

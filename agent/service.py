@@ -177,6 +177,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def serve(self) -> None:
         """Read, decide, check and commit until cancelled."""
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._publisher.watch)
             tasks.start_soon(self._check_periodically)
             tasks.start_soon(self._commit_periodically)
             await self._read()
