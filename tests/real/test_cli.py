@@ -155,7 +155,7 @@ async def test_dev_says_one_line_serves_leaves_nothing_and_finds_its_state_again
         ready = json.loads(await _line(dev))
         assert set(ready) == {"ready", "bootstrap_servers", "lock_root"}
         assert ready["ready"] is True
-        scene = World(ready["bootstrap_servers"], "lakewarden", tmp_path, None, None)  # type: ignore[arg-type]
+        scene = World(ready["bootstrap_servers"], "lakewarden", tmp_path, None, None)
         async with AIOKafkaProducer(bootstrap_servers=ready["bootstrap_servers"]) as producer:
             intent = _intent(scene, table, first)
             await producer.send_and_wait("lakewarden.writers", encode(intent), key=table.encode())
