@@ -29,7 +29,6 @@ from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.serve import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.agent.stores import LocationError, StoreProbeError
 from lakewarden.agent.views import TableView, conflicts, status
 from lakewarden.events import ConflictDetected, canonical_table
 
@@ -221,7 +220,7 @@ def main() -> None:
         _fail(error.format_message(), EXIT_USAGE)
     except SettingsError as error:
         _fail(str(error), EXIT_USAGE)
-    except (AgentError, StoreProbeError, LocationError) as error:
+    except AgentError as error:
         _fail(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # Whoever read our output has gone: nothing to tell.
@@ -249,7 +248,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first problem that says what to do, else the first."""
-    known, _ = problems.split((AgentError, StoreProbeError, LocationError))
+    known, _ = problems.split(AgentError)
     leaf: BaseException = known or problems
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]

@@ -21,10 +21,17 @@ from botocore.exceptions import BotoCoreError
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, open_store, probe
+from lakewarden.agent.stores import (
+    ConditionalStore,
+    LocationError,
+    StoreProbeError,
+    StoreUnreachableError,
+    open_store,
+    probe,
+)
 from lakewarden.agent.stores.locations import parse_location
 from lakewarden.handlers import lease
-from lakewarden.handlers.conditional import Refused
+from lakewarden.handlers.conditional import Refused, Unknown
 from lakewarden.handlers.placement import LockPlace
 
 log = structlog.get_logger()
@@ -108,8 +115,10 @@ class LockKeeper:
         try:
             store = await self._open_store()
         except (StoreProbeError, LocationError) as error:
+            # Out of reach for the moment is no reason to give up for good.
+            outcome = Unknown(str(error)) if isinstance(error, StoreUnreachableError) else Refused(str(error))
             done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
-            self._put(done(self._clock(), Refused(str(error))))
+            self._put(done(self._clock(), outcome))
             return
         if isinstance(effect, lease.Get):
             found = await store.read(self.place.uri)

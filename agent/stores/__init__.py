@@ -9,7 +9,7 @@ from lakewarden.agent.stores.locations import LocationError
 from lakewarden.agent.stores.memory import MemoryStore
 from lakewarden.agent.stores.open import open_store
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, ConditionalStore
-from lakewarden.agent.stores.probe import StoreProbeError, probe
+from lakewarden.agent.stores.probe import StoreProbeError, StoreUnreachableError, probe
 
 __all__ = [
     "MAX_OBJECT_BYTES",
@@ -18,6 +18,7 @@ __all__ = [
     "LocationError",
     "MemoryStore",
     "StoreProbeError",
+    "StoreUnreachableError",
     "open_store",
     "probe",
 ]

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote
 
+from lakewarden.agent.errors import AgentError
+
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class LocationError(ValueError):
+class LocationError(AgentError, ValueError):
     """The URI names no object we would touch. Correct the URI; the message says what is wrong with it."""
 
 

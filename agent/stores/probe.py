@@ -15,6 +15,7 @@ from typing import Final, NoReturn, assert_never
 
 import anyio
 
+from lakewarden.agent.errors import AgentError
 from lakewarden.agent.stores.port import PROBE_FOLDER, ConditionalStore
 from lakewarden.handlers.conditional import (
     IfAbsent,
@@ -31,8 +32,12 @@ _BODIES: Final = tuple(b'{"probe":%d}' % number for number in range(3))
 """Three different ones, so that a content-derived version can't match by accident."""
 
 
-class StoreProbeError(Exception):
+class StoreProbeError(AgentError):
     """No lock can be kept in this store as it is. Don't start on it; the message says what to change."""
+
+
+class StoreUnreachableError(StoreProbeError):
+    """The store gave no answer, so nothing is known of it. Ask again; at start, check endpoint and network."""
 
 
 async def probe(store: ConditionalStore, folder_uri: str) -> None:
@@ -73,7 +78,7 @@ def _could_not_ask(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> N
                 f"this store refuses to write there; check bucket, credentials and the right to write: {why} key={uri}"
             )
         case Throttled(why=why) | Unknown(why=why):
-            raise StoreProbeError(
+            raise StoreUnreachableError(
                 f"this store could not be reached, or not in time; check endpoint and network: {why} key={uri}"
             )
         case Lost(why=why):

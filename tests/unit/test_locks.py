@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError
+from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.handlers import lease
 from lakewarden.handlers.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
@@ -281,6 +281,34 @@ async def test_a_store_that_is_being_opened_holds_up_no_other(
         with anyio.fail_after(30):
             await stores.for_lock(f"file://{tmp_path}/quick/t/lock.json")
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_store_that_is_out_of_reach_for_the_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket is used for the first time while the network is away: its writers wait, and are not refused."""
+    probed: list[str] = []
+
+    async def probe(store: ConditionalStore, root: str) -> None:
+        probed.append(root)
+        if len(probed) == 1:
+            raise StoreUnreachableError("this store could not be reached")
+
+    def open_store(uri: str, **options: Any) -> MemoryStore:
+        return MemoryStore(request_timeout_seconds=1)
+
+    monkeypatch.setattr("lakewarden.agent.locks.probe", probe)
+    monkeypatch.setattr("lakewarden.agent.locks.open_store", open_store)
+    async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+        stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
+        keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        tasks.cancel_scope.cancel()
+
+    assert len(probed) == 2
+    assert not [told for _, told in keeper.told if isinstance(told, lease.LockDenied)]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
