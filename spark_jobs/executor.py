@@ -10,6 +10,8 @@ address, however many tasks it runs; a forked process makes its own.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import os
 import threading
@@ -22,8 +24,10 @@ from typing import Any
 import anyio
 
 from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode
+from lakewarden.spark_jobs.errors import AgentUnreachable
 from lakewarden.spark_jobs.kafka import (
     SEND_TIMEOUT_SECONDS,
+    STOP_SECONDS,
     KafkaSettings,
     LoopThread,
     make_producer,
@@ -77,6 +81,13 @@ class _ProducerThread:
         """Publish one record and wait for its acknowledgement."""
         self._thread.call(self._sending(topic, key, value), timeout=timeout, doing="publishing markers")
 
+    def stop(self) -> None:
+        """Say goodbye to Kafka, as far as it goes."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(AgentUnreachable):
+                self._thread.call(lambda: stop_quietly(producer), timeout=STOP_SECONDS, doing="closing")
+
     def _sending(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
         async def sending() -> None:
             async with self._opening:
@@ -97,6 +108,13 @@ class _ProducerThread:
 
 _producers: dict[tuple[int, str, bytes], _ProducerThread] = {}
 _producers_lock = threading.Lock()
+
+
+@atexit.register
+def _stop_producers() -> None:
+    for (pid, _, _), thread in list(_producers.items()):
+        if pid == os.getpid():
+            thread.stop()
 
 
 def _producer(channel: ExecutorChannel) -> _ProducerThread:

@@ -7,7 +7,9 @@ outside, so a caller never hangs; and what fails there arrives here as `AgentUnr
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -76,8 +78,9 @@ async def stop_quietly(client: Any) -> None:
 
 
 class LoopThread:
-    """A daemon thread with an event loop; started by the first call, ended by `close`.
+    """A daemon thread with an event loop; started by the first call, ended by `close`, at the latest when Python exits.
 
+    That late, a loop that is merely dropped would hang the exit: its thread doesn't run any more when it is asked to end.
     `tasks` lives as long as the thread: background work belongs there, and is cancelled by `close`.
     """
 
@@ -89,6 +92,7 @@ class LoopThread:
         self._portal: BlockingPortal | None = None
         self._hosting: Future[None] | None = None
         self._tasks: TaskGroup | None = None
+        _threads.add(self)
 
     @property
     def started(self) -> bool:
@@ -146,6 +150,16 @@ class LoopThread:
         )
         ending.start()
         ending.join(GRACE_SECONDS)
+
+
+_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Runs after the exit handlers of whoever uses a loop, which were registered later: their goodbye comes first."""
+    for thread in list(_threads):
+        thread.close()
 
 
 async def _host(*, task_status: TaskStatus[TaskGroup]) -> None:
