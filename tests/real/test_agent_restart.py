@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import murmur2
 
 from lakewarden.agent.service import _Session
 from lakewarden.events import (
@@ -90,7 +91,8 @@ async def test_a_second_restart_still_knows_what_was_granted_before_the_first(sc
         await granted_one.granted()
     for _ in range(2):
         async with scene.agent(grant_seconds=8, validity_seconds=60, renew_seconds=6) as agent:
-            later = scene.writer("later", f"{scene.table}-later")
+            # In the other partition, whose offset nothing holds back: once it is committed, so is this one's.
+            later = scene.writer("later", _table_in_the_other_partition(scene))
             await later.begin()
             await _committed_to(scene, later)
             assert agent.ready.is_set()
@@ -369,6 +371,14 @@ async def _committed_to(scene: World, writer: Writer, *, after: bool = False) ->
         while (await scene.committed()).get(mine[0].partition, (-1, {}))[0] < wanted:
             await anyio.sleep(0.2)
     return int(mine[0].partition)
+
+
+def _table_in_the_other_partition(scene: World) -> str:
+    def partition(table: str) -> int:
+        return int(murmur2(table.encode()) & 0x7FFFFFFF) % scene.settings().partitions
+
+    others = (f"{scene.table}-later-{number}" for number in range(100))
+    return next(table for table in others if partition(table) != partition(scene.table))
 
 
 def _facts(session: _Session) -> dict[str, Any]:
