@@ -15,7 +15,6 @@ from lakewarden.agent.errors import AgentError, KafkaUnreachableError, SettingsE
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
-MAX_REQUEST_BYTES = MAX_EVENT_BYTES
 FETCH_BYTES = 4 * 1024 * 1024
 """A partition's share of one fetch: some 400 events of 100 markers, so that a replay is not bound by round trips."""
 _TOPIC_EXISTS = 36
@@ -30,7 +29,7 @@ def producer(settings: KafkaSettings) -> AIOKafkaProducer:
         **settings.kafka_client(),
         acks="all",
         enable_idempotence=True,
-        max_request_size=MAX_REQUEST_BYTES,
+        max_request_size=MAX_EVENT_BYTES,
         max_batch_size=262_144,
     )
 
