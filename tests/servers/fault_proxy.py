@@ -1,0 +1,258 @@
+"""A proxy in front of a real S3 server that lets requests go wrong, on either side of the store's act.
+
+It forwards whole requests and whole answers, each request over a connection of its own, so that a fault is exactly one of:
+
+| fault | did the store act? | what the client sees |
+| --- | --- | --- |
+| `CUT_BEFORE` | no | a reset instead of an answer |
+| `CUT_AFTER` | yes | a reset instead of an answer |
+| `RESET_MID` | yes | a reset in the middle of the answer |
+| `DELAY_SHORT` | yes | the answer, late but within its timeout |
+| `DELAY_LONG` | yes, perhaps when the client has given up | nothing in time |
+| `SLOW_DOWN` | no | 503 SlowDown |
+| `ERROR_BEFORE` | no | 500 InternalError |
+| `ERROR_AFTER` | yes | 500 InternalError |
+| `HANG` | no, or long after | nothing, for as long as somebody wants it (`hanging`) |
+
+`weather` says what befalls the requests from now on; it may be changed at any time. Chance comes from the seed. Faults are
+counted where they are done, not where they are drawn: what `injected` says has happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import struct
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+from urllib.parse import urlsplit
+
+import anyio
+
+_MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
+"""Far beyond any lock object; an answer that is longer is a mistake of the test."""
+
+
+class Fault(StrEnum):
+    """See the table above."""
+
+    CUT_BEFORE = "cut-before"
+    CUT_AFTER = "cut-after"
+    RESET_MID = "reset-mid"
+    DELAY_SHORT = "delay-short"
+    DELAY_LONG = "delay-long"
+    SLOW_DOWN = "slow-down"
+    ERROR_BEFORE = "error-before"
+    ERROR_AFTER = "error-after"
+    HANG = "hang"
+
+
+CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.HANG)
+"""What weather is made of; a hang is asked for, because it must end when a test says so."""
+
+_ERRORS: Final = {
+    Fault.SLOW_DOWN: (503, "SlowDown"),
+    Fault.ERROR_BEFORE: (500, "InternalError"),
+    Fault.ERROR_AFTER: (500, "InternalError"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What befalls requests: a fault begins with chance `share`, and befalls the next request too with chance `burst`."""
+
+    share: float
+    burst: float = 0.4
+    faults: tuple[Fault, ...] = CHANCE_FAULTS
+
+
+CALM: Final = Weather(share=0.0, burst=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as the client sent it."""
+
+    method: str
+    path: str
+    raw: bytes
+
+
+@dataclass(slots=True)
+class Hang:
+    """Requests that get no answer for now."""
+
+    matches: Callable[[Request], bool]
+    caught: list[Request] = field(default_factory=list)
+    first: anyio.Event = field(default_factory=anyio.Event)
+    """Set when one is caught."""
+    over: anyio.Event = field(default_factory=anyio.Event)
+
+
+class FaultProxy:
+    """Where it listens, what befalls requests, and what has befallen them. Made by `fault_proxy`."""
+
+    def __init__(self, upstream: str, seed: int, request_timeout_seconds: float) -> None:
+        address = urlsplit(upstream)
+        assert address.hostname is not None
+        self._upstream = (address.hostname, address.port or 80)
+        self._chance = random.Random(seed)
+        self._timeout = request_timeout_seconds
+        self._bursting: Fault | None = None
+        self._hangs: list[Hang] = []
+        self.endpoint = ""
+        self.weather = CALM
+        self.requests = 0
+        self.injected: Counter[Fault] = Counter()
+
+    @contextmanager
+    def hanging(self, matches: Callable[[Request], bool] = lambda _: True) -> Iterator[Hang]:
+        """Answer none of these until the block ends; then half of them are forwarded after all, far too late."""
+        hang = Hang(matches)
+        self._hangs.append(hang)
+        try:
+            yield hang
+        finally:
+            self._hangs.remove(hang)
+            hang.over.set()
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection: one request after the other, until a fault or the client ends it."""
+        try:
+            while await self._serve(await _receive(reader), writer):
+                pass
+        except (asyncio.IncompleteReadError, OSError):
+            _reset(writer)  # the client has gone, or the server: nobody is left to be told
+        finally:
+            writer.close()
+
+    async def _serve(self, request: Request, writer: asyncio.StreamWriter) -> bool:
+        """Whether the connection goes on; it doesn't, because the server's answer closes it."""
+        self.requests += 1
+        for hang in self._hangs:
+            if hang.matches(request):
+                await self._hang(hang, request)
+                _reset(writer)
+                return False
+        fault = self._draw()
+        if fault is not None:
+            self.injected[fault] += 1
+        match fault:
+            case Fault.CUT_BEFORE:
+                _reset(writer)
+            case Fault.CUT_AFTER:
+                await self._forward(request)
+                _reset(writer)
+            case Fault.RESET_MID:
+                answer = await self._forward(request)
+                await _send(writer, answer[: len(answer) // 2])
+                _reset(writer)
+            case Fault.SLOW_DOWN | Fault.ERROR_BEFORE:
+                await _send(writer, _error(*_ERRORS[fault]))
+            case Fault.ERROR_AFTER:
+                await self._forward(request)
+                await _send(writer, _error(*_ERRORS[fault]))
+            case Fault.DELAY_SHORT:
+                await self._around(request, writer, self._chance.uniform(0.1, 0.4) * self._timeout)
+            case Fault.DELAY_LONG:
+                await self._around(request, writer, self._chance.uniform(1.2, 2.5) * self._timeout)
+            case _:
+                await _send(writer, await self._forward(request))
+        return False
+
+    async def _around(self, request: Request, writer: asyncio.StreamWriter, seconds: float) -> None:
+        """Wait on the way there, or on the way back."""
+        there = self._chance.random() < 0.5
+        await asyncio.sleep(seconds if there else 0)
+        answer = await self._forward(request)
+        await asyncio.sleep(0 if there else seconds)
+        await _send(writer, answer)
+
+    async def _hang(self, hang: Hang, request: Request) -> None:
+        self.injected[Fault.HANG] += 1
+        hang.caught.append(request)
+        hang.first.set()
+        await hang.over.wait()
+        if self._chance.random() < 0.5:
+            await self._forward(request)
+
+    def _draw(self) -> Fault | None:
+        weather, again = self.weather, self._bursting
+        if again in weather.faults and self._chance.random() < weather.burst:
+            return again
+        begins = weather.faults and self._chance.random() < weather.share
+        self._bursting = self._chance.choice(weather.faults) if begins else None
+        return self._bursting
+
+    async def _forward(self, request: Request) -> bytes:
+        """The server's whole answer."""
+        reader, writer = await asyncio.open_connection(*self._upstream)
+        try:
+            writer.write(request.raw)
+            await writer.drain()
+            answer = await reader.read(-1)
+            if not answer or len(answer) > _MAX_ANSWER_BYTES:
+                raise ConnectionError(f"no answer to relay: bytes={len(answer)}")
+            return answer
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def fault_proxy(
+    upstream: str, *, seed: int, request_timeout_seconds: float
+) -> AsyncGenerator[FaultProxy]:
+    """A proxy on a free port, calm at first. The delays are measured by the timeout of the clients."""
+    proxy = FaultProxy(upstream, seed, request_timeout_seconds)
+    conversations: set[asyncio.Task[None]] = set()
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of ours: those that the server makes by itself outlive it.
+        task = asyncio.create_task(proxy.converse(reader, writer))
+        conversations.add(task)
+        task.add_done_callback(conversations.discard)
+
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
+    proxy.endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield proxy
+    finally:
+        server.close()
+        for task in conversations:
+            task.cancel()
+        await asyncio.gather(*conversations, return_exceptions=True)
+
+
+async def _receive(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+    method, path, _ = head[0].decode("latin-1").split(" ", 2)
+    headers = [line for line in head[1:] if not line.lower().startswith(b"connection:")]
+    length = next((line for line in headers if line.lower().startswith(b"content-length:")), b":0")
+    body = await reader.readexactly(int(length.partition(b":")[2]))
+    # The server closes after its answer, so that the answer's end is the connection's, whatever its framing.
+    raw = b"\r\n".join([head[0], *headers, b"Connection: close", b"", body])
+    return Request(method, path, raw)
+
+
+async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
+    writer.write(answer)
+    await writer.drain()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """RST instead of an orderly end: no lingering, and what is still buffered is thrown away."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and not writer.transport.is_closing():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+
+def _error(status: int, code: str) -> bytes:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+    head = f"HTTP/1.1 {status} Injected\r\ncontent-type: application/xml\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
