@@ -1,5 +1,8 @@
 """Objects in a dictionary, as strict as the real stores: the public twin for tests and simulations.
 
+`Objects` is the store itself, which acts at once; `MemoryStore` is a client of it, with a timeout and faults. A simulation
+that carries the requests over a network of its own acts on `Objects`, which the contract suite vouches for.
+
 Versions are what S3 makes of a body, its MD5 in quotes, so writing the same bytes twice gives the same version
 here too: a lock that relies on more would be found out. Only anyio is used, so the twin runs unchanged on
 trio's virtual clock.
@@ -73,6 +76,44 @@ class Faults(Protocol):
         ...
 
 
+class Objects:
+    """What is kept, and the compare and swap on it. `contents` is shared by those who were given the same."""
+
+    def __init__(self, contents: dict[str, bytes] | None = None) -> None:
+        self.contents: dict[str, bytes] = {} if contents is None else contents
+
+    def get(self, key: str) -> Absent | Found:
+        """Body and version of this instant."""
+        body = self.contents.get(key)
+        return Absent() if body is None else Found(body, version_of(body))
+
+    def put(self, key: str, body: bytes, condition: Condition) -> Won | Lost:
+        """Write if the condition holds at this instant."""
+        stored = self.contents.get(key)
+        match condition:
+            case IfAbsent():
+                if stored is not None:
+                    return Lost("an object is there already")
+            case IfMatch(version=version):
+                if stored is None:
+                    return Lost("no object is there")
+                if version_of(stored) != version:
+                    return Lost(f"another version is there: found={version_of(stored)} expected={version}")
+            case _:
+                assert_never(condition)
+        self.contents[key] = body
+        return Won(version_of(body))
+
+    def remove(self, key: str) -> None:
+        """Delete, whether it is there or not."""
+        self.contents.pop(key, None)
+
+
+def version_of(body: bytes) -> str:
+    """The version that a body has wherever it is written, as S3's ETag."""
+    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
+
+
 @dataclass(order=True, slots=True)
 class _Late:
     at: float
@@ -91,7 +132,7 @@ class MemoryStore(AsyncContextManagerMixin):
         faults: Faults | None = None,
     ) -> None:
         self._timeout = require_timeout(request_timeout_seconds)
-        self._objects = {} if objects is None else objects
+        self._objects = Objects(objects)
         self._faults = faults
         self._late: list[_Late] = []
         self._arrivals = 0
@@ -110,7 +151,7 @@ class MemoryStore(AsyncContextManagerMixin):
         key = _locate(uri)
         if isinstance(key, Refused):
             return key
-        return await self._ask(Request("read", key), lambda: self._get(key))
+        return await self._ask(Request("read", key), lambda: self._objects.get(key))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """Compare and swap; nothing awaits between the two."""
@@ -128,7 +169,7 @@ class MemoryStore(AsyncContextManagerMixin):
         require_probe_key(uri)
         key = _locate(uri)
         if isinstance(key, str):
-            await self._ask(Request("delete", key), lambda: self._remove(key))
+            await self._ask(Request("delete", key), lambda: self._objects.remove(key))
 
     async def _ask(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
         if not self._is_open:
@@ -155,28 +196,8 @@ class MemoryStore(AsyncContextManagerMixin):
         while self._late and self._late[0].at <= anyio.current_time():
             heapq.heappop(self._late).act()
 
-    def _get(self, key: str) -> ReadOutcome:
-        body = self._objects.get(key)
-        return Absent() if body is None else Found(body, _version(body))
-
     def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
-        stored = self._objects.get(key)
-        match condition:
-            case IfAbsent():
-                if stored is not None:
-                    return Lost("an object is there already")
-            case IfMatch(version=version):
-                if stored is None:
-                    return Lost("no object is there")
-                if _version(stored) != version:
-                    return Lost(f"another version is there: found={_version(stored)} expected={version}")
-            case _:
-                assert_never(condition)
-        self._objects[key] = body
-        return Won(_version(body))
-
-    def _remove(self, key: str) -> None:
-        self._objects.pop(key, None)
+        return self._objects.put(key, body, condition)
 
 
 def _locate(uri: str) -> str | Refused:
@@ -186,7 +207,3 @@ def _locate(uri: str) -> str | Refused:
     except LocationError as error:
         return Refused(str(error))
     return f"{location.scheme}://{location.authority}/{location.key}"
-
-
-def _version(body: bytes) -> str:
-    return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
