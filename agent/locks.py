@@ -30,9 +30,11 @@ from lakewarden.agent.stores import (
     probe,
 )
 from lakewarden.agent.stores.locations import parse_location
+from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers import lease
 from lakewarden.handlers.conditional import Refused, Unknown
 from lakewarden.handlers.placement import LockPlace
+from lakewarden.handlers.turns import Contender, Line
 
 log = structlog.get_logger()
 
@@ -51,6 +53,7 @@ class LockKeeper:
         store: Callable[[], Awaitable[ConditionalStore]],
         tell: Callable[[Told, bool], None],
         *,
+        name: Contender | None = None,
         clock: Callable[[], lease.Moment] = moment,
     ) -> None:
         self.place = place
@@ -58,6 +61,8 @@ class LockKeeper:
         self._open_store = store
         self._tell = tell
         self._state: lease.State = lease.Idle()
+        self._name = name
+        self._line = Line()
         self._clock = clock
         self._inbox: deque[lease.Input] = deque()
         self._woken = anyio.Event()
@@ -66,11 +71,25 @@ class LockKeeper:
 
     def want(self, adopt: str | None) -> None:
         """Take the lock, or wait for it."""
-        self._wish(lease.Want(self._clock(), adopt))
+        ahead = 0 if self._name is None else self._line.others(self._name)
+        self._wish(lease.Want(self._clock(), adopt, ahead))
 
     def drop(self) -> None:
         """Give it back."""
         self._wish(lease.Drop(self._clock()))
+
+    def hear(self, event: AuditEventUnion) -> None:
+        """What an agent, this one too, told of this lock object: see `turns.py`. Nothing is lost where it isn't heard."""
+        self._line = self._line.hear(event)
+        if self._name is None or (event.agent, event.table) == self._name:
+            return
+        match event:
+            case LockReleased(detail=None):
+                self._put(lease.HeardReleased(self._clock(), self._line.ahead_of(self._name)))
+            case LockAcquired(valid_until=valid_until):
+                self._put(lease.HeardTaken(self._clock(), valid_until))
+            case _:
+                pass
 
     async def released(self) -> None:
         """Return when nothing is held and nothing outstanding."""

@@ -37,6 +37,7 @@ from lakewarden.events import (
     LEDGER_EVENT,
     WRITER_EVENT,
     Abort,
+    AuditEventUnion,
     CommitIntent,
     DeadLetter,
     DecisionEventUnion,
@@ -64,6 +65,7 @@ from lakewarden.handlers.table import (
     step,
 )
 from lakewarden.handlers.transactions import OPEN, Phase
+from lakewarden.handlers.turns import Contender
 
 log = structlog.get_logger()
 
@@ -312,6 +314,12 @@ class PartitionOwner:
             if not state.quiet() and uri not in self.stopped:
                 self._step(uri, Tick(now, self.position - 1, self._caught_up_since))
 
+    def heard(self, event: AuditEventUnion) -> None:
+        """An agent told something of a lock; those of our tables that use it may want to know."""
+        for keeper, _ in self._keepers.values():
+            if keeper.place.uri == event.lock:
+                keeper.hear(event)
+
     def _lock_told(self, uri: str, place: LockPlace, told: Told, *, relied_on: bool) -> None:
         event = stamp.audit(self._settings.agent_id, uri, place.uri, told)
         self._publisher.put(Outgoing(self._topics.audit, uri.encode(), encode(event)))
@@ -342,6 +350,7 @@ class PartitionOwner:
                 self._settings.lease(shared=place.shared),
                 lambda: self._stores.for_lock(place.uri),
                 lambda told, relied_on: self._lock_told(uri, place, told, relied_on=relied_on),
+                name=Contender(self._settings.agent_id, uri),
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)

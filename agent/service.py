@@ -26,14 +26,18 @@ from lakewarden.agent.kafka import (
     FETCH_BYTES,
     committed_offsets,
     ensure_topics,
+    partitions_of,
     producer,
     read_to_end,
+    reader,
     started,
+    stopped,
 )
 from lakewarden.agent.locks import Stores
 from lakewarden.agent.partition import PartitionOwner, decisions_position
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
+from lakewarden.events import AUDIT_EVENT, Undecodable, decode
 
 log = structlog.get_logger()
 
@@ -47,6 +51,8 @@ MIN_ENDS_SECONDS = 1.0
 REACH_SECONDS = 0.005
 REVOKE_SHARE = 0.5
 """Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
+RENEWAL = b'"type":"lock-renewed"'
+"""How the encoded event of a renewal can be told without decoding it."""
 STALL_FACTOR = 3
 """A periodic check this many intervals late says that the process slept: silence before it proves nothing."""
 
@@ -180,6 +186,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             tasks.start_soon(self._publisher.watch)
             tasks.start_soon(self._check_periodically)
             tasks.start_soon(self._commit_periodically)
+            tasks.start_soon(self._listen)
             await self._read()
 
     async def close(self) -> None:
@@ -370,6 +377,29 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                     except IllegalStateError:
                         continue  # it was taken from us meanwhile
                     owner.passed(position)
+
+    async def _listen(self) -> None:
+        """Hear what the agents, this one too, tell of locks, from now on: who waits for one need not poll the store for it."""
+        partitions = await partitions_of(self._settings, self._topics.audit)
+        consumer = reader(self._settings)
+        await started(consumer, self._settings)
+        try:
+            consumer.assign(partitions)
+            await consumer.seek_to_end(*partitions)
+            while True:
+                for records in (await consumer.getmany(timeout_ms=1_000)).values():
+                    for record in records:
+                        self._hear(record.value or b"")
+        finally:
+            await stopped(consumer)
+
+    def _hear(self, value: bytes) -> None:
+        if RENEWAL in value:  # nearly all of them, and nobody waits for one
+            return
+        event = decode(AUDIT_EVENT, value)
+        if not isinstance(event, Undecodable):
+            for owner in self._owners.values():
+                owner.heard(event)
 
     async def _commit_periodically(self) -> None:
         while True:

@@ -182,6 +182,10 @@ class Settings(KafkaSettings):
     hudi_drift_seconds: Seconds = Field(
         default=1.0, description="as drift_seconds, for locks shared with Hudi"
     )
+    strict_takeover: bool = Field(
+        default=False,
+        description="trust nobody's clock: a lapsed lock is taken over only after it stayed unchanged for a whole lease",
+    )
     hold: Literal["while-active", "per-commit"] = Field(
         default="while-active",
         description="how long a lock is kept; locks shared with Hudi are always per-commit",
@@ -268,15 +272,12 @@ class Settings(KafkaSettings):
 
     def lease(self, *, shared: bool) -> LeaseSettings:
         """Lease lengths of a lock, those for Hudi where it is shared with Hudi's writers."""
-        if shared:
-            return LeaseSettings(
-                self.hudi_validity_seconds,
-                self.hudi_renew_seconds,
-                self.hudi_drift_seconds,
-                self.margin_seconds,
-            )
         return LeaseSettings(
-            self.validity_seconds, self.renew_seconds, self.drift_seconds, self.margin_seconds
+            validity=self.hudi_validity_seconds if shared else self.validity_seconds,
+            renew_interval=self.hudi_renew_seconds if shared else self.renew_seconds,
+            drift=self.hudi_drift_seconds if shared else self.drift_seconds,
+            margin=self.margin_seconds,
+            strict=self.strict_takeover,
         )
 
     def table(self, *, shared: bool) -> TableSettings:

@@ -142,9 +142,13 @@ def audit(
         "duration_ms": round(max(0.0, monotonic() - step.spent.since) * 1000, 3),
     }
     match step:
-        case lease.Confirmed(what=what, lease=held):
-            kind = LockAcquired if what == "acquired" else LockRenewed
-            return kind.model_validate(
+        case lease.Confirmed(what="acquired", lease=held, adopted=adopted):
+            return LockAcquired.model_validate(
+                common
+                | {"owner": held.record.owner, "valid_until": held.record.valid_until, "adopted": adopted}
+            )
+        case lease.Confirmed(lease=held):
+            return LockRenewed.model_validate(
                 common | {"owner": held.record.owner, "valid_until": held.record.valid_until}
             )
         case lease.Released(owner=owner, valid_until=valid_until, why=why):
@@ -155,9 +159,16 @@ def audit(
             return LockLost.model_validate(
                 common | {"owner": owner, "valid_until": valid_until, "detail": why, "holder": holder}
             )
-        case lease.LockDenied(why=why, holder=holder, held_until=held_until):
+        case lease.LockDenied(why=why, fatal=fatal, holder=holder, held_until=held_until):
             return LockRefused.model_validate(
-                common | {"owner": "", "valid_until": held_until or 0, "detail": why, "holder": holder}
+                common
+                | {
+                    "owner": "",
+                    "valid_until": held_until or 0,
+                    "detail": why,
+                    "holder": holder,
+                    "waiting": not fatal,
+                }
             )
         case _:
             assert_never(step)

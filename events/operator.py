@@ -52,6 +52,8 @@ class LockAcquired(LockEvent):
     """The agent holds the table's lock."""
 
     type: Literal["lock-acquired"] = "lock-acquired"
+    adopted: str | None = None
+    """The owner whose lease was taken over before its end, to go on with the grant that it had given."""
 
 
 class LockRenewed(LockEvent):
@@ -61,7 +63,7 @@ class LockRenewed(LockEvent):
 
 
 class LockReleased(LockEvent):
-    """The lock is free for anybody."""
+    """The lock is free for anybody, or will be when its lease ends (`detail` says why it was left to)."""
 
     type: Literal["lock-released"] = "lock-released"
 
@@ -76,6 +78,8 @@ class LockRefused(LockEvent):
     """The lock could not be taken: held by another, unreadable, or forbidden."""
 
     type: Literal["lock-refused"] = "lock-refused"
+    waiting: bool = False
+    """The agent goes on waiting for it; false where a person has to change something first."""
 
 
 class BatchCommitted(EventBase):

@@ -18,7 +18,14 @@ Rules
 - Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its
   end is given up then: whoever relies on it has that long to hear of it.
 - Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first,
-  with jitter. A `Nudge` reads it at once.
+  with jitter.
+- Strict: somebody else's lapsed lock is taken over only when its version has stayed the same for a whole lease and
+  the drift on our own monotonic clock: a live holder renews sooner than that, whatever its clock says. Assumes that
+  nobody's lease is longer than ours. A released lock needs no such proof.
+- What other agents tell of the lock are hints that save waiting, never proof: they move the time of the next read,
+  nothing else. Heard to be released: whoever waits first reads at once; each one behind gives those before it
+  `turn_seconds` each. Heard to be taken: as after a read that found it held. Wanted while others wait: ours is the
+  last turn.
 - An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried
   again after `refused_seconds` because a person may have mended it.
 - Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most
@@ -28,13 +35,13 @@ Rules
   The former owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the
   running grant and no new one, and the object is not released.
 
-Time and chance arrive inside the inputs (`Moment`). A request is outstanding in exactly `Reading` and `Writing`.
+What goes in and comes out, and the states themselves, are in `lease_types.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, assert_never
+from dataclasses import replace
+from typing import Literal, TypeGuard, assert_never
 
 from lakewarden.handlers.conditional import (
     Absent,
@@ -50,243 +57,71 @@ from lakewarden.handlers.conditional import (
     Won,
     WriteOutcome,
 )
+from lakewarden.handlers.lease_types import (
+    Confirmed,
+    Drop,
+    Effect,
+    Get,
+    HeardReleased,
+    HeardTaken,
+    Held,
+    Idle,
+    Input,
+    Lease,
+    LeaseEnded,
+    LeaseSettings,
+    LockDenied,
+    Moment,
+    Put,
+    ReadDone,
+    Reading,
+    Released,
+    Spent,
+    State,
+    Step,
+    Timer,
+    Waiting,
+    Want,
+    Watched,
+    Work,
+    WriteDone,
+    Writing,
+)
 from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseSettings:
-    """Lengths in seconds; their ratios are validated where the configuration is read."""
-
-    validity: float = 30.0
-    renew_interval: float = 3.0
-    drift: float = 0.5
-    margin: float = 2.0
-    """A lease in doubt is given up this long before its end."""
-    poll_seconds: float = 10.0
-    """How long a foreign holder is left alone before the object is read again."""
-    refused_seconds: float = 30.0
-    release_tries: int = 5
-
-    @property
-    def drift_ms(self) -> int:
-        """The drift as the lock object counts time."""
-        return round(self.drift * 1000)
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Now, as the shell sees it, with the chance that this step may use."""
-
-    now: float
-    """Monotonic seconds."""
-    wall_ms: int
-    """Epoch milliseconds, as they are written into the object."""
-    fresh: str
-    """An owner id that was never used before."""
-    jitter: float
-    """Uniform in [0, 1)."""
-
-
-# -- inputs ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """The lock is needed. `adopt` names an owner whose live lease may be taken over (see Adoption)."""
-
-    at: Moment
-    adopt: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The lock is needed no more."""
-
-    at: Moment
-
-
-@dataclass(frozen=True, slots=True)
-class ReadDone:
-    """Answer to `Get`."""
-
-    at: Moment
-    outcome: ReadOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class WriteDone:
-    """Answer to `Put`."""
-
-    at: Moment
-    outcome: WriteOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """`deadline(state)` has come."""
-
-    at: Moment
-
-
-@dataclass(frozen=True, slots=True)
-class Nudge:
-    """Somebody knows that the lock was just released: read it now rather than later."""
-
-    at: Moment
-
-
-Input: TypeAlias = Want | Drop | ReadDone | WriteDone | Timer | Nudge
-
-
-# -- effects -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Read the object; answer with `ReadDone`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Put:
-    """Write the object under the condition; answer with `WriteDone`."""
-
-    body: bytes
-    condition: Condition
-
-
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """What a step took: for the audit."""
-
-    requests: int
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Confirmed:
-    """The lease is ours until `expires_at` (monotonic, drift already taken off): acquired, or renewed."""
-
-    what: Literal["acquired", "renewed"]
-    lease: Lease
-    spent: Spent
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """The lock is free, or left to lapse (`why`)."""
-
-    owner: str
-    valid_until: int
-    spent: Spent
-    why: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseEnded:
-    """The lease is not ours any more, or could not be confirmed in time: stop relying on it now."""
-
-    owner: str
-    valid_until: int
-    spent: Spent
-    why: str
-    holder: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LockDenied:
-    """The lock can't be had now; `fatal` if only a person can change that."""
-
-    why: str
-    fatal: bool
-    spent: Spent
-    holder: str | None = None
-    held_until: int | None = None
-
-
-Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
-
-
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """A lease that we may rely on."""
-
-    record: LockRecord
-    version: str
-    expires_at: float
-    """Monotonic; the drift is already taken off."""
-    renew_at: float
-    quiet_until: float
-    """Before this only a grant that ran under the former owner is covered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Not held, not wanted. `mine` is the last owner id that we wrote: finding it is never somebody else."""
-
-    mine: str | None = None
-    quiet_until: float = 0.0
-    """As in `Work`: going idle ends no former owner's lease."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Held and settled; the next thing is the renewal."""
-
-    lease: Lease
-    mine: str
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the states between idle and held share."""
-
-    wanted: bool
-    mine: str | None
-    lease: Lease | None
-    """Still relied upon while it is being renewed."""
-    spent: Spent
-    tries: int = 0
-    """Doubts and throttlings in a row."""
-    adopt: str | None = None
-    release: LockRecord | None = None
-    """The live record that is to be released."""
-    quiet_until: float = 0.0
-    """When the lease of an adopted owner has ended; it outlives doubts about our own write."""
-    doubt: Condition | None = None
-    """Under which condition a write of ours was sent whose fate is not known. It may still land while that condition
-    holds, so a further write under it bears the same owner: whichever of them lands is ours."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A read is outstanding."""
-
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """A write is outstanding: this record, sent at this time."""
-
-    work: Work
-    record: LockRecord
-    condition: Condition
-    sent_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Nothing is outstanding until `until`; then the object is read again."""
-
-    work: Work
-    until: float
-
-
-State: TypeAlias = Idle | Held | Reading | Writing | Waiting
-Step: TypeAlias = tuple[State, tuple[Effect, ...]]
+__all__ = [
+    "Confirmed",
+    "Drop",
+    "Effect",
+    "Get",
+    "HeardReleased",
+    "HeardTaken",
+    "Held",
+    "Idle",
+    "IllegalInputError",
+    "Input",
+    "Lease",
+    "LeaseEnded",
+    "LeaseSettings",
+    "LockDenied",
+    "Moment",
+    "Put",
+    "ReadDone",
+    "Reading",
+    "Released",
+    "Spent",
+    "State",
+    "Timer",
+    "Waiting",
+    "Want",
+    "Watched",
+    "Work",
+    "WriteDone",
+    "Writing",
+    "deadline",
+    "lease_of",
+    "step",
+]
 
 
 class IllegalInputError(Exception):
@@ -334,8 +169,8 @@ def step(state: State, given: Input, settings: LeaseSettings) -> Step:
 def _step(state: State, given: Input, settings: LeaseSettings) -> Step:
     at = given.at
     match given:
-        case Want(adopt=adopt):
-            return _want(state, at, adopt)
+        case Want(adopt=adopt, ahead=ahead):
+            return _want(state, at, settings, adopt, ahead)
         case Drop():
             return _drop(state, at)
         case ReadDone(outcome=outcome):
@@ -348,10 +183,10 @@ def _step(state: State, given: Input, settings: LeaseSettings) -> Step:
             return _wrote(state, at, outcome, settings)
         case Timer():
             return _timer(state, at, settings)
-        case Nudge():
-            if isinstance(state, Waiting) and state.work.lease is None and state.work.release is None:
-                return _get(replace(state.work, spent=Spent(0, at.now)))
-            return state, ()
+        case HeardReleased(ahead=ahead):
+            return _heard_released(state, at, settings, ahead)
+        case HeardTaken(valid_until=valid_until):
+            return _heard_taken(state, at, settings, valid_until)
         case _:
             assert_never(given)
 
@@ -367,7 +202,12 @@ def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
     match state:
         case Held(mine=mine):
             work = Work(
-                wanted=True, mine=mine, lease=None, spent=Spent(0, at.now), quiet_until=lease.quiet_until
+                wanted=True,
+                mine=mine,
+                lease=None,
+                spent=Spent(0, at.now),
+                quiet_until=lease.quiet_until,
+                adopted=lease.adopted,
             )
             after: State = Waiting(work, until=at.now)
         case Reading(work=work):
@@ -386,19 +226,29 @@ def _work(state: State) -> Work:
     return state.work
 
 
-def _want(state: State, at: Moment, adopt: str | None) -> Step:
+def _want(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
     match state:
-        case Idle(mine=mine, quiet_until=quiet_until):
-            spent = Spent(0, at.now)
-            return _get(
-                Work(wanted=True, mine=mine, lease=None, spent=spent, adopt=adopt, quiet_until=quiet_until)
+        case Idle(mine=mine, quiet_until=quiet_until, adopted=adopted):
+            return _in_turn(
+                Work(
+                    wanted=True,
+                    mine=mine,
+                    lease=None,
+                    spent=Spent(0, at.now),
+                    adopt=adopt,
+                    quiet_until=quiet_until,
+                    adopted=adopted,
+                    ahead=ahead,
+                ),
+                at,
+                settings,
             )
         case Held():
             return state, ()
         case Reading(work=work):
-            return Reading(replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+            return Reading(replace(work, wanted=True, adopt=adopt or work.adopt, ahead=ahead)), ()
         case Writing(work=work):
-            return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt)), ()
+            return replace(state, work=replace(work, wanted=True, adopt=adopt or work.adopt, ahead=ahead)), ()
         case Waiting(work=work):
             again = replace(work, wanted=True, adopt=adopt or work.adopt)
             if work.release is not None and at.now < work.quiet_until:
@@ -407,6 +257,37 @@ def _want(state: State, at: Moment, adopt: str | None) -> Step:
             return replace(state, work=again), ()
         case _:
             assert_never(state)
+
+
+def _in_turn(work: Work, at: Moment, settings: LeaseSettings) -> Step:
+    """Begin to take the lock; those who wait for it already come first."""
+    if not work.ahead or work.adopt is not None:
+        return _get(replace(work, ahead=0))
+    denied = LockDenied("others wait for it", fatal=False, spent=work.spent)
+    return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.turn_seconds), (denied,)
+
+
+def _heard_released(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
+    if not _waits_for_another(state):
+        return state, ()
+    if ahead:
+        return replace(state, until=min(state.until, at.now + ahead * settings.turn_seconds)), ()
+    return _get(replace(state.work, spent=Spent(0, at.now)))
+
+
+def _heard_taken(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
+    if not _waits_for_another(state):
+        return state, ()
+    lapses_in = (valid_until + settings.drift_ms - at.wall_ms) / 1000
+    return replace(state, until=at.now + _patience(at, settings, lapses_in)), ()
+
+
+def _waits_for_another(state: State) -> TypeGuard[Waiting]:
+    """Not for its own next try: a lease in doubt and a release have their own times."""
+    if not isinstance(state, Waiting):
+        return False
+    work = state.work
+    return work.wanted and work.lease is None and work.release is None and work.doubt is None
 
 
 def _drop(state: State, at: Moment) -> Step:
@@ -421,6 +302,7 @@ def _drop(state: State, at: Moment) -> Step:
                 spent=Spent(0, at.now),
                 release=lease.record,
                 quiet_until=lease.quiet_until,
+                adopted=lease.adopted,
             )
             return _put_release(work, at, lease.version)
         case Waiting(work=work):
@@ -428,7 +310,7 @@ def _drop(state: State, at: Moment) -> Step:
                 released = replace(work, wanted=False, lease=None, release=work.lease.record)
                 return _put_release(released, at, work.lease.version)
             if work.release is None and work.doubt is None:
-                return Idle(work.mine, work.quiet_until), ()
+                return Idle(work.mine, work.quiet_until, work.adopted), ()
             # A write that we don't know the fate of may have taken the lock: it is read back, and released.
             return replace(state, work=replace(work, wanted=False, tries=0)), ()
         case Reading(work=work):
@@ -445,7 +327,12 @@ def _timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
     match state:
         case Held(lease=lease, mine=mine) if at.now >= lease.renew_at:
             work = Work(
-                wanted=True, mine=mine, lease=lease, spent=Spent(0, at.now), quiet_until=lease.quiet_until
+                wanted=True,
+                mine=mine,
+                lease=lease,
+                spent=Spent(0, at.now),
+                quiet_until=lease.quiet_until,
+                adopted=lease.adopted,
             )
             return _put_hold(work, at, settings, IfMatch(lease.version), lease.record)
         case Waiting(work=work, until=until) if at.now >= until:
@@ -467,7 +354,7 @@ def _read(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings)
             if isinstance(record, Malformed):
                 return _malformed(work, at, settings, record)
             if work.release is not None or not work.wanted:
-                return _found_while_releasing(work, at, record, version)
+                return _found_while_releasing(work, at, settings, record, version)
             return _found_while_wanted(work, at, settings, record, version)
         case _:
             assert_never(outcome)
@@ -475,7 +362,7 @@ def _read(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings)
 
 def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     if work.release is not None or not work.wanted:
-        return _released(work, at, why="the lock object is gone")
+        return _released(work, at, settings, why="the lock object is gone")
     if work.lease is not None:
         return _lost(work, at, why="the lock object was deleted", holder=None)
     return _put_hold(work, at, settings, IfAbsent(), None)
@@ -489,32 +376,58 @@ def _found_while_wanted(
         if ours and not record.expired:
             return _put_hold(work, at, settings, IfMatch(version), record)
         return _lost(work, at, why="another owner is in the lock object", holder=record.owner)
-    if ours or not record.held_at(at.wall_ms, settings.drift_ms):
+    if ours or record.expired:
         return _put_hold(work, at, settings, IfMatch(version), record)
-    lapses_in = (record.valid_until + settings.drift_ms - at.wall_ms) / 1000
+    if work.watched is None or work.watched.version != version:
+        work = replace(work, watched=Watched(version, at.now))
+    binds_for = _binds_for(work, at, settings, record)
+    if binds_for < 0:
+        return _put_hold(work, at, settings, IfMatch(version), record)
     if record.owner == work.adopt:
-        adopting = replace(work, quiet_until=at.now + lapses_in)
+        adopting = replace(work, quiet_until=at.now + binds_for, adopted=record.owner)
         return _put_hold(adopting, at, settings, IfMatch(version), record)
-    wait = min(lapses_in + 0.001, settings.poll_seconds) + at.jitter * min(1.0, settings.poll_seconds / 10)
-    denied = LockDenied(
-        "held by another", fatal=False, spent=work.spent, holder=record.owner, held_until=record.valid_until
+    why = (
+        "held by another"
+        if record.held_at(at.wall_ms, settings.drift_ms)
+        else "lapsed, but not yet seen unchanged for a whole lease"
     )
-    return Waiting(replace(work, tries=0, spent=Spent(0, work.spent.since)), at.now + wait), (denied,)
+    denied = LockDenied(
+        why, fatal=False, spent=work.spent, holder=record.owner, held_until=record.valid_until
+    )
+    until = at.now + _patience(at, settings, binds_for)
+    return Waiting(replace(work, tries=0, spent=Spent(0, work.spent.since)), until), (denied,)
 
 
-def _found_while_releasing(work: Work, at: Moment, record: LockRecord, version: str) -> Step:
+def _binds_for(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
+    """For how many seconds somebody else's record must still be respected; below 0: it has lapsed."""
+    lapses_in = (record.valid_until + settings.drift_ms - at.wall_ms) / 1000
+    if not settings.strict or work.watched is None:
+        return lapses_in
+    return max(lapses_in, work.watched.since + settings.validity + settings.drift - at.now)
+
+
+def _patience(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
+    """How long a lock that binds for so long is left alone."""
+    return min(max(binds_for, 0.0) + 0.001, settings.poll_seconds) + at.jitter * min(
+        1.0, settings.poll_seconds / 10
+    )
+
+
+def _found_while_releasing(
+    work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
+) -> Step:
     if record.owner == work.mine and not record.expired:
         return _put_release(replace(work, release=record), at, version)
     return _released(
-        work, at, why=None if record.owner == work.mine else "another owner is in the lock object"
+        work, at, settings, why=None if record.owner == work.mine else "another owner is in the lock object"
     )
 
 
 def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
     work, record = state.work, state.record
     match outcome:
-        case Won(version=version) if record.expired:
-            return _released(work, at, why=None)
+        case Won() if record.expired:
+            return _released(work, at, settings, why=None)
         case Won(version=version) if not work.wanted:
             return _put_release(replace(work, release=record, tries=0), at, version)
         case Won(version=version):
@@ -547,13 +460,14 @@ def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings
         expires_at=state.sent_at + settings.validity - settings.drift,
         renew_at=state.sent_at + settings.renew_interval,
         quiet_until=work.quiet_until,
+        adopted=work.adopted if at.now < work.quiet_until else None,
     )
     if at.now >= lease.expires_at - settings.margin:
         # The answer took longer than the lease is worth: it is ours in the object, so write it again before
         # relying on it.
         return _put_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
     what: Literal["acquired", "renewed"] = "acquired" if work.lease is None else "renewed"
-    return Held(lease, state.record.owner), (Confirmed(what, lease, work.spent),)
+    return Held(lease, state.record.owner), (Confirmed(what, lease, work.spent, lease.adopted),)
 
 
 def _get(work: Work) -> Step:
@@ -592,14 +506,14 @@ def _spending(work: Work) -> Work:
 def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
     tries = work.tries + 1
     if (work.release is not None or not work.wanted) and tries >= settings.release_tries:
-        return _released(work, at, why=f"left to lapse: {why}")
+        return _released(work, at, settings, why=f"left to lapse: {why}")
     wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
     return Waiting(replace(work, tries=tries), at.now + wait), ()
 
 
 def _refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
     if work.release is not None or not work.wanted:
-        return _released(work, at, why=f"left to lapse: {why}")
+        return _released(work, at, settings, why=f"left to lapse: {why}")
     denied = LockDenied(why, fatal=True, spent=work.spent)
     wait = settings.refused_seconds if work.lease is None else settings.renew_interval
     return Waiting(replace(work, tries=0, spent=Spent(0, at.now)), at.now + wait), (denied,)
@@ -618,17 +532,24 @@ def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     record = work.lease.record
     ended = LeaseEnded(record.owner, record.valid_until, work.spent, why, holder)
     # A lost lease is no longer `mine`: what we find from here on is judged as a challenger judges it.
-    after = Work(wanted=True, mine=None, lease=None, spent=Spent(0, at.now), quiet_until=work.quiet_until)
+    after = Work(
+        wanted=True,
+        mine=None,
+        lease=None,
+        spent=Spent(0, at.now),
+        quiet_until=work.quiet_until,
+        adopted=work.adopted,
+    )
     return Waiting(after, at.now), (ended,)
 
 
-def _released(work: Work, at: Moment, *, why: str | None) -> Step:
+def _released(work: Work, at: Moment, settings: LeaseSettings, *, why: str | None) -> Step:
     record = work.release
     done: tuple[Effect, ...] = ()
     if record is not None:
         done = (Released(record.owner, record.valid_until, work.spent, why),)
     if not work.wanted:
-        return Idle(work.mine, work.quiet_until), done
+        return Idle(work.mine, work.quiet_until, work.adopted), done
     work = replace(work, lease=None, release=None, doubt=None, tries=0, spent=Spent(0, at.now))
-    after, effects = _get(work)
+    after, effects = _in_turn(work, at, settings)
     return after, (*done, *effects)

@@ -15,6 +15,9 @@ from typing import Any
 OLDEST_MILLISECONDS = 100_000_000_000
 """March 1973 in milliseconds, the year 5138 in seconds: a smaller `validUntil` was written in seconds."""
 
+NEWEST_MILLISECONDS = 100_000_000_000_000
+"""The year 5138 in milliseconds, March 1973 in microseconds: a larger one would hold the lock for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockRecord:
@@ -60,7 +63,7 @@ def parse(body: bytes) -> LockRecord | Malformed:
         return Malformed(f"expired is not true or false: {expired!r}")
     if not isinstance(valid_until, int) or isinstance(valid_until, bool):
         return Malformed(f"validUntil is not a whole number of milliseconds: {valid_until!r}")
-    if valid_until < OLDEST_MILLISECONDS:
+    if not OLDEST_MILLISECONDS <= valid_until < NEWEST_MILLISECONDS:
         return Malformed(f"validUntil is not in milliseconds: {valid_until}")
     if not isinstance(owner, str) or not owner:
         return Malformed(f"owner is not a name: {owner!r}")

@@ -13,14 +13,17 @@ import anyio
 import pytest
 from trio.testing import MockClock
 
+from lakewarden.agent import stamp
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.stores.memory import Fault, Request
+from lakewarden.events import AuditEventUnion
 from lakewarden.handlers import lease
 from lakewarden.handlers.conditional import Condition, ReadOutcome, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lock_object import LockRecord, parse, render
 from lakewarden.handlers.placement import LockPlace
+from lakewarden.handlers.turns import Contender
 
 LEASE = lease.LeaseSettings(validity=3.0, renew_interval=0.3, drift=0.1, margin=0.4)
 REQUEST_SECONDS = 0.25
@@ -333,3 +336,122 @@ async def test_a_store_that_ignores_conditions_is_refused_at_the_start(
             with pytest.raises(StoreProbeError, match="ignores the condition"):
                 await stores.for_lock("s3://b/locks/t.json")
         assert [store._is_open for store in opened] == [False, False]
+
+
+class Log:
+    """The audit topic: what each keeper tells is heard by all, this one too, a moment later and in one order."""
+
+    def __init__(self, tasks: Any) -> None:
+        self.keepers: list[LockKeeper] = []
+        self._tasks = tasks
+
+    def tell(self, agent: str, place: LockPlace, told: Told) -> None:
+        event = stamp.audit(agent, TABLE, place.uri, told)
+        self._tasks.start_soon(self._deliver, event)
+
+    async def _deliver(self, event: AuditEventUnion) -> None:
+        await anyio.sleep(0.003)
+        for keeper in self.keepers:
+            keeper.hear(event)
+
+
+TABLE = "memory://lake/t"
+
+
+async def test_eight_agents_that_hear_each_other_take_turns() -> None:
+    """Hudi's eight: one got nothing for 40 s. Here nobody gets ahead by more than one turn, and nobody polls."""
+    mood, objects = Moody(), dict[str, bytes]()
+    cycles: list[str] = []
+    place = LockPlace("memory://locks/t.json", shared=False)
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=mood)
+
+    async def opened() -> ConditionalStore:
+        return store
+
+    async def contend(agent: str, log: Log) -> None:
+        acquired = anyio.Event()
+
+        def tell(told: Told, relied_on: bool) -> None:
+            log.tell(agent, place, told)
+            if isinstance(told, lease.Confirmed) and told.what == "acquired":
+                acquired.set()
+
+        keeper = LockKeeper(place, LEASE, opened, tell, name=Contender(agent, TABLE), clock=clock)
+        log.keepers.append(keeper)
+        tasks.start_soon(keeper.run)
+        while len(cycles) < 160:
+            acquired = anyio.Event()
+            keeper.want(None)
+            await acquired.wait()
+            cycles.append(agent)
+            await anyio.sleep(0.005)
+            keeper.drop()
+            await keeper.released()
+
+    async with store, anyio.create_task_group() as tasks:
+        log = Log(tasks)
+        async with anyio.create_task_group() as contenders:
+            for number in range(8):
+                contenders.start_soon(contend, f"agent-{number}", log)
+        tasks.cancel_scope.cancel()
+
+    settled = cycles[16:152]
+    counts = [settled.count(f"agent-{number}") for number in range(8)]
+    assert max(counts) - min(counts) <= 2, counts
+    assert len(mood.asked) <= 4 * len(cycles), "acquiring takes 2 requests, releasing 1"
+
+
+async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_left() -> None:
+    """Cut off before or after the n-th request acted, whichever n: nothing is left that only a person could mend."""
+    cut_offs = 0
+    for acted in (False, True):
+        for count in range(1, 12):
+            objects: dict[str, bytes] = {}
+            cutter = CutOff(count, acted)
+            store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=cutter)
+            async with store, keeping(store) as keeper:
+                cutter.scope = keeper.scope
+                for _ in range(2):
+                    keeper.lock.want(None)
+                    with anyio.move_on_after(2 * LEASE.renew_interval + 0.1):
+                        await cutter.cut.wait()
+                    keeper.lock.drop()
+                    with anyio.move_on_after(0.1):
+                        await keeper.lock.released()
+            cut_offs += cutter.cut.is_set()
+            if objects:
+                ends = _record(objects).valid_until
+                assert ends <= clock().wall_ms + round(LEASE.validity * 1000) + 1
+            async with (
+                MemoryStore(request_timeout_seconds=1, objects=objects) as healthy,
+                keeping(healthy) as heir,
+            ):
+                heir.lock.want(None)
+                _, confirmed = await heir.tells(lease.Confirmed)
+                assert confirmed.what == "acquired"
+    assert cut_offs >= 12, "requests that were there to be cut off"
+
+
+@dataclass
+class CutOff:
+    """Cancels the keeper in the middle of its n-th request."""
+
+    count: int
+    acted: bool
+    scope: anyio.CancelScope | None = None
+    cut: anyio.Event = field(default_factory=anyio.Event)
+
+    async def before(self, request: Request) -> None:
+        self.count -= 1
+        if not self.acted:
+            await self._cut_off()
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> None:
+        if self.acted:
+            await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        if self.count == 0 and self.scope is not None:
+            self.cut.set()
+            self.scope.cancel()
+            await anyio.sleep_forever()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pytest
@@ -25,6 +25,8 @@ from lakewarden.handlers.lease import (
     Drop,
     Effect,
     Get,
+    HeardReleased,
+    HeardTaken,
     Held,
     Idle,
     IllegalInputError,
@@ -33,7 +35,6 @@ from lakewarden.handlers.lease import (
     LeaseSettings,
     LockDenied,
     Moment,
-    Nudge,
     Put,
     ReadDone,
     Reading,
@@ -89,8 +90,11 @@ class Keeper:
     def drop(self) -> Keeper:
         return self.give(Drop(self.at()))
 
-    def nudge(self) -> Keeper:
-        return self.give(Nudge(self.at()))
+    def hear_released(self, ahead: int = 0) -> Keeper:
+        return self.give(HeardReleased(self.at(), ahead))
+
+    def hear_taken(self, left: float) -> Keeper:
+        return self.give(HeardTaken(self.at(), self.wall + round(left * 1000)))
 
     def timer(self) -> Keeper:
         """Sleep until the state's own deadline."""
@@ -167,21 +171,22 @@ INPUTS: dict[str, Callable[[Keeper], Input]] = {
     "want": lambda k: Want(k.at()),
     "drop": lambda k: Drop(k.at()),
     "timer": lambda k: Timer(k.at()),
-    "nudge": lambda k: Nudge(k.at()),
+    "released": lambda k: HeardReleased(k.at(), 0),
+    "taken": lambda k: HeardTaken(k.at(), k.wall + 30_000),
     "read done": lambda k: ReadDone(k.at(), Unknown("timeout")),
     "write done": lambda k: WriteDone(k.at(), Unknown("timeout")),
 }
 LEGAL = """
-state                want     drop     timer    nudge    read done  write done
-idle                 Reading  Idle     Idle     Idle     illegal    illegal
-reading              Reading  Reading  Reading  Reading  Waiting    illegal
-writing              Writing  Writing  Writing  Writing  illegal    Reading
-held                 Held     Writing  Held     Held     illegal    illegal
-renewing             Writing  Writing  Writing  Writing  illegal    Reading
-reading back         Reading  Reading  Reading  Reading  Waiting    illegal
-waiting for another  Waiting  Idle     Waiting  Reading  illegal    illegal
-backing off          Waiting  Idle     Waiting  Reading  illegal    illegal
-releasing            Writing  Writing  Writing  Writing  illegal    Reading
+state                want     drop     timer    released  taken    read done  write done
+idle                 Reading  Idle     Idle     Idle      Idle     illegal    illegal
+reading              Reading  Reading  Reading  Reading   Reading  Waiting    illegal
+writing              Writing  Writing  Writing  Writing   Writing  illegal    Reading
+held                 Held     Writing  Held     Held      Held     illegal    illegal
+renewing             Writing  Writing  Writing  Writing   Writing  illegal    Reading
+reading back         Reading  Reading  Reading  Reading   Reading  Waiting    illegal
+waiting for another  Waiting  Idle     Waiting  Reading   Waiting  illegal    illegal
+backing off          Waiting  Idle     Waiting  Reading   Waiting  illegal    illegal
+releasing            Writing  Writing  Writing  Writing   Writing  illegal    Reading
 """
 """The state after each input; an answer here is `Unknown`."""
 
@@ -307,11 +312,128 @@ def test_waiters_do_not_all_read_at_the_same_instant() -> None:
     assert len(due) == 3
 
 
-def test_a_nudge_reads_at_once() -> None:
-    """Our own agent released a lock that another of its tables waits for."""
-    keeper = Keeper().want().reads(foreign(left=300.0), "f1").nudge()
+def test_who_waits_first_reads_at_once_when_the_lock_is_heard_to_be_released() -> None:
+    """An agent told the audit log."""
+    keeper = Keeper().want().reads(foreign(left=300.0), "f1").hear_released()
 
     assert keeper.of(Get) == [Get()]
+    assert keeper.of(Put) == []
+
+
+def test_who_waits_behind_others_gives_each_of_them_its_turn() -> None:
+    """Eight agents that all read at once would fight for it."""
+    keeper = Keeper().want().reads(foreign(left=300.0), "f1").hear_released(ahead=3)
+    heard = keeper.now
+    assert keeper.of(Get) == []
+
+    keeper.timer()
+
+    assert keeper.of(Get) == [Get()]
+    assert keeper.now - heard == pytest.approx(3 * SETTINGS.turn_seconds)
+
+
+def test_when_another_took_its_turn_the_lock_is_left_alone_again() -> None:
+    """The first in line took it: those behind need not look."""
+    keeper = Keeper().want().reads(foreign(left=300.0), "f1").hear_released(ahead=1).hear_taken(left=30.0)
+    heard = keeper.now
+
+    keeper.timer()
+
+    assert keeper.now - heard == pytest.approx(SETTINGS.poll_seconds)
+
+
+def test_a_forged_hint_costs_reads_and_nothing_else() -> None:
+    """Hints come from the network: a lock that the object says is held stays held, whatever was heard."""
+    keeper = Keeper().want().reads(foreign(left=300.0), "f1")
+    for _ in range(5):
+        keeper.hear_released().reads(foreign(left=300.0), "f1")
+
+    assert keeper.puts == []
+
+
+def test_a_hint_does_not_hurry_a_write_in_doubt() -> None:
+    """It has its own time, and reads back what it did."""
+    keeper = Keeper().want().reads(Absent()).writes(Unknown("500")).reads(Unknown("500"))
+    due = deadline(keeper.state, SETTINGS)
+
+    assert deadline(keeper.hear_released().state, SETTINGS) == due
+    assert deadline(keeper.hear_taken(left=30.0).state, SETTINGS) == due
+
+
+def test_who_wants_the_lock_while_others_wait_comes_after_them() -> None:
+    """It may have held the lock until a moment ago."""
+    keeper = Keeper().give(Want(Keeper().at(), None, ahead=2))
+    asked = keeper.now
+    assert keeper.of(Get) == []
+    assert (keeper.one(LockDenied).fatal, keeper.one(LockDenied).spent.requests) == (False, 0)
+
+    keeper.timer()
+
+    assert keeper.of(Get) == [Get()]
+    assert keeper.now - asked == pytest.approx(2 * SETTINGS.turn_seconds)
+
+
+def test_who_wants_it_again_while_giving_it_back_comes_after_those_who_wait() -> None:
+    """`per-commit`: the next commit was requested before the release was answered."""
+    keeper = held().drop()
+    keeper.give(Want(keeper.at(), None, ahead=1)).writes(Won("v2"))
+
+    assert len(keeper.of(Released)) == 1
+    assert keeper.of(Get) == []
+    assert keeper.timer().of(Get) == [Get()]
+
+
+def test_an_adoption_waits_for_nobody() -> None:
+    """A grant runs under that lock."""
+    keeper = Keeper().give(Want(Keeper().at(), "former", ahead=5))
+
+    assert keeper.of(Get) == [Get()]
+
+
+STRICT = replace(SETTINGS, strict=True)
+
+
+def test_strict_takes_a_lapsed_lock_over_only_after_a_whole_lease_without_a_change() -> None:
+    """The holder's clock may be hours behind: that its record has lapsed by our clock proves nothing."""
+    keeper = Keeper(STRICT).want()
+    began = keeper.now
+    lapsed = foreign(left=-3600.0, at=keeper)
+    keeper.reads(lapsed, "f1")
+    while not keeper.puts:
+        assert keeper.now - began < 60, "never taken over"
+        keeper.timer().reads(lapsed, "f1")
+
+    assert keeper.now - began > STRICT.validity + STRICT.drift
+    assert keeper.put.condition == IfMatch("f1")
+
+
+def test_strict_never_takes_over_what_is_being_renewed() -> None:
+    """Each renewal is a new version; then the whole lease counts anew."""
+    keeper = Keeper(STRICT).want()
+    keeper.reads(foreign(left=-3600.0, at=keeper), "f0")
+    for renewal in range(1, 30):
+        keeper.timer().reads(foreign(left=-3600.0, at=keeper), f"f{renewal}")
+
+    assert keeper.puts == []
+    assert "unchanged" in keeper.one(LockDenied).why
+
+
+def test_strict_takes_a_released_lock_at_once() -> None:
+    """Its holder has said so; no clock is needed."""
+    keeper = Keeper(STRICT).want().reads(foreign(expired=True), "f1")
+
+    assert keeper.put.condition == IfMatch("f1")
+
+
+def test_strict_still_respects_a_lease_that_has_not_lapsed() -> None:
+    """Seen unchanged for longer than our own lease: a holder whose lease is longer than ours."""
+    keeper = Keeper(STRICT).want()
+    record = foreign(left=300.0, at=keeper)
+    keeper.reads(record, "f1")
+    while keeper.now < 100.0 + 299.0:
+        keeper.timer().reads(record, "f1")
+
+    assert keeper.puts == []
 
 
 def test_who_is_kept_waiting_is_told_by_whom() -> None:
@@ -490,7 +612,7 @@ def test_a_holder_that_slept_through_its_lease_gives_it_up_before_anything_else(
     keeper = held()
     keeper.now += 60
 
-    keeper.give(Nudge(keeper.at()))
+    keeper.hear_released()
 
     assert keeper.of(LeaseEnded)
 

@@ -152,7 +152,7 @@ class Locks(RuleBasedStateMachine):
         if which != other and held is not None:
             self.keepers[which].wanted = True
             self.step(self.keepers[which], lease.Want, held.record.owner)
-            self.step(self.keepers[which], lease.Nudge)
+            self.fire_if_due(self.keepers[which])
 
     @rule(which=st.integers(0, KEEPERS - 1))
     def drop(self, which: int) -> None:
