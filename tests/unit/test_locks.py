@@ -401,6 +401,7 @@ async def test_eight_agents_that_hear_each_other_take_turns() -> None:
     assert len(mood.asked) <= 4 * len(cycles), "acquiring takes 2 requests, releasing 1"
 
 
+@pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
 async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_left() -> None:
     """Cut off before or after the n-th request acted, whichever n: nothing is left that only a person could mend."""
     cut_offs = 0
