@@ -192,9 +192,9 @@ class World:
         await self.hear(Abort, lambda abort: abort.transaction == last.transaction)
 
     async def everything(self) -> dict[str, list[ConsumerRecord]]:
-        """All records of `writers` and `decisions`, in the order of their partitions."""
+        """All records of `writers`, `decisions` and `audit`, in the order of their partitions."""
         settings = self.settings()
-        topics = (settings.topics.writers, settings.topics.decisions)
+        topics = (settings.topics.writers, settings.topics.decisions, settings.topics.audit)
         spans = {
             TopicPartition(topic, number): None for topic in topics for number in range(settings.partitions)
         }
@@ -371,6 +371,7 @@ def environment(values: dict[str, Any]) -> dict[str, str]:
     given = {
         f"{ENV_PREFIX}{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
         for name, value in values.items()
+        if value is not None
     }
     return {**own, **given, "PYTHONUNBUFFERED": "1"}
 

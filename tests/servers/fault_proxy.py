@@ -104,6 +104,7 @@ class FaultProxy:
         self._chance = random.Random(seed)
         self._timeout = request_timeout_seconds
         self._bursting: Fault | None = None
+        self._deck: list[Fault] = []
         self._hangs: list[Hang] = []
         self.endpoint = ""
         self.weather = CALM
@@ -185,9 +186,15 @@ class FaultProxy:
         weather, again = self.weather, self._bursting
         if again in weather.faults and self._chance.random() < weather.burst:
             return again
-        begins = weather.faults and self._chance.random() < weather.share
-        self._bursting = self._chance.choice(weather.faults) if begins else None
+        begins = self._chance.random() < weather.share
+        self._bursting = self._next_fault(weather.faults) if begins else None
         return self._bursting
+
+    def _next_fault(self, faults: tuple[Fault, ...]) -> Fault:
+        """Shuffled like cards, so that none is missing where many are drawn."""
+        if not set(self._deck) & set(faults):
+            self._deck = self._chance.sample(faults, len(faults))
+        return self._deck.pop(next(place for place, fault in enumerate(self._deck) if fault in faults))
 
     async def _forward(self, request: Request) -> bytes:
         """The server's whole answer."""
