@@ -10,9 +10,14 @@ import pytest
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.kafka_fixture", "tests.s3_fixture"]
+pytest_plugins = ["tests.kafka_fixture", "tests.s3_fixture", "tests.gcs_fixture", "tests.azure_fixture"]
 
-SERVERS = {"kafka": "Kafka", "s3_server": "S3"}
+SERVERS = {
+    "kafka": "Kafka",
+    "s3_server": "S3",
+    "gcs_server": "Google Cloud Storage",
+    "azure_server": "Azure Blob",
+}
 USED = pytest.StashKey[list[str]]()
 
 

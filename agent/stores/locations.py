@@ -16,6 +16,7 @@ from lakewarden.agent.errors import AgentError
 
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_ALIASES: Final = {"s3a": "s3", "abfss": "abfs"}
 
 
 class LocationError(AgentError, ValueError):
@@ -37,12 +38,12 @@ class Location:
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme in lower case, `s3a` written `s3`."""
+    """The scheme in lower case, `s3a` written `s3` and `abfss` written `abfs`."""
     scheme, separator, _ = uri.partition("://")
     if not separator or not scheme:
         raise LocationError(f"a location is written scheme://authority/path: uri={uri!r}")
     lowered = scheme.lower()
-    return "s3" if lowered == "s3a" else lowered
+    return _ALIASES.get(lowered, lowered)
 
 
 def parse_location(uri: str) -> Location:

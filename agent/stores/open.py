@@ -13,7 +13,7 @@ from lakewarden.agent.stores.port import ConditionalStore
 if TYPE_CHECKING:
     from lakewarden.agent.stores.s3 import S3Options
 
-SCHEMES = ("file", "memory", "s3")
+SCHEMES = ("file", "memory", "s3", "gs", "az", "abfs")
 
 
 def open_store(
@@ -22,11 +22,12 @@ def open_store(
     request_timeout_seconds: float,
     root: str | os.PathLike[str] | None = None,
     s3: S3Options | None = None,
+    endpoint: str | None = None,
 ) -> ConditionalStore:
     """The store that `uri` lies in, to be entered with `async with`.
 
-    `root` is the folder that `file://` objects must lie below. Each `memory://` store is a world of its own;
-    to share one, build a `MemoryStore` and pass that around.
+    `root` is the folder that `file://` objects must lie below, `endpoint` whatever stands in for Google or Azure.
+    Each `memory://` store is a world of its own; to share one, build a `MemoryStore` and pass that around.
     """
     match scheme_of(uri):
         case "file":
@@ -40,6 +41,11 @@ def open_store(
             from lakewarden.agent.stores.s3 import S3Store
 
             return S3Store(s3, request_timeout_seconds=request_timeout_seconds)
+        case "gs" | "az" | "abfs":
+            # Likewise: obstore brings threads and a TLS stack of its own.
+            from lakewarden.agent.stores.cloud import CloudStore
+
+            return CloudStore(uri, request_timeout_seconds=request_timeout_seconds, endpoint=endpoint)
         case scheme:
             known = ", ".join(f"{name}://" for name in SCHEMES)
             raise LocationError(f"no store for {scheme}://; use one of {known}: uri={uri!r}")

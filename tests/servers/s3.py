@@ -12,16 +12,14 @@ In this order, and never silently none:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +29,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from lakewarden.agent.bound_child import bound
+from tests.servers.program import NoServerError, built_by_go, free_port, spawn, stop
 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"
@@ -41,13 +39,12 @@ _SECRET_KEY: Final = "lakewarden-secret"
 _DOCKER_SECONDS: Final = 5
 """A client without a daemon answers at once; a daemon that needs longer would slow every run of the tests."""
 
-_BUILD_SECONDS: Final = 900
 _START_SECONDS: Final = 30
 _START_ATTEMPTS: Final = 3
 """Another process may take the free port that was found before the server does."""
 
 
-class NoS3ServerError(Exception):
+class NoS3ServerError(NoServerError):
     """No S3 server can be had here; the message says what was tried."""
 
 
@@ -157,7 +154,7 @@ def running_s3_server() -> Iterator[S3Server]:
             if program.needs_xattr and not _has_xattr(data):
                 tried.append(f"{program.name}: no extended attributes in {data}")
                 continue
-            binary = _binary(program, tried)
+            binary = built_by_go(program.name, program.module, program.version, tried)
             if binary is not None and (server := _start(program, binary, data, stack, tried)) is not None:
                 yield server
                 return
@@ -177,7 +174,7 @@ def prepare_s3_server() -> None:
         for program in _PROGRAMS:
             if program.needs_xattr and not _has_xattr(Path(folder)):
                 continue
-            if _binary(program, []) is not None:
+            if built_by_go(program.name, program.module, program.version, []) is not None:
                 return
 
 
@@ -233,49 +230,6 @@ def _has_xattr(folder: Path) -> bool:
     return True
 
 
-def _binary(program: _Program, tried: list[str]) -> Path | None:
-    if found := shutil.which(program.name):
-        return Path(found)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakewarden" / "bin"
-    binary = cache / f"{program.name}-{program.version}"
-    go = shutil.which("go")
-    if not binary.exists() and go is None:
-        tried.append(f"{program.name}: not on the PATH, not in {cache}, and no go to build it")
-        return None
-    cache.mkdir(parents=True, exist_ok=True)
-    # Several test sessions may start at once; one builds and the others wait for it.
-    with (cache / f"{binary.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not binary.exists():
-            assert go is not None
-            return _build(program, go, binary, tried)
-    return binary
-
-
-def _build(program: _Program, go: str, binary: Path, tried: list[str]) -> Path | None:
-    with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
-        command = [go, "install", f"{program.module}@{program.version}"]
-        environment = {**os.environ, "GOBIN": folder, "GOFLAGS": "-mod=mod"}
-        try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=_BUILD_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            tried.append(f"{program.name}: not built within {_BUILD_SECONDS} s")
-            return None
-        if done.returncode != 0:
-            tried.append(f"{program.name}: {' '.join(command)} failed: {done.stderr.strip()[-300:]}")
-            return None
-        (Path(folder) / program.name).replace(binary)
-    return binary
-
-
 def _start(
     program: _Program, binary: Path, data: Path, stack: contextlib.ExitStack, tried: list[str]
 ) -> S3Server | None:
@@ -284,8 +238,8 @@ def _start(
     folder = data / program.name
     folder.mkdir()
     for _ in range(_START_ATTEMPTS):
-        port = _free_port()
-        process = _spawn([str(binary), *program.arguments(port, folder)], _CREDENTIALS, log)
+        port = free_port()
+        process = spawn([str(binary), *program.arguments(port, folder)], _CREDENTIALS, log)
         server = S3Server(
             f"http://127.0.0.1:{port}",
             _ACCESS_KEY,
@@ -293,33 +247,11 @@ def _start(
             f"{program.name} {program.version}: {binary}",
         )
         if _answers(server, lambda process=process: process.poll() is None):
-            stack.callback(_stop, process)
+            stack.callback(stop, process)
             return server
-        _stop(process)
+        stop(process)
     tried.append(f"{program.name}: did not start: {log.read_text(errors='replace')[-300:].strip()}")
     return None
-
-
-def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            bound(command),
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _answers(server: S3Server, alive: Any) -> bool:

@@ -1,0 +1,143 @@
+"""An Azure Blob server for tests: Azurite, in memory.
+
+From the PATH (`azurite-blob`), from the cache, or put there with `npm install` (about 30 s and 190 MB, once). It runs on
+Node 10 to 20; its next version wants 21. It honours `If-None-Match: *` and `If-Match` on writes, as the
+contract and the races show. It isn't told apart from Azure by a switch: it is an endpoint with the account in its path.
+"""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import hashlib
+import hmac
+import itertools
+import shutil
+import socket
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.servers.program import NoServerError, built, cache, free_port, one_at_a_time, spawn, stop
+
+ACCOUNT: Final = "devstoreaccount1"
+_KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Azurite's published account and key, the same everywhere."""
+_PROGRAM: Final = "azurite-blob"
+_PACKAGE: Final = "azurite@3.35.0"
+_API: Final = "2023-11-03"
+_START_SECONDS: Final = 30
+_START_ATTEMPTS: Final = 3
+_REQUEST_SECONDS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AzureServer:
+    """A running server, where it is and how to open it."""
+
+    endpoint: str
+    used: str
+    environment: Mapping[str, str] = field(
+        default_factory=lambda: {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": _KEY}
+    )
+    """What the standard credential chain needs; for `monkeypatch.setenv` and child processes."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
+
+    def container(self) -> str:
+        """A fresh container's name."""
+        name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
+        date = email.utils.formatdate(usegmt=True)
+        # Method, eleven headers that aren't sent, those that are, then account, path and query: the shared-key signature.
+        signed = "\n".join(
+            (
+                "PUT" + 11 * "\n",
+                f"x-ms-date:{date}",
+                f"x-ms-version:{_API}",
+                f"/{ACCOUNT}/{ACCOUNT}/{name}",
+                "restype:container",
+            )
+        )
+        signature = hmac.new(base64.b64decode(_KEY), signed.encode(), hashlib.sha256).digest()
+        request = urllib.request.Request(  # noqa: S310 - to a server of our own
+            f"{self.endpoint}/{name}?restype=container",
+            method="PUT",
+            headers={
+                "x-ms-date": date,
+                "x-ms-version": _API,
+                "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(signature).decode()}",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as answer:  # noqa: S310 - likewise
+            assert answer.status == 201
+        return name
+
+
+@contextmanager
+def running_azure_server() -> Iterator[AzureServer]:
+    """A server for as long as the block runs; a process started here dies with this one, whatever kills it."""
+    tried: list[str] = []
+    program = _installed(tried)
+    with ExitStack() as stack:
+        endpoint = None if program is None else _start(program, stack, tried)
+        if endpoint is None:
+            raise NoServerError(f"no azure server for the tests; install node 20 and npm: {'; '.join(tried)}")
+        yield AzureServer(endpoint, f"{_PACKAGE}: {program}")
+
+
+def prepare_azure_server() -> None:
+    """Install it where it has to be installed, for a moment when no test's timeout runs."""
+    _installed([])
+
+
+def _installed(tried: list[str]) -> Path | None:
+    if found := shutil.which(_PROGRAM):
+        return Path(found)
+    folder = cache() / _PACKAGE
+    program = folder / "node_modules" / ".bin" / _PROGRAM
+    npm = shutil.which("npm")
+    if program.exists():
+        return program
+    if npm is None:
+        tried.append(f"azurite: not on the PATH, not in {folder}, and no npm to install it")
+        return None
+    with one_at_a_time(folder), tempfile.TemporaryDirectory(dir=folder.parent) as parent:
+        if not program.exists():
+            new = Path(parent) / "new"
+            new.mkdir()
+            command = [npm, "install", "--prefix", str(new), "--no-audit", "--no-fund", _PACKAGE]
+            if not built(command, {}, parent, tried):
+                return None
+            new.rename(folder)
+    return program
+
+
+def _start(program: Path, stack: ExitStack, tried: list[str]) -> str | None:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-azure-"))
+    log = Path(folder) / "log"
+    for _ in range(_START_ATTEMPTS):
+        port = free_port()
+        command = [str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+        # obstore may speak a newer version of the protocol than Azurite lists.
+        process = spawn(
+            [*command, "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"],
+            {},
+            log,
+        )
+        deadline = time.monotonic() + _START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            except OSError:
+                time.sleep(0.05)
+            else:
+                stack.callback(stop, process)
+                return f"http://127.0.0.1:{port}/{ACCOUNT}"
+        stop(process)
+    tried.append(f"azurite: did not start: {log.read_text(errors='replace')[-300:].strip()}")
+    return None
