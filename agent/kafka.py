@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -144,8 +145,18 @@ async def read_to_end(
 ) -> dict[TopicPartition, list[ConsumerRecord]]:
     """Every record from each start (None: the beginning) to the end as it is now."""
     found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}
+    async with aclosing(batches_to_end(settings, starts)) as batches:
+        async for partition, records in batches:
+            found[partition].extend(records)
+    return found
+
+
+async def batches_to_end(
+    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
+    """The same a batch at a time, for a topic that is too long to be kept. To be closed (`aclosing`)."""
     if not starts:
-        return found
+        return
     consumer = reader(settings)
     await started(consumer, settings)
     try:
@@ -157,8 +168,7 @@ async def read_to_end(
         unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
         while unread:
             for partition, records in (await consumer.getmany(*unread, timeout_ms=500)).items():
-                found[partition].extend(record for record in records if record.offset < ends[partition])
+                yield partition, [record for record in records if record.offset < ends[partition]]
             unread = {each for each in unread if await consumer.position(each) < ends[each]}
     finally:
         await stopped(consumer)
-    return found

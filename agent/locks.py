@@ -147,6 +147,28 @@ class LockKeeper:
             self._put(lease.WriteDone(self._clock(), written))
 
 
+def store_at(root: str, settings: Settings) -> ConditionalStore:
+    """The store that everything below `root` is in, as the settings reach it; neither entered nor probed."""
+    timeout = settings.request_timeout_seconds
+    if root.startswith("file://"):
+        return open_store(root, request_timeout_seconds=timeout, root=_folder(root))
+    if root.startswith("s3://"):
+        from lakewarden.agent.stores.s3 import S3Options
+
+        options = S3Options(
+            endpoint_url=settings.s3_endpoint,
+            region=settings.s3_region,
+            path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
+        )
+        return open_store(root, request_timeout_seconds=timeout, s3=options)
+    return open_store(root, request_timeout_seconds=timeout)
+
+
+def _folder(root: str) -> str:
+    """As the store reads it: percent signs spell the characters that a URI can't have."""
+    return "/" + parse_location(root).key
+
+
 class Stores:
     """The stores in use, each opened and probed once."""
 
@@ -167,32 +189,17 @@ class Stores:
         return self._open[root]
 
     async def _open_probed(self, root: str) -> ConditionalStore:
-        timeout = self._settings.request_timeout_seconds
         if root.startswith("file://"):
-            # As the store reads it: percent signs spell the characters that a URI can't have.
-            folder = anyio.Path("/", *parse_location(root).parts)
+            folder = _folder(root)
             try:
-                await folder.mkdir(parents=True, exist_ok=True)
+                await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreProbeError(
                     f"the folder for locks can't be made: {error.strerror}; make it, or name another: folder={folder}"
                 ) from error
-            store = open_store(root, request_timeout_seconds=timeout, root=str(folder))
-        elif root.startswith("s3://"):
-            from lakewarden.agent.stores.s3 import S3Options
-
-            addressing = self._settings.s3_addressing
-            options = S3Options(
-                endpoint_url=self._settings.s3_endpoint,
-                region=self._settings.s3_region,
-                path_style=None if addressing == "auto" else addressing == "path",
-            )
-            store = open_store(root, request_timeout_seconds=timeout, s3=options)
-        else:
-            store = open_store(root, request_timeout_seconds=timeout)
         async with AsyncExitStack() as attempt:
             try:
-                entered = await attempt.enter_async_context(store)
+                entered = await attempt.enter_async_context(store_at(root, self._settings))
             except (ValueError, BotoCoreError) as error:
                 raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
