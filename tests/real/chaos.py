@@ -131,17 +131,25 @@ class Chaos:
         """A table of this world."""
         return f"s3://{self.bucket}/warehouse/{name}"
 
-    async def listen(self) -> None:
-        """Hear what the agents say, until cancelled."""
-        while True:
-            await self.scene.listen()
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[None]:
+        """Hear what the agents say, for as long as the block runs."""
+
+        async def listen() -> None:
+            while True:
+                await self.scene.listen()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listen)
+            yield
+            tasks.cancel_scope.cancel()
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def start_agent(self) -> None:
+    async def start_agent(self, **more: Any) -> None:
         """Another member of the group."""
         name = f"agent-{len(self.agents) + 1}"
-        agent = AgentProcess(self.scene.values(agent_id=name), self.scene.root / f"{name}.log")
+        agent = AgentProcess(self.scene.values(agent_id=name, **more), self.scene.root / f"{name}.log")
         self.agents[name] = agent
         await agent.ready()
 
@@ -282,10 +290,8 @@ async def chaos(
             allow=(f"s3://{bucket}/warehouse/*",),
             s3_endpoint=proxy.endpoint,
         ) as scene,
-        anyio.create_task_group() as tasks,
     ):
         made = Chaos(scene, proxy, bucket, seed)
-        tasks.start_soon(made.listen)
         try:
             yield made
         finally:
@@ -293,4 +299,3 @@ async def chaos(
                 witness.kill()
             for agent in made.agents.values():
                 agent.kill()
-            tasks.cancel_scope.cancel()

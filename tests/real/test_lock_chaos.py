@@ -15,11 +15,12 @@ import anyio
 import pytest
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.events import AUDIT_EVENT, Abort, CommitGranted, LockLost, Undecodable, decode
 from lakewarden.handlers import lock_audit
 from tests.kafka_fixture import KafkaServer
 from tests.real import evidence
 from tests.real.chaos import TIGHT, Chaos, chaos
+from tests.real.writers import World, Writer
 from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather
 from tests.servers.s3 import S3Server
 
@@ -32,6 +33,13 @@ SHORTEST_SECONDS = 60.0
 TABLES = {"plain": False, "other": False, "hudi": True}
 """And whether a table's lock is shared with foreign holders."""
 HOLDERS = 2
+ROOMY = {
+    "validity_seconds": 15.0,
+    "margin_seconds": 5.0,
+    "grant_seconds": 14.0,
+    "hudi_validity_seconds": 16.0,
+}
+"""A lease in doubt is given up 5.5 s before its end: room for a slow machine to bring the word to the writer."""
 
 
 @pytest.fixture
@@ -51,6 +59,75 @@ async def storm(
 
 
 async def test_a_minute_of_faults_on_every_side_makes_no_two_holders_and_loses_no_word(storm: Chaos) -> None:
+    async with storm.listening():
+        await _rage(storm)
+
+    print(f"injected: {dict(storm.proxy.injected)} of {storm.proxy.requests}; done: {dict(storm.deeds)}")
+    assert all(storm.proxy.injected[fault] for fault in (*CHANCE_FAULTS, Fault.HANG))
+    for name in TABLES:
+        _check_that_nobody_met(storm, name)
+    log = await storm.scene.everything()
+    topics = storm.scene.settings().topics
+    _check_the_audit(log[topics.audit])
+    _check_that_losses_were_heard(storm, log[topics.writers], log[topics.decisions], log[topics.audit])
+
+
+async def test_a_store_that_hangs_for_one_lock_delays_no_other_and_its_writer_hears_of_the_loss_in_time(
+    storm: Chaos,
+) -> None:
+    scene = storm.scene
+    await storm.start_agent(**ROOMY)
+    hung = scene.writer("hung", storm.table("hung"))
+    await hung.begin(heartbeat_seconds=100)
+    await hung.granted()
+
+    with storm.proxy.hanging(lambda request: "/locks/warehouse-hung-" in request.path) as hang:
+        await hang.first.wait()
+        for number in range(5):
+            other = scene.writer(f"other-{number}", storm.table("other"))
+            await other.begin()
+            await other.granted()
+            await other.complete()
+        assert scene.heard(LockLost) == []
+        await _hears_of_its_loss_in_time(scene, hung)
+    after = scene.writer("after", hung.table)
+    await hung.abandon()
+    await after.begin()
+    await after.granted()
+
+
+async def test_a_store_that_hangs_for_everybody_delays_no_abort_and_no_word_of_a_loss(storm: Chaos) -> None:
+    scene = storm.scene
+    await storm.start_agent(**ROOMY)
+    granted = scene.writer("granted", storm.table("one"))
+    await granted.begin(heartbeat_seconds=100)
+    await granted.granted()
+
+    with storm.proxy.hanging() as hang:
+        await hang.first.wait()
+        elder, younger = (scene.writer(name, storm.table("two")) for name in ("elder", "younger"))
+        for writer in (elder, younger):
+            await writer.begin(heartbeat_seconds=100)
+            await writer.touch("x")
+        assert (await younger.heard(Abort)).reason == "conflict"
+        await elder.ask()
+        assert scene.heard(LockLost) == []
+        await _hears_of_its_loss_in_time(scene, granted)
+        assert scene.heard(CommitGranted, elder.mine) == []
+    await elder.heard(CommitGranted)
+
+
+async def _hears_of_its_loss_in_time(scene: World, writer: Writer) -> None:
+    abort = await writer.heard(Abort)
+    heard_ms = time.time() * 1000
+    [lost] = await scene.hear(LockLost)
+
+    assert abort.reason == "lease-lost"
+    assert lost.table == writer.table
+    assert heard_ms < lost.valid_until
+
+
+async def _rage(storm: Chaos) -> None:
     await storm.start_agent()
     await storm.start_agent()
     for name, shared in TABLES.items():
@@ -68,18 +145,10 @@ async def test_a_minute_of_faults_on_every_side_makes_no_two_holders_and_loses_n
     await storm.pause_owner("hudi")
     await anyio.sleep(max(0.0, until - time.monotonic()))
     storm.proxy.weather = CALM
+
     await storm.stop_holders()
     await storm.everybody_commits()
     await storm.finish()
-
-    print(f"injected: {dict(storm.proxy.injected)} of {storm.proxy.requests}; done: {dict(storm.deeds)}")
-    assert all(storm.proxy.injected[fault] for fault in (*CHANCE_FAULTS, Fault.HANG))
-    for name in TABLES:
-        _check_that_nobody_met(storm, name)
-    log = await storm.scene.everything()
-    topics = storm.scene.settings().topics
-    _check_the_audit(log[topics.audit])
-    _check_that_losses_were_heard(storm, log[topics.writers], log[topics.decisions], log[topics.audit])
 
 
 def _check_that_nobody_met(storm: Chaos, name: str) -> None:
