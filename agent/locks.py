@@ -161,7 +161,8 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
             path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
         )
         return open_store(root, request_timeout_seconds=timeout, s3=options)
-    return open_store(root, request_timeout_seconds=timeout)
+    endpoint = settings.gcs_endpoint if root.startswith("gs://") else settings.azure_endpoint
+    return open_store(root, request_timeout_seconds=timeout, endpoint=endpoint)
 
 
 def _folder(root: str) -> str:

@@ -38,6 +38,8 @@ RENEWALS_PER_VALIDITY = 10
 
 _config_file: ContextVar[Path | None] = ContextVar("the settings file being read", default=None)
 
+_CLOUDS = ("gs", "az", "abfs", "abfss")
+
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
@@ -143,12 +145,19 @@ class Settings(KafkaSettings):
     )
     lock_root: str | None = Field(
         default=None,
-        description="where lock objects are kept (file://… or s3://bucket/…); default: the table's own bucket",
+        description="where lock objects are kept (file:///folder, or s3, gs, az, abfs://bucket/…); default: the table's own bucket",
     )
     s3_endpoint: str | None = Field(default=None, description="S3 endpoint; default: AWS")
     s3_region: str | None = Field(default=None, description="S3 region; default: the credential chain's")
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto", description="S3 addressing; auto: path where an endpoint is set"
+    )
+    gcs_endpoint: str | None = Field(
+        default=None, description="Google Cloud Storage endpoint; default: Google; http:// sends in the clear"
+    )
+    azure_endpoint: str | None = Field(
+        default=None,
+        description="Azure Blob endpoint; default: the storage account's; http:// sends in the clear",
     )
 
     agent_id: str = Field(
@@ -237,8 +246,10 @@ class Settings(KafkaSettings):
             return None
         value = "file://" + value if value.startswith("/") else value
         scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in ("file", "s3", "s3a", "memory") or not rest.strip("/"):
-            raise ValueError(f"{value!r} is no place for locks; write file:///folder or s3://bucket[/prefix]")
+        if not separator or scheme not in ("file", "s3", "s3a", *_CLOUDS, "memory") or not rest.strip("/"):
+            raise ValueError(
+                f"{value!r} is no place for locks; write file:///folder or s3://bucket[/prefix], or gs, az, abfs for s3"
+            )
         return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}"
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """Stores that keep a table's lock: conditional writes on S3, Google Cloud Storage, Azure Blob and the local disk.
 
 There is one in memory too, for tests and simulations. `port.py` is what the lock sees, `classify.py` what the stores'
-answers mean, `probe.py` how a store proves that it can be trusted with a lock. `s3.py` and `cloud.py` aren't imported here: see `open.py`.
+answers mean, `probe.py` how a store proves that it can be trusted with a lock. `s3.py` and `cloud.py` aren't imported
+here: see `open.py`.
 """
 
 from lakewarden.agent.stores.local import LocalStore

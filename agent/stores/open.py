@@ -42,7 +42,7 @@ def open_store(
 
             return S3Store(s3, request_timeout_seconds=request_timeout_seconds)
         case "gs" | "az" | "abfs":
-            # Likewise: obstore brings threads and a TLS stack of its own.
+            # Likewise: not everybody who has the agent's other stores needs obstore.
             from lakewarden.agent.stores.cloud import CloudStore
 
             return CloudStore(uri, request_timeout_seconds=request_timeout_seconds, endpoint=endpoint)

@@ -47,9 +47,17 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
         first = await store.write(uri, _BODIES[0], IfAbsent())
         if not isinstance(first, Won):
             _could_not_ask(first, uri)
-        _must_lose(await store.write(uri, _BODIES[1], IfAbsent()), "if-absent (If-None-Match: *)", uri)
+        _must_lose(
+            await store.write(uri, _BODIES[1], IfAbsent()),
+            "if-absent (If-None-Match: *; Google: generation 0)",
+            uri,
+        )
         stale = IfMatch(_another(first.version))
-        _must_lose(await store.write(uri, _BODIES[2], stale), "if-match (If-Match: <etag>)", uri)
+        _must_lose(
+            await store.write(uri, _BODIES[2], stale),
+            "if-match (If-Match: <etag>; Google: its generation)",
+            uri,
+        )
     finally:
         # Even when cancelled: the key is ours alone, and nobody else will ever remove it.
         with anyio.CancelScope(shield=True):
@@ -63,7 +71,7 @@ def _must_lose(outcome: WriteOutcome, condition: str, uri: str) -> None:
         case Won():
             raise StoreProbeError(
                 f"this store ignores the condition {condition}, so two writers would both get the lock; keep the "
-                f"lock in a store with conditional writes (s3, a current minio, a local disk): key={uri}"
+                f"lock in a store with conditional writes (s3, gs, azure, a current minio, a local disk): key={uri}"
             )
         case Throttled() | Unknown() | Refused():
             _could_not_ask(outcome, uri)
@@ -75,11 +83,13 @@ def _could_not_ask(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> N
     match outcome:
         case Refused(why=why):
             raise StoreProbeError(
-                f"this store refuses to write there; check bucket, credentials and the right to write: {why} key={uri}"
+                f"this store refuses to write there; check bucket or container, credentials and the right to write: {why} "
+                f"key={uri}"
             )
         case Throttled(why=why) | Unknown(why=why):
             raise StoreUnreachableError(
-                f"this store could not be reached, or not in time; check endpoint and network: {why} key={uri}"
+                f"this store could not be reached, or not in time; check endpoint, network and what gives credentials: "
+                f"{why} key={uri}"
             )
         case Lost(why=why):
             raise StoreProbeError(
@@ -91,8 +101,11 @@ def _could_not_ask(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> N
 
 
 def _another(version: str) -> str:
-    """A version of the same shape that isn't this one: stores may refuse a malformed one for its form alone."""
-    for place, character in enumerate(version):
+    """A version of the same shape that isn't this one: stores may refuse a malformed one for its form alone.
+
+    The last digit is another, since the first may belong to the form: Azure's versions begin with 0x.
+    """
+    for place, character in reversed(tuple(enumerate(version))):
         if character.isdigit():
             return f"{version[:place]}{'1' if character == '0' else '0'}{version[place + 1 :]}"
     return version[:-1] + ("a" if version[-1:] != "a" else "b")

@@ -30,7 +30,9 @@ class Ground:
 
     def open(self, seconds: float = REQUEST_SECONDS) -> ConditionalStore:
         s3 = S3Options(endpoint_url=self.endpoint, region="us-east-1")
-        return open_store(self.folder, request_timeout_seconds=seconds, root=self.root, s3=s3)
+        return open_store(
+            self.folder, request_timeout_seconds=seconds, root=self.root, s3=s3, endpoint=self.endpoint
+        )
 
 
 def race_for_rounds(ground: Ground, who: int, rounds: int, gate: Barrier, results: Queue[Any]) -> None:

@@ -93,7 +93,10 @@ async def test_an_honest_store_is_asked_four_times_and_left_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     "ignored, named",
-    [(IfAbsent, r"if-absent \(If-None-Match: \*\)"), (IfMatch, r"if-match \(If-Match: <etag>\)")],
+    [
+        (IfAbsent, r"if-absent \(If-None-Match: \*; Google: generation 0\)"),
+        (IfMatch, r"if-match \(If-Match: <etag>; Google: its generation\)"),
+    ],
 )
 async def test_a_store_that_ignores_a_condition_is_named_and_left_as_it_was(
     ignored: type[Condition], named: str
@@ -114,10 +117,16 @@ async def test_a_store_that_ignores_a_condition_is_named_and_left_as_it_was(
     [
         (
             Refused("access denied: status=403 code=AccessDenied"),
-            "refuses to write there; check bucket, credentials",
+            "refuses to write there; check bucket or container, credentials",
         ),
-        (Unknown("no answer in time"), "could not be reached, or not in time; check endpoint and network"),
-        (Throttled("slow down"), "could not be reached, or not in time; check endpoint and network"),
+        (
+            Unknown("no answer in time"),
+            "could not be reached, or not in time; check endpoint, network and what gives credentials",
+        ),
+        (
+            Throttled("slow down"),
+            "could not be reached, or not in time; check endpoint, network and what gives credentials",
+        ),
     ],
 )
 async def test_a_store_that_can_not_be_asked_is_another_error(

@@ -1,4 +1,4 @@
-"""Several processes at one object, on the local disk and on a real S3 server."""
+"""Several processes at one object, on the local disk and on real servers for S3, Google and Azure (see `test_stores.py`)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,20 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "gs", "az"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
-    if request.param == "local":
-        yield Ground(f"file://{tmp_path}/locks", root=str(tmp_path))
-    else:
-        server = request.getfixturevalue("s3_credentials")
-        yield Ground(f"s3://{server.bucket()}/locks", endpoint=server.endpoint)
+    match request.param:
+        case "local":
+            yield Ground(f"file://{tmp_path}/locks", root=str(tmp_path))
+        case "s3":
+            s3 = request.getfixturevalue("s3_credentials")
+            yield Ground(f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
+        case "gs":
+            gcs = request.getfixturevalue("gcs_credentials")
+            yield Ground(f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
+        case _:
+            azure = request.getfixturevalue("azure_credentials")
+            yield Ground(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
 
 
 def run_all(target: Callable[..., None], ground: Ground, times: int) -> dict[int, Any]:
@@ -110,10 +117,10 @@ async def test_a_process_killed_anywhere_leaves_a_whole_object_and_a_free_lock(t
             assert isinstance(await store.write(uri, found.body, IfMatch(found.version)), Won)
 
 
-@pytest.mark.usefixtures("s3_server")
-def test_the_s3_server_dies_with_its_session(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("s3_server", "gcs_server", "azure_server")
+def test_the_servers_die_with_their_session(tmp_path: Path) -> None:
     """Also when pytest is killed with SIGKILL, which no fixture survives."""
-    process = SPAWN.Process(target=hold_a_server, args=(str(tmp_path),), daemon=False)
+    process = SPAWN.Process(target=hold_servers, args=(str(tmp_path),), daemon=False)
     process.start()
     told = tmp_path / "pids"
     deadline = time.monotonic() + SECONDS
@@ -129,12 +136,14 @@ def test_the_s3_server_dies_with_its_session(tmp_path: Path) -> None:
     assert not [pid for pid in pids if is_running(pid)]
 
 
-def hold_a_server(folder: str) -> None:
+def hold_servers(folder: str) -> None:
     import psutil
 
+    from tests.servers.azure import running_azure_server
+    from tests.servers.gcs import running_gcs_server
     from tests.servers.s3 import running_s3_server
 
-    with running_s3_server():
+    with running_s3_server(), running_gcs_server(), running_azure_server():
         pids = [str(child.pid) for child in psutil.Process().children(recursive=True)]
         ready = Path(folder, "pids.new")
         ready.write_text(" ".join(pids))

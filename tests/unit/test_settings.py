@@ -72,7 +72,11 @@ def test_a_ratio_that_can_not_hold_is_refused_with_what_to_do(given: dict[str, A
             {"lock_root": "locks"},
             "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks' is no place for locks; write file:///",
         ),
-        ({"lock_root": "gs://b/x"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://b/x' is no place for locks"),
+        (
+            {"lock_root": "hdfs://b/x"},
+            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'hdfs://b/x' is no place for locks",
+        ),
+        ({"lock_root": "gs://"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://' is no place for locks"),
     ],
 )
 def test_a_value_that_is_wrong_names_its_setting_and_its_variable(
@@ -146,6 +150,13 @@ def test_globs_and_roots_are_made_canonical() -> None:
 
     assert settings.allow == ("file:///data/*", "s3://b/w/*", "s3://b/t")
     assert settings.lock_root == "file:///var/locks"
+
+
+@pytest.mark.parametrize(
+    "root", ["gs://bucket/locks", "az://container", "abfss://container@account.dfs.core.windows.net/locks"]
+)
+def test_locks_may_be_kept_in_any_cloud(root: str) -> None:
+    assert Settings.load(lock_root=f"{root}/").lock_root == root
 
 
 def test_several_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:

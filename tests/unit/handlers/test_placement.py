@@ -53,6 +53,14 @@ def digest(table: str) -> str:
     "table, root, uri",
     [
         (TABLE, None, f"s3://lake/locks/sales-orders-{digest(TABLE)}.json"),
+        *(
+            (
+                f"{bucket}/sales/orders",
+                None,
+                f"{bucket}/locks/sales-orders-{digest(f'{bucket}/sales/orders')}.json",
+            )
+            for bucket in ("gs://lake", "az://lake", "abfss://lake@account.dfs.core.windows.net")
+        ),
         (TABLE, "s3://locks/prod/", f"s3://locks/prod/locks/sales-orders-{digest(TABLE)}.json"),
         (
             "file:///data/a b/_x-/ü=1",
