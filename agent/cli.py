@@ -10,13 +10,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import anyio
 import structlog
 import typer
 from rich.console import Console
@@ -26,7 +23,9 @@ from rich.tree import Tree
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.dev import run_dev
 from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.lock_cli import lock_app
 from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.options import Bootstrap, Config, Form, LockRoot, Output, S3Endpoint, run
 from lakewarden.agent.serve import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.views import TableView, conflicts, status
@@ -46,25 +45,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(name="demo")(demo_command)
+app.add_typer(lock_app, name="lock")
 
 
-class Output(StrEnum):
-    """How a command prints its answer."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-Bootstrap = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-servers",
-        help="Kafka brokers, host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
-    ),
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]")
-]
 Allow = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,21 +56,6 @@ Allow = Annotated[
         help="Tables that events may name: URIs or globs; repeatable. Nothing else is touched.  [env: LAKEWARDEN_ALLOW]",
     ),
 ]
-LockRoot = Annotated[
-    str | None,
-    typer.Option(
-        "--lock-root",
-        metavar="URI",
-        help="Where lock objects are kept; default: the table's own bucket.  [env: LAKEWARDEN_LOCK_ROOT]",
-    ),
-]
-S3Endpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
-    ),
-]
-Form = Annotated[Output, typer.Option("--output", help="text or json")]
 
 
 @app.callback()
@@ -119,7 +87,7 @@ def agent(
         s3_endpoint=s3_endpoint,
     )
     configure_logging(settings.log_format, settings.log_level)
-    _run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
+    run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
 
 
 @app.command()
@@ -146,7 +114,7 @@ def dev(
     """
     wanted = Settings.load(allow=("file:///dev/*",))
     configure_logging(wanted.log_format, wanted.log_level, stream=sys.stderr)
-    _run(
+    run(
         lambda: run_dev(
             data.resolve(),
             kafka_port=kafka_port,
@@ -177,7 +145,7 @@ def conflicts_command(
         if not found and output is Output.TEXT:
             typer.echo("no conflicts")
 
-    _run(show)
+    run(show)
 
 
 @app.command(name="status")
@@ -205,7 +173,7 @@ def status_command(
         else:
             typer.echo("no table has an open transaction or a lock")
 
-    _run(show)
+    run(show)
 
 
 def main() -> None:
@@ -235,24 +203,6 @@ def main() -> None:
         )
     else:
         sys.exit(result if isinstance(result, int) else 0)
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    try:
-        anyio.run(work)
-    except KeyboardInterrupt:
-        raise typer.Abort from None
-    except BaseExceptionGroup as problems:
-        raise _only(problems) from problems
-
-
-def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first problem that says what to do, else the first."""
-    known, _ = problems.split(AgentError)
-    leaf: BaseException = known or problems
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
-    return leaf
 
 
 def _fail(message: str, status_code: int) -> None:

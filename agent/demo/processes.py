@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from lakewarden.agent.bound_child import bound
+from lakewarden.agent.sessions import session_members
 
 ORDERLY_SECONDS = 15.0
 """The agent releases its locks and stops Kafka in this time; a Spark driver needs about two seconds."""
@@ -87,35 +87,6 @@ def stop_all(children: Iterable[Child], orderly_seconds: float = ORDERLY_SECONDS
     if not _gone(running, LEFTOVER_SECONDS):
         _signal(running, signal.SIGKILL)
         _gone(running, LEFTOVER_SECONDS)
-
-
-def session_members(session: int) -> list[int]:
-    """Process ids in a session; zombies don't count."""
-    if sys.platform == "linux":
-        return [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and _session_of(entry) == session
-        ]
-    listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,sess=,stat="],  # noqa: S607 - wherever this system keeps it
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    rows = (line.split() for line in listing.stdout.splitlines())
-    return [
-        int(row[0]) for row in rows if len(row) > 2 and row[1] == str(session) and not row[2].startswith("Z")
-    ]
-
-
-def _session_of(entry: Path) -> int | None:
-    try:
-        stat = (entry / "stat").read_text()
-    except OSError:
-        return None
-    state, _parent, _group, session = stat.rpartition(")")[2].split()[:4]
-    return None if state in "ZX" else int(session)
 
 
 def _gone(children: Sequence[Child], seconds: float, *, leaders_only: bool = False) -> bool:

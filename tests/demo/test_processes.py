@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.demo.processes import Child, session_members, stop_all
+from lakewarden.agent.demo.processes import Child, stop_all
+from lakewarden.agent.sessions import session_members
 
 FAMILY = """
 import os, signal, subprocess, sys, time

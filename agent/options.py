@@ -1,0 +1,68 @@
+"""What several commands share: their options, and how one is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import anyio
+import typer
+
+from lakewarden.agent.errors import AgentError
+
+_Result = TypeVar("_Result")
+
+
+class Output(StrEnum):
+    """How a command prints its answer."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        help="Kafka brokers, host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]")
+]
+LockRoot = Annotated[
+    str | None,
+    typer.Option(
+        "--lock-root",
+        metavar="URI",
+        help="Where lock objects are kept; default: the table's own bucket.  [env: LAKEWARDEN_LOCK_ROOT]",
+    ),
+]
+S3Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
+    ),
+]
+Form = Annotated[Output, typer.Option("--output", help="text or json")]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Run a command's work to its end; of several problems at once, the one that says what to do is raised."""
+    try:
+        return anyio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Abort from None
+    except BaseExceptionGroup as problems:
+        raise _only(problems) from problems
+
+
+def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first problem that says what to do, else the first."""
+    known, _ = problems.split(AgentError)
+    leaf: BaseException = known or problems
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return leaf
