@@ -15,5 +15,9 @@ class KafkaUnreachableError(AgentError):
     """Kafka does not answer. Check the address and the network; the agent goes on trying, one-off commands stop."""
 
 
+class SleptError(AgentError):
+    """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
+
+
 class LogBrokenError(AgentError):
     """A decision could not be published, so the state and the log differ. The session ends and is rebuilt from the log."""

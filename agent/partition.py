@@ -33,23 +33,26 @@ from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
-    DECISION_EVENT,
+    DECISION_RECORD,
     LEDGER_EVENT,
     WRITER_EVENT,
     Abort,
     AuditEventUnion,
     CommitIntent,
     DeadLetter,
-    DecisionEventUnion,
+    DecisionRecord,
+    PartitionTaken,
     Undecodable,
     WriterEventUnion,
     decode,
     encode,
     ledger_key,
+    partition_name,
 )
 from lakewarden.handlers import lease, verdicts
 from lakewarden.handlers.audit import InvariantBrokenError
 from lakewarden.handlers.placement import LockPlace, NotAllowed
+from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.table import (
     Input,
@@ -94,6 +97,8 @@ class PartitionOwner:
         self._was_live = False
         self.position = 0
         """Offset of the next event to be read."""
+        self.term = fresh_id()
+        """This ownership: what is decided under another one does not count (`handlers/replay.py`)."""
         self.tables: dict[str, TableState] = {}
         self.stopped: dict[str, str] = {}
         self._settings = settings
@@ -106,27 +111,36 @@ class PartitionOwner:
         self._places: dict[str, LockPlace] = {}
         self._backlog: list[ConsumerRecord] = []
         self._replay_until = 0
-        self._decisions: list[tuple[int, DecisionEventUnion]] = []
-        self._applied = 0
+        self._published = PublishedDecisions(Position(0, None), ())
         self._aborted: set[str] = set()
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._decisions_next = 0
-        self._decisions_at: dict[int, int] = {}
+        self._decisions_at: dict[int, Position] = {}
         self._caught_up_since: float | None = None
 
     # -- replay ------------------------------------------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """Say that the partition is ours; what is decided must be read only after this is in the log."""
+        taken = PartitionTaken(
+            event_id=fresh_id(),
+            table=partition_name(self.number),
+            at=utc_now(),
+            agent=self._settings.agent_id,
+            term=self.term,
+        )
+        self._publish_decision(taken.table.encode(), encode(taken))
 
     def load(
         self,
         start: int,
         end: int,
-        decisions_start: int,
+        decided_from: Position,
         decisions: Iterable[ConsumerRecord],
         ledger: Iterable[ConsumerRecord],
     ) -> None:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
-        self._decisions_next = decisions_start
         for record in ledger:
             batch = decode(LEDGER_EVENT, record.value)
             if not isinstance(batch, Undecodable):
@@ -135,13 +149,8 @@ class PartitionOwner:
                     remember_batch(
                         state, batch.writer, CommittedBatch(batch.batch_id, batch.transaction, batch.version)
                     )
-        for record in decisions:
-            decision = decode(DECISION_EVENT, record.value)
-            self._decisions_next = record.offset + 1
-            if not isinstance(decision, Undecodable):
-                self._decisions.append((record.offset, decision))
-                if isinstance(decision, Abort):
-                    self._aborted.add(decision.transaction)
+        self._published = published(decided_from, decisions)
+        self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []
         self.take(backlog, monotonic())
@@ -152,8 +161,8 @@ class PartitionOwner:
         if self.phase != "replaying" or position < self._replay_until:
             return
         self._apply_decisions(None)
-        replayed = len(self._decisions)
-        self._decisions.clear()
+        replayed = len(self._published)
+        self._published = PublishedDecisions(Position(0, None), ())
         self._aborted.clear()
         self.phase = "live"
         for uri in list(self.tables):
@@ -174,11 +183,7 @@ class PartitionOwner:
             self.finish_replay(self.position)
 
     def _apply_decisions(self, up_to: int | None) -> None:
-        while self._applied < len(self._decisions):
-            _, decision = self._decisions[self._applied]
-            if up_to is not None and decision.cause_offset > up_to:
-                return
-            self._applied += 1
+        for decision in self._published.due(up_to):
             state = self.tables.get(decision.table)
             if state is not None:
                 replay_verdict(state, verdicts.verdict_of(decision), monotonic())
@@ -222,11 +227,9 @@ class PartitionOwner:
         else:
             self._step(event.table, Read(event, record.offset, monotonic(), read_at))
 
-    def _decisions_seen(self) -> int:
+    def _decisions_seen(self) -> Position:
         """Position in `decisions` before which nothing concerns what is read from now on."""
-        if self.phase == "replaying" and self._applied < len(self._decisions):
-            return self._decisions[self._applied][0]
-        return self._decisions_next
+        return self._published.next_position() or Position(self._decisions_next, self.term)
 
     def _table(self, uri: str) -> TableState | str:
         """The table's state, or why it is not touched."""
@@ -288,6 +291,7 @@ class PartitionOwner:
             writer=bad.writer or "",
             at=utc_now(),
             agent=self._settings.agent_id,
+            term=self.term,
             cause=bad.event_id,
             cause_offset=record.offset,
             reason="not-allowed",
@@ -399,7 +403,7 @@ class PartitionOwner:
                 log.warning(what, table=uri, transaction=transaction, writer=writer)
             case _:
                 _log_verdict(uri, effect)
-                self._publish_decision(key, encode(stamp.decision(agent, uri, effect)))
+                self._publish_decision(key, encode(stamp.decision(agent, self.term, uri, effect)))
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
         self._publisher.put(
@@ -425,10 +429,11 @@ class PartitionOwner:
             return None
         needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
         offset = min(needed, default=self.position)
-        decisions = self._decisions_at.get(offset, self._decisions_next) if needed else self._decisions_next
+        last = Position(self._decisions_next, self.term)
+        decided = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        return offset, json.dumps({"decisions": decisions})
+        return offset, json.dumps({"decisions": decided.offset, "term": decided.term})
 
     def leave(self) -> None:
         """Decide nothing more."""
@@ -473,9 +478,20 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             log.info("batch.already-committed", **fields, committed_transaction=committed)
 
 
-def decisions_position(metadata: str) -> int:
+def decided_from(metadata: str) -> Position:
     """The position in `decisions` that was committed with an offset; the beginning where there is none."""
     try:
-        return int(json.loads(metadata)["decisions"])
+        known = json.loads(metadata)
+        return Position(int(known["decisions"]), known.get("term"))
     except (ValueError, KeyError, TypeError):
-        return 0
+        return Position(0, None)
+
+
+def published(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
+    """Records of `decisions` as a replay takes them; what can't be read is no decision of ours."""
+    decoded: list[tuple[int, DecisionRecord]] = []
+    for record in records:
+        decision = decode(DECISION_RECORD, record.value)
+        if not isinstance(decision, Undecodable):
+            decoded.append((record.offset, decision))
+    return PublishedDecisions(start, decoded)

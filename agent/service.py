@@ -21,7 +21,13 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, To
 from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.errors import AgentError, KafkaUnreachableError, LogBrokenError, SettingsError
+from lakewarden.agent.errors import (
+    AgentError,
+    KafkaUnreachableError,
+    LogBrokenError,
+    SettingsError,
+    SleptError,
+)
 from lakewarden.agent.kafka import (
     FETCH_BYTES,
     committed_offsets,
@@ -34,10 +40,11 @@ from lakewarden.agent.kafka import (
     stopped,
 )
 from lakewarden.agent.locks import Stores
-from lakewarden.agent.partition import PartitionOwner, decisions_position
+from lakewarden.agent.partition import PartitionOwner, decided_from
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.handlers.replay import Position
 
 log = structlog.get_logger()
 
@@ -49,6 +56,8 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 MIN_ENDS_SECONDS = 1.0
 """For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
 REACH_SECONDS = 0.005
+HEARTBEAT_SHARE = 0.3
+"""Of the session timeout: between two heartbeats to the group. Whoever sleeps for the rest of it may be taken for dead."""
 REVOKE_SHARE = 0.5
 """Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
 RENEWAL = b'"type":"lock-renewed"'
@@ -122,7 +131,14 @@ class Agent:
                     with anyio.CancelScope(shield=True):
                         await session.close()
                     background.cancel_scope.cancel()
-        except* (KafkaError, KafkaUnreachableError, LogBrokenError, OSError, IllegalStateError) as problems:
+        except* (
+            KafkaError,
+            KafkaUnreachableError,
+            LogBrokenError,
+            SleptError,
+            OSError,
+            IllegalStateError,
+        ) as problems:
             ended_by = _first(problems)
         return ended_by
 
@@ -173,7 +189,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=FETCH_BYTES,
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
-            heartbeat_interval_ms=round(settings.session_timeout_seconds * 300),
+            heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
         )
         await started(self._producer, settings)
         tasks.start_soon(self._publisher.run)
@@ -248,13 +264,17 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _load(self, owners: list[PartitionOwner]) -> None:
         settings, topics = self._settings, self._topics
+        for owner in owners:
+            owner.take_over()
+        await self._publisher.flush()
         committed = await committed_offsets(settings, settings.group)
         writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
         beginnings = await self._consumer.beginning_offsets(list(writers.values()))
-        starts: dict[int, tuple[int, int]] = {}
+        starts: dict[int, tuple[int, Position]] = {}
         for number, partition in writers.items():
             known = committed.get(partition)
-            offset, decisions = (known.offset, decisions_position(known.metadata)) if known else (-1, 0)
+            offset = known.offset if known else -1
+            decisions = decided_from(known.metadata if known else "")
             if 0 <= offset < beginnings[partition]:
                 log.error(
                     "log.beginning-lost",
@@ -266,7 +286,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             starts[number] = (max(offset, beginnings[partition]), decisions)
         spans: dict[TopicPartition, int | None] = {}
         for number, (_, decisions) in starts.items():
-            spans[TopicPartition(topics.decisions, number)] = decisions
+            spans[TopicPartition(topics.decisions, number)] = decisions.offset
             spans[TopicPartition(topics.ledger, number)] = None
         records = await read_to_end(settings, spans)
         # Asked only now: whatever was decided before this has its cause before these ends.
@@ -286,10 +306,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     async def _read(self) -> None:
+        last = monotonic()
         while True:
             loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
             if loading:
                 await self._load(loading)
+                last = monotonic()
             live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
             if live and not self._agent.ready.is_set():
                 self._agent.ready.set()
@@ -301,9 +323,14 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 )
             if self._publisher.full:
                 await anyio.sleep(0.005)
+                last = monotonic()
                 continue
             batches = await self._consumer.getmany(timeout_ms=200, max_records=RECORDS_AT_ONCE)
             read_at = monotonic()
+            slept, last = read_at - last, read_at
+            if slept > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
+                # What was fetched before is decided by somebody else by now.
+                raise SleptError(f"nothing was read for {slept:.0f} s: this process slept, or its machine")
             for partition, records in batches.items():
                 owner = self._owners.get(partition.partition)
                 if owner is not None:

@@ -38,7 +38,7 @@ MAX_EVIDENCE_CHARACTERS = 128_000
 """Of the names in one record: even where each takes six bytes in JSON (a control character), it stays below 1 MB."""
 
 
-def decision(agent: str, table: str, verdict: Verdict) -> DecisionEventUnion:
+def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:
     """A verdict as it is published."""
     common = {
         "event_id": fresh_id(),
@@ -47,6 +47,7 @@ def decision(agent: str, table: str, verdict: Verdict) -> DecisionEventUnion:
         "writer": verdict.writer,
         "at": utc_now(),
         "agent": agent,
+        "term": term,
         "cause": verdict.cause.event_id,
         "cause_offset": verdict.cause.offset,
     }

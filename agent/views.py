@@ -17,24 +17,23 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started
-from lakewarden.agent.partition import decisions_position
+from lakewarden.agent.partition import decided_from, published
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
-    DECISION_EVENT,
     WRITER_EVENT,
     AuditEventUnion,
     CommitIntent,
     CommitRequested,
     ConflictDetected,
-    DecisionEventUnion,
     LockAcquired,
     LockRenewed,
     Topics,
     Undecodable,
     decode,
 )
+from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import TableSettings, TableState
 from lakewarden.handlers.table import replay_event, replay_verdict
 from lakewarden.handlers.transactions import OPEN, Phase, Transaction
@@ -87,12 +86,12 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
     committed = await committed_offsets(settings, settings.group)
     spans: dict[TopicPartition, int | None] = {}
+    decided: dict[int, Position] = {}
     for number in partitions:
         known = committed.get(TopicPartition(topics.writers, number))
+        decided[number] = decided_from(known.metadata if known else "")
         spans[TopicPartition(topics.writers, number)] = known.offset if known and known.offset >= 0 else None
-        spans[TopicPartition(topics.decisions, number)] = (
-            decisions_position(known.metadata) if known else None
-        )
+        spans[TopicPartition(topics.decisions, number)] = decided[number].offset
     records = await read_to_end(settings, spans)
     states: dict[str, TableState] = {}
     opened: dict[str, datetime] = {}
@@ -101,7 +100,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             states,
             opened,
             records[TopicPartition(topics.writers, number)],
-            records[TopicPartition(topics.decisions, number)],
+            published(decided[number], records[TopicPartition(topics.decisions, number)]),
         )
     locks = await _last_lock_steps(settings, topics)
     uris = {uri for uri, state in states.items() if state.open()} | set(locks)
@@ -150,36 +149,22 @@ def _fold(
     states: dict[str, TableState],
     opened: dict[str, datetime],
     events: list[ConsumerRecord],
-    decisions: list[ConsumerRecord],
+    decisions: PublishedDecisions,
 ) -> None:
-    decided = [
-        each for r in decisions if not isinstance(each := decode(DECISION_EVENT, r.value), Undecodable)
-    ]
-    position = 0
-
-    def apply(up_to: int | None) -> int:
-        at = position
-        while at < len(decided) and (up_to is None or decided[at].cause_offset <= up_to):
-            _apply(states, decided[at])
-            at += 1
-        return at
+    def decided(up_to: int | None) -> None:
+        for decision in decisions.due(up_to):
+            if (state := states.get(decision.table)) is not None:
+                replay_verdict(state, verdict_of(decision), monotonic())
 
     for record in events:
         event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-        if isinstance(event, Undecodable):
-            continue
-        if isinstance(event, CommitIntent | CommitRequested):
-            opened.setdefault(event.transaction, event.at)
-        state = states.setdefault(event.table, TableState(event.table, TableSettings()))
-        replay_event(state, event, record.offset, monotonic())
-        position = apply(record.offset)
-    apply(None)
-
-
-def _apply(states: dict[str, TableState], decision: DecisionEventUnion) -> None:
-    state = states.get(decision.table)
-    if state is not None:
-        replay_verdict(state, verdict_of(decision), monotonic())
+        if not isinstance(event, Undecodable):
+            if isinstance(event, CommitIntent | CommitRequested):
+                opened.setdefault(event.transaction, event.at)
+            state = states.setdefault(event.table, TableState(event.table, TableSettings()))
+            replay_event(state, event, record.offset, monotonic())
+        decided(record.offset)
+    decided(None)
 
 
 def _view(state: TableState, transaction: Transaction, opened: dict[str, datetime]) -> TransactionView:

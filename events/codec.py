@@ -14,7 +14,7 @@ from typing import Annotated, TypeAlias, TypeVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lakewarden.events.base import Name, TableUri, Wire
-from lakewarden.events.decision import DecisionEventUnion
+from lakewarden.events.decision import DecisionRecord
 from lakewarden.events.operator import AuditEventUnion, BatchCommitted, ConflictDetected
 from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
@@ -23,7 +23,7 @@ MAX_EVENT_BYTES = 1_048_576
 """Kafka's default record limit; a larger record is refused before it is parsed."""
 
 Event: TypeAlias = Annotated[
-    WriterEventUnion | DecisionEventUnion | ConflictDetected | AuditEventUnion | BatchCommitted,
+    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | BatchCommitted,
     Field(discriminator="type"),
 ]
 
@@ -33,8 +33,8 @@ WRITER_EVENT: TypeAdapter[WriterEventUnion] = TypeAdapter(
     # Almost every value, a file group, comes once: to look for it among the last ones costs a tenth of the reading.
     config=ConfigDict(cache_strings="keys"),
 )
-DECISION_EVENT: TypeAdapter[DecisionEventUnion] = TypeAdapter(
-    Annotated[DecisionEventUnion, Field(discriminator="type")]
+DECISION_RECORD: TypeAdapter[DecisionRecord] = TypeAdapter(
+    Annotated[DecisionRecord, Field(discriminator="type")]
 )
 CONFLICT_EVENT: TypeAdapter[ConflictDetected] = TypeAdapter(ConflictDetected)
 AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(

@@ -31,6 +31,8 @@ class DecisionEvent(EventBase):
     """`event_id` of the event that led to it; null for a periodic check."""
     cause_offset: int
     """Offset in `writers` up to which the agent had read when it decided."""
+    term: Name | None = None
+    """The ownership of the partition under which it was decided: see `PartitionTaken`."""
 
 
 class Admitted(DecisionEvent):
@@ -79,4 +81,30 @@ class AlreadyCommitted(DecisionEvent):
     version: str | None = None
 
 
+class PartitionTaken(EventBase):
+    """An agent has taken this partition over: decisions that follow count only if they bear its `term`.
+
+    It concerns all tables of the partition; its `table` names the partition in the form of one, `partition_name`.
+    """
+
+    type: Literal["partition-taken"] = "partition-taken"
+    transaction: str = ""
+    writer: str = ""
+    agent: Name
+    term: Name
+    """Unique; a restart of the same agent takes a new one."""
+
+
 DecisionEventUnion: TypeAlias = Admitted | Abort | CommitGranted | GrantRenewed | AlreadyCommitted
+DecisionRecord: TypeAlias = DecisionEventUnion | PartitionTaken
+"""What stands in `decisions`."""
+
+
+def partition_name(number: int) -> str:
+    """What stands for the table where an event concerns a whole partition."""
+    return f"lakewarden://partition/{number}"
+
+
+def counts(decision: DecisionEvent, term: str | None) -> bool:
+    """Whether a decision that follows the taking of the partition by `term` counts."""
+    return term is None or decision.term is None or decision.term == term

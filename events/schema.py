@@ -18,7 +18,7 @@ from lakewarden.events.base import PROTOCOL
 from lakewarden.events.codec import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
-    DECISION_EVENT,
+    DECISION_RECORD,
     LEDGER_EVENT,
     MAX_EVENT_BYTES,
     WRITER_EVENT,
@@ -30,7 +30,7 @@ SCHEMA_FILE = Path(__file__).with_name("schema.json")
 
 _BY_TOPIC: tuple[tuple[str, str, TypeAdapter[Any]], ...] = (
     ("writers", "table", WRITER_EVENT),
-    ("decisions", "table", DECISION_EVENT),
+    ("decisions", "table", DECISION_RECORD),
     ("conflicts", "table", CONFLICT_EVENT),
     ("audit", "table", AUDIT_EVENT),
     ("ledger", "table, newline, writer", LEDGER_EVENT),

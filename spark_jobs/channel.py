@@ -25,12 +25,14 @@ from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import TopicPartition
 
 from lakewarden.events import (
-    DECISION_EVENT,
+    DECISION_RECORD,
     WRITER_EVENT,
     DecisionEventUnion,
+    PartitionTaken,
     Topics,
     Undecodable,
     WriterEventUnion,
+    counts,
     decode,
     encode,
 )
@@ -78,6 +80,8 @@ class Channel:
         self._partitions: int | None = None
         self._readers: dict[int, Any] = {}
         self._hearers: dict[str, Hear] = {}
+        self._terms: dict[int, str] = {}
+        """The ownership whose decisions count, by partition, once one was heard to begin."""
 
     # called by any thread
 
@@ -245,9 +249,20 @@ class Channel:
             self._dispatch(record)
 
     def _dispatch(self, record: Any) -> None:
-        decision = decode(DECISION_EVENT, record.value, key=record.key)
+        decision = decode(DECISION_RECORD, record.value, key=record.key)
         if isinstance(decision, Undecodable):
             log.warning("channel.undecodable", offset=record.offset, reason=decision.reason)
+            return
+        if isinstance(decision, PartitionTaken):
+            self._terms[record.partition] = decision.term
+            return
+        if not counts(decision, self._terms.get(record.partition)):
+            log.warning(
+                "channel.outdated-agent",
+                transaction=decision.transaction,
+                agent=decision.agent,
+                detail="another agent has taken its tables over; what it says does not count",
+            )
             return
         hear = self._hearers.get(decision.transaction)
         if hear is None:

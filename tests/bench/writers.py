@@ -12,7 +12,15 @@ from typing import Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from lakewarden.events import DECISION_EVENT, WRITER_EVENT, DecisionEventUnion, Topics, Undecodable, decode
+from lakewarden.events import (
+    DECISION_RECORD,
+    WRITER_EVENT,
+    DecisionEventUnion,
+    PartitionTaken,
+    Topics,
+    Undecodable,
+    decode,
+)
 
 ANSWER_SECONDS = 60
 
@@ -116,8 +124,10 @@ class Writers:
     async def _listen(self) -> None:
         async for record in self._consumer:
             arrived = time.perf_counter()
-            decision = decode(DECISION_EVENT, record.value)
+            decision = decode(DECISION_RECORD, record.value)
             assert not isinstance(decision, Undecodable)
+            if isinstance(decision, PartitionTaken):
+                continue
             answer = self._answer(decision.transaction, decision.type)
             if not answer.done():
                 answer.set_result((arrived, decision))

@@ -56,8 +56,13 @@ def stories(writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecor
             story.completed = story.ended = record.offset
         elif kind == "transaction-abandoned" and story.ended is None:
             story.ended = record.offset
+    terms: dict[int, str] = {}
     for record in decisions:
         fields = json.loads(record.value)
+        if fields["type"] == "partition-taken":
+            terms[record.partition] = fields["term"]
+        if fields["term"] != terms.get(record.partition, fields["term"]):
+            continue  # said by an agent whose tables another had taken over
         if (story := found.get(fields["transaction"])) is not None:
             story.decided.append((record.offset, fields))
     return found

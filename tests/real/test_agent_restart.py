@@ -254,6 +254,33 @@ async def test_two_agents_share_the_tables_and_one_may_go_at_any_time(scene: Wor
     check(found)
 
 
+@pytest.mark.timeout(120)  # it sleeps for longer than Kafka's shortest session timeout, 6 s, and then some
+async def test_an_agent_that_slept_while_another_took_its_tables_over_changes_nothing(scene: World) -> None:
+    ears = Ears(scene)
+    async with anyio.create_task_group() as listening:
+        listening.start_soon(ears.listen)
+        with scene.process(**BRISK, session_timeout_seconds=6) as sleeper:
+            await sleeper.ready()
+            async with anyio.create_task_group() as burst:
+                for number in range(6):
+                    burst.start_soon(ears.job, f"job-{number}", 12, random.Random(number))
+                await ears.until(12)
+                sleeper.popen.send_signal(signal.SIGSTOP)
+                with scene.process(**BRISK, session_timeout_seconds=6) as second:
+                    await second.ready()
+                    await ears.until(36)
+                    await anyio.sleep(5)  # with what it took to come here, longer than any share of the timeout
+                    sleeper.popen.send_signal(signal.SIGCONT)
+                    slept = await sleeper.logged("kafka.waiting")
+                    await ears.until(72)
+        listening.cancel_scope.cancel()
+
+    assert "slept" in slept["problem"]
+    found = await _stories(scene)
+    assert len(found) >= 72
+    check(found)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_whatever_moment_the_agent_is_killed_at_every_promise_holds(scene: World, seed: int) -> None:
     """200 transactions of 8 jobs on two tables; kill -9 at four random moments."""

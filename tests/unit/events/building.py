@@ -72,6 +72,7 @@ _decision: dict[str, Any] = {
     **_common,
     "agent": names,
     "cause": st.none() | names,
+    "term": st.none() | names,
     "cause_offset": st.integers(-1, 2**62),
 }
 _lock: dict[str, Any] = {
@@ -128,6 +129,14 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     ),
     events.AlreadyCommitted: st.builds(
         events.AlreadyCommitted, **_decision, committed_transaction=names, version=st.none() | texts
+    ),
+    events.PartitionTaken: st.builds(
+        events.PartitionTaken,
+        event_id=names,
+        table=st.integers(0, 10_000).map(events.partition_name),
+        at=_common["at"],
+        agent=names,
+        term=names,
     ),
     events.ConflictDetected: st.builds(
         events.ConflictDetected,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from lakewarden import events
 from lakewarden.events import (
-    DECISION_EVENT,
+    DECISION_RECORD,
     EVENT,
     MAX_EVENT_BYTES,
     MAX_MARKERS_PER_EVENT,
@@ -130,7 +130,7 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
     admitted = events.Admitted(**COMMON, agent="a", cause_offset=3)
 
     assert "admitted" in refused(encode(admitted)).reason
-    assert decode(DECISION_EVENT, encode(admitted)) == admitted
+    assert decode(DECISION_RECORD, encode(admitted)) == admitted
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_what_is_salvaged_can_be_named_in_an_abort(fields: dict[str, object]) ->
             reason="not-allowed",
             retriable=False,
         )
-        assert decode(DECISION_EVENT, encode(abort)) == abort
+        assert decode(DECISION_RECORD, encode(abort)) == abort
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "x" * 600, "", 7, None, ["t"]])

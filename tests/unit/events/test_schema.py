@@ -50,6 +50,7 @@ def test_every_topic_and_every_event_is_in_the_schema() -> None:
         "lock-refused",
         "batch-committed",
         "dead-letter",
+        "partition-taken",
     }
 
 
