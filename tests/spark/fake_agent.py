@@ -30,17 +30,20 @@ from lakewarden.events import (
     CommitRequested,
     ConflictEntry,
     DecisionEventUnion,
+    DecisionRecord,
     GrantRenewed,
     Marker,
+    PartitionTaken,
     Topics,
     Undecodable,
     WriterEventUnion,
     decode,
     encode,
+    partition_name,
 )
 from lakewarden.spark_jobs.kafka import LoopThread
 
-Script = Callable[[WriterEventUnion, int], Iterable[DecisionEventUnion]]
+Script = Callable[[WriterEventUnion, int], Iterable[DecisionRecord]]
 PARTITIONS = 3
 
 
@@ -119,12 +122,14 @@ class FakeAgent:
             for decision in self.script(event, record.offset):
                 await self._say(decision)
 
-    async def _say(self, decision: DecisionEventUnion) -> int:
+    async def _say(self, decision: DecisionRecord) -> int:
+        partition = int(decision.table.rpartition("/")[2]) if isinstance(decision, PartitionTaken) else None
         record = await self._producer.send_and_wait(
-            self.topics.decisions, encode(decision), decision.table.encode()
+            self.topics.decisions, encode(decision), decision.table.encode(), partition=partition
         )
-        with self._changed:
-            self.said.append(decision)
+        if not isinstance(decision, PartitionTaken):
+            with self._changed:
+                self.said.append(decision)
         return int(record.offset)
 
 
@@ -152,6 +157,16 @@ def _common(event: WriterEventUnion, offset: int = 0) -> dict[str, Any]:
         "cause": event.event_id,
         "cause_offset": offset,
     }
+
+
+def taken(term: str, partition: int) -> PartitionTaken:
+    return PartitionTaken(
+        event_id=uuid.uuid4().hex,
+        table=partition_name(partition),
+        at=datetime.now(UTC),
+        agent="fake-agent",
+        term=term,
+    )
 
 
 def admitted(event: WriterEventUnion) -> Admitted:

@@ -8,7 +8,14 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.events import (
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    DecisionRecord,
+    Marker,
+    WriterEventUnion,
+)
 from lakewarden.spark_jobs import (
     AgentUnreachable,
     AlreadyCommitted,
@@ -26,6 +33,7 @@ from tests.spark.fake_agent import (
     granted,
     renewed,
     silent,
+    taken,
     wait_until,
 )
 
@@ -148,6 +156,20 @@ def test_a_grant_that_came_too_late_is_refused(bench: Bench) -> None:
 
     assert caught.value.retriable
     assert "LeaseLost" in agent.wait_for("transaction-abandoned")[0].reason
+
+
+def test_an_agent_that_another_has_replaced_is_not_heard(bench: Bench) -> None:
+    """It slept, lost the table without knowing, and aborts what its successor grants."""
+
+    def two(event: WriterEventUnion, _offset: int) -> list[DecisionRecord]:
+        if not isinstance(event, CommitRequested):
+            return list(agreeable(event))
+        outdated = aborted(event, MINE).model_copy(update={"term": "one"})
+        return [taken("two", 0), outdated, granted(event).model_copy(update={"term": "two"})]
+
+    bench.agent(two, partitions=1)
+    with bench.gate().transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+        grant.check()
 
 
 def test_a_grant_for_a_heartbeat_that_was_never_sent_is_refused(bench: Bench) -> None:
