@@ -74,6 +74,12 @@ def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]
     return found
 
 
+def turns(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int:
+    """How often the lock went from one side to the other."""
+    sides = [side for _, side in sorted([(x.since, 0) for x in ours] + [(x.since, 1) for x in theirs])]
+    return sum(before != after for before, after in pairwise(sides))
+
+
 def tokens_rise(lines: Iterable[Line]) -> bool:
     """Whether each publish bears a larger fencing token than all that began before it."""
     begun = sorted((line["t"], line["token"]) for line in lines if line["what"] == "publishing")

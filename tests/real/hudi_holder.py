@@ -89,13 +89,13 @@ class Holder:
             began = time.monotonic()
             self._say({"from": began, "owner": lock.owner})
             forsaken = taken % FORSAKEN_EVERY == 0
-            seconds = 2 * VALIDITY_SECONDS if forsaken else self._chance.uniform(0.2, 2.5)
+            seconds = 2 * VALIDITY_SECONDS if forsaken else self._chance.uniform(0.2, 2.0)
             last, lost = self._work(lock, began, seconds, renew=not forsaken)
             end = "lapsed" if forsaken else "lost" if lost else "released"
             self._say({"from": began, "to": last, "owner": lock.owner, "end": end})
             if end == "released":
                 self._unlock(lock)
-            time.sleep(self._chance.uniform(0.5, 2.5))
+            time.sleep(self._chance.uniform(2.0, 5.0))
 
     def _work(self, lock: Lock, began: float, seconds: float, *, renew: bool) -> tuple[float, bool]:
         """The last moment at which the lock was relied upon, and whether it turned out to be somebody else's."""
