@@ -1,18 +1,23 @@
 """S3 and whatever speaks it, through aiobotocore: one conditional request a call, every answer an outcome.
 
 What the answers mean is in `classify.py`; here is only how botocore delivers them. It raises `ClientError` for
-every status from 300 and for a 200 whose body is an error (it rewrites the status to 500 and keeps the code);
-transport trouble comes as botocore's, aiohttp's or the system's exceptions, depending on whether it struck
-before the headers or in the body.
+every status from 300 and for a 200 whose body is an error; transport trouble comes as botocore's, aiohttp's or the
+system's exceptions, depending on whether it struck before the headers or in the body.
+
+The client is made by the first request, inside that request's time: a credentials service that hiccups is one
+unknown outcome more, and what somebody has to configure is refused until it is there, without a restart.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Self, assert_never
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
@@ -21,7 +26,6 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from anyio import AsyncContextManagerMixin
 from botocore import exceptions as boto
-from botocore.parsers import ResponseParserError
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import Location, LocationError, parse_location
@@ -29,19 +33,10 @@ from lakewarden.agent.stores.port import (
     MAX_OBJECT_BYTES,
     require_probe_key,
     require_timeout,
-    shorten,
     too_long,
 )
-from lakewarden.agent.stores.send_once import SendOnceSession
-from lakewarden.handlers.conditional import (
-    Condition,
-    IfAbsent,
-    IfMatch,
-    ReadOutcome,
-    Refused,
-    Unknown,
-    WriteOutcome,
-)
+from lakewarden.agent.stores.send_once import RAW_LENGTH, RAW_STATUS, SendOnceSession
+from lakewarden.handlers.conditional import Condition, IfAbsent, IfMatch, ReadOutcome, Refused, WriteOutcome
 
 log = structlog.get_logger(__name__)
 
@@ -50,20 +45,30 @@ _MAX_CONNECTIONS: Final = 64
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
-_NOT_SENT: Final = (
+_UNCONFIGURED: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.TokenRetrievalError,
     boto.SSOError,
+    boto.ProfileNotFound,
+    boto.ConfigParseError,
     boto.NoRegionError,
-    boto.ParamValidationError,
     boto.InvalidRegionError,
+    boto.ParamValidationError,
     boto.EndpointProviderError,
 )
 """Raised before a byte leaves and the same next time: somebody has to configure something. Credentials that
-could not be *fetched* (a metadata service that hiccups) are left out: they may come with the next try."""
+could not be *fetched* (a service that hiccups) are left out: they may come with the next try."""
 
-_TRANSPORT: Final = (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError)
+_NO_CREDENTIALS: Final = (
+    "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE, "
+    "or give this process a role"
+)
+_NO_REGION: Final = "no region is set; set LAKEWARDEN_S3_REGION, AWS_DEFAULT_REGION or the profile's region"
+_HOME_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn")
+
+_ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]")
+_ERROR_CODE: Final = re.compile(rb"<Code>\s*([^<\s]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ class S3Options:
     region: str | None = None
     profile: str | None = None
     path_style: bool | None = None
-    """None: path style when an endpoint is given (few of those resolve `bucket.host`), AWS's choice otherwise."""
+    """None: path style where an endpoint is set (few of those resolve `bucket.host`), AWS's choice otherwise."""
 
 
 class S3Store(AsyncContextManagerMixin):
@@ -83,13 +88,112 @@ class S3Store(AsyncContextManagerMixin):
     def __init__(self, options: S3Options | None = None, *, request_timeout_seconds: float) -> None:
         self._options = options or S3Options()
         self._timeout = require_timeout(request_timeout_seconds)
+        self._stack: AsyncExitStack | None = None
         self._client: Any = None
+        self._opening = anyio.Lock()
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
+        async with AsyncExitStack() as stack:
+            self._stack = stack
+            try:
+                yield self
+            finally:
+                self._stack = self._client = None
+
+    async def read(self, uri: str) -> ReadOutcome:
+        """Body and ETag of one GET."""
+        location = _locate(uri)
+        if isinstance(location, Refused):
+            return location
+        return classify_read(await self._ask(lambda client: _get(client, location)))
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        """One PUT with `If-None-Match: *` or `If-Match: <etag>`."""
+        location = _locate(uri)
+        if isinstance(location, Refused):
+            return location
+        if len(body) > MAX_OBJECT_BYTES:
+            return Refused(too_long(len(body)))
+        return classify_write(
+            await self._ask(lambda client: _put(client, location, body, condition)), condition
+        )
+
+    async def delete(self, uri: str) -> None:
+        """Remove a probe's key; a store that forbids it keeps a few bytes."""
+        require_probe_key(uri)
+        location = _locate(uri)
+        if isinstance(location, Refused):
+            why = location.why
+        else:
+            answer = await self._ask(lambda client: _remove(client, location))
+            if 200 <= answer.status < 300:
+                return
+            why = answer.said
+        log.warning("store.probe_key_left_behind", uri=uri, why=why)
+
+    async def _ask(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
+        stack = self._stack
+        if stack is None:
+            raise RuntimeError("the store is not open; use it inside 'async with'")
+        waited_for = "credentials"
+        with anyio.move_on_after(self._timeout):
+            try:
+                client = await self._opened(stack)
+                if isinstance(client, Answer):
+                    return client
+                waited_for = "an answer"
+                return await request(client)
+            except boto.ClientError as error:
+                return _answer_of(error)
+            except Exception as error:  # noqa: BLE001 - on a stranger's answer botocore's parsers raise just anything
+                return _answer_of_none(error)
+        return Answer(
+            fault="silence",
+            message=f"{waited_for} did not come in time: request_timeout_seconds={self._timeout:g}",
+        )
+
+    async def _opened(self, stack: AsyncExitStack) -> Any:
+        """The client, or the `Answer` that says what is missing for one."""
+        if self._client is None:
+            async with self._opening:
+                if self._client is None:
+                    opened = await self._open(stack)
+                    if isinstance(opened, Answer):
+                        return opened
+                    self._client = opened
+        return self._client
+
+    async def _open(self, stack: AsyncExitStack) -> Any:
         given = self._options
-        path_style = given.endpoint_url is not None if given.path_style is None else given.path_style
-        config = AioConfig(
+        # A session of its own for each try: it remembers what it did not find.
+        session = AioSession(profile=given.profile)
+        try:
+            if await session.get_credentials() is None:
+                return _unsent(_NO_CREDENTIALS)
+            region = given.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+            making = session.create_client(
+                "s3",
+                region_name=region,
+                endpoint_url=given.endpoint_url,
+                config=self._config(),
+            )
+            async with AsyncExitStack() as attempt:
+                client = await attempt.enter_async_context(making)
+                if region is None and str(urlsplit(client.meta.endpoint_url).hostname).endswith(_HOME_OF_AWS):
+                    return _unsent(_NO_REGION)
+                stack.push_async_exit(attempt.pop_all())
+        except ValueError as error:
+            # How botocore says that an endpoint is no URL, and a role's endpoint not one to trust.
+            return _unsent(str(error))
+        client.meta.events.register_last("before-call.s3", _send_plainly)
+        if given.path_style is None:
+            client.meta.events.register_last("before-endpoint-resolution.s3", _name_bucket_in_path)
+        return client
+
+    def _config(self) -> AioConfig:
+        style = {None: None, True: {"addressing_style": "path"}, False: {"addressing_style": "virtual"}}
+        return AioConfig(
             # Every attempt must be the lock's own: a hidden retry meets its own first write as a 412.
             retries={"total_max_attempts": 1},
             http_session_cls=SendOnceSession,
@@ -100,102 +204,69 @@ class S3Store(AsyncContextManagerMixin):
             # Plain single-part bodies: the trailing checksums that are now the default break older stores.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if path_style else None,
+            s3=style[self._options.path_style],
         )
-        session = AioSession(profile=given.profile)
-        async with session.create_client(
-            "s3", region_name=given.region, endpoint_url=given.endpoint_url, config=config
-        ) as client:
-            client.meta.events.register_last("before-call.s3", _expect_nothing)
-            self._client = client
-            try:
-                yield self
-            finally:
-                self._client = None
 
-    async def read(self, uri: str) -> ReadOutcome:
-        """Body and ETag of one GET."""
-        location = _locate(uri)
-        if isinstance(location, Refused):
-            return location
-        given = await self._ask(lambda: self._get(location))
-        return classify_read(given) if isinstance(given, Answer) else given
 
-    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """One PUT with `If-None-Match: *` or `If-Match: <etag>`."""
-        location = _locate(uri)
-        if isinstance(location, Refused):
-            return location
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(len(body)))
-        given = await self._ask(lambda: self._put(location, body, condition))
-        return classify_write(given, condition) if isinstance(given, Answer) else given
+async def _put(client: Any, location: Location, body: bytes, condition: Condition) -> Answer:
+    match condition:
+        case IfAbsent():
+            header = {"IfNoneMatch": "*"}
+        case IfMatch(version=version):
+            header = {"IfMatch": version}
+        case _:
+            assert_never(condition)
+    result = await client.put_object(
+        Bucket=location.authority, Key=location.key, Body=body, ContentType="application/json", **header
+    )
+    return Answer(_status(result), version=result.get("ETag"), unasked_bytes=_length(result))
 
-    async def delete(self, uri: str) -> None:
-        """Remove a probe's key; a store that forbids it keeps a few bytes."""
-        require_probe_key(uri)
-        location = _locate(uri)
-        given = location if isinstance(location, Refused) else await self._ask(lambda: self._remove(location))
-        if not isinstance(given, Answer) or given.status >= 300:
-            log.warning("store.probe_key_left_behind", uri=uri, why=given.why)
 
-    async def _ask(
-        self, request: Callable[[], Awaitable[Answer | Refused | Unknown]]
-    ) -> Answer | Refused | Unknown:
-        if self._client is None:
-            raise RuntimeError("the store is not open; use it inside 'async with'")
-        with anyio.move_on_after(self._timeout):
-            try:
-                return await request()
-            except boto.ClientError as error:
-                return _answer_of(error)
-            except _NOT_SENT as error:
-                return Refused(shorten(f"nothing was sent; check credentials, region and endpoint: {error}"))
-            except _TRANSPORT as error:
-                return Unknown(shorten(f"{type(error).__name__}: {error}"))
-        return Unknown(f"no answer in time: request_timeout_seconds={self._timeout}")
-
-    async def _put(self, location: Location, body: bytes, condition: Condition) -> Answer:
-        match condition:
-            case IfAbsent():
-                header = {"IfNoneMatch": "*"}
-            case IfMatch(version=version):
-                header = {"IfMatch": version}
-            case _:
-                assert_never(condition)
-        result = await self._client.put_object(
-            Bucket=location.authority, Key=location.key, Body=body, ContentType="application/json", **header
+async def _get(client: Any, location: Location) -> Answer:
+    result = await client.get_object(Bucket=location.authority, Key=location.key)
+    length = result.get("ContentLength")
+    stream = result["Body"]
+    async with stream:
+        body = bytearray()
+        # One chunk at a time, so that an endless body is left at the bound and not at the end of memory.
+        while len(body) <= MAX_OBJECT_BYTES and (chunk := await stream.read(MAX_OBJECT_BYTES)):
+            body += chunk
+    if len(body) > MAX_OBJECT_BYTES:
+        return Answer(fault="too long", message=too_long(length or len(body)))
+    if length is None and "transfer-encoding" not in result["ResponseMetadata"]["HTTPHeaders"]:
+        return Answer(
+            fault="silence", message="it gives no length, so one cut short would pass for the whole"
         )
-        return Answer(_status(result), version=result.get("ETag"))
-
-    async def _get(self, location: Location) -> Answer | Refused | Unknown:
-        result = await self._client.get_object(Bucket=location.authority, Key=location.key)
-        length = result.get("ContentLength")
-        stream = result["Body"]
-        async with stream:
-            body = bytearray()
-            # One chunk at a time, so that an endless body is left at the bound and not at the end of memory.
-            while len(body) <= MAX_OBJECT_BYTES and (chunk := await stream.read(MAX_OBJECT_BYTES)):
-                body += chunk
-        if len(body) > MAX_OBJECT_BYTES:
-            return Refused(too_long(length or len(body)))
-        if length is None and "transfer-encoding" not in result["ResponseMetadata"]["HTTPHeaders"]:
-            return Unknown("the answer gives no length, so a body cut short would pass for the whole one")
-        if length is not None and length != len(body):
-            return Unknown(f"the body was cut short: bytes={len(body)} expected={length}")
-        return Answer(_status(result), version=result.get("ETag"), body=bytes(body))
-
-    async def _remove(self, location: Location) -> Answer:
-        return Answer(_status(await self._client.delete_object(Bucket=location.authority, Key=location.key)))
+    if length is not None and length != len(body):
+        return Answer(fault="silence", message=f"bytes={len(body)} expected={length}")
+    return Answer(
+        _status(result),
+        code=_code_in(body),
+        version=result.get("ETag"),
+        body=bytes(body),
+        encoding=result.get("ContentEncoding", ""),
+    )
 
 
-def _expect_nothing(params: dict[str, Any], **_: Any) -> None:
-    """Leave `Expect: 100-continue` out, which botocore puts on every PUT.
+async def _remove(client: Any, location: Location) -> Answer:
+    return Answer(_status(await client.delete_object(Bucket=location.authority, Key=location.key)))
 
-    It buys a round trip for a body of a hundred bytes, and a server that doesn't know it leaves both sides waiting
-    for each other until the timeout.
+
+def _send_plainly(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+    """Keep botocore from what it does beside a request.
+
+    `Expect: 100-continue`, which it puts on every PUT, buys a round trip for a body of a hundred bytes, and a server
+    that doesn't know it leaves both sides waiting for each other until the timeout. And a bucket in another region
+    would be looked up and the request sent there again; marked as redirected already, it is answered as it was asked.
     """
     params["headers"].pop("Expect", None)
+    context.setdefault("s3_redirect", {})["redirected"] = True
+
+
+def _name_bucket_in_path(builtins: dict[str, Any], **_: Any) -> None:
+    """Path style where an endpoint is set, be it by us, by AWS_ENDPOINT_URL or by the profile."""
+    if builtins.get("SDK::Endpoint"):
+        builtins["AWS::S3::ForcePathStyle"] = True
 
 
 def _locate(uri: str) -> Location | Refused:
@@ -208,16 +279,71 @@ def _locate(uri: str) -> Location | Refused:
     return location
 
 
+def _headers(result: Mapping[str, Any]) -> Mapping[str, str]:
+    headers: Mapping[str, str] = result.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return headers
+
+
 def _status(result: Mapping[str, Any]) -> int:
-    return int(result["ResponseMetadata"]["HTTPStatusCode"])
+    return int(_headers(result).get(RAW_STATUS, 0))
+
+
+def _length(result: Mapping[str, Any]) -> int:
+    return int(_headers(result).get(RAW_LENGTH, 0))
+
+
+def _code_in(body: bytes | bytearray) -> str:
+    """The code of S3's error document where one came as an object; botocore looks for it in answers to writes only."""
+    if not _ERROR_DOCUMENT.match(body):
+        return ""
+    found = _ERROR_CODE.search(body)
+    return found[1].decode("ascii", "replace") if found else "-"
+
+
+def _unsent(why: str) -> Answer:
+    return Answer(fault="unsent", message=why)
 
 
 def _answer_of(error: boto.ClientError) -> Answer:
     """botocore's exception back into the answer it was made of."""
     response: Mapping[str, Any] = error.response
     told: Mapping[str, Any] = response.get("Error", {})
-    return Answer(
-        status=int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)),
-        code=str(told.get("Code", "")),
-        message=str(told.get("Message", "")),
-    )
+    status, message, code = _status(response), str(told.get("Message") or ""), str(told.get("Code") or "")
+    if code.isdigit():
+        # The status, in the place of a code that the body doesn't name.
+        code = ""
+    if status == 404 and not code:
+        return Answer(status, message=message, fault="stranger")
+    if region := _headers(response).get("x-amz-bucket-region", told.get("Region")):
+        message = f"the bucket's region is {region}; is it the one that is set? {message}"
+    return Answer(status, code, message, unasked_bytes=_length(response))
+
+
+def _answer_of_none(error: Exception) -> Answer:
+    if isinstance(error, _UNCONFIGURED):
+        return _unsent(f"check credentials, region and endpoint: {error}")
+    if isinstance(error, boto.SSLError | boto.HTTPClientError) and (why := _tls_mistake(error)):
+        return _unsent(why)
+    return Answer(fault="silence", message=f"{type(error).__name__}: {error}")
+
+
+def _tls_mistake(error: boto.SSLError | boto.HTTPClientError) -> str | None:
+    """What somebody has to mend before a handshake can succeed; other failures of it may pass by themselves."""
+    match error.kwargs.get("error"):
+        case aiohttp.ClientConnectorCertificateError(
+            certificate_error=ssl.SSLCertVerificationError() as found
+        ):
+            return (
+                f"the endpoint's certificate is not accepted: {found.verify_message}; if an authority of your own "
+                "signed it, name its PEM file in AWS_CA_BUNDLE"
+            )
+        case aiohttp.ClientConnectorSSLError(os_error=ssl.SSLError(reason="WRONG_VERSION_NUMBER")):
+            return "the endpoint speaks no TLS; write it http://"
+        case (
+            FileNotFoundError()
+            | PermissionError()
+            | ssl.SSLError(reason="NO_CERTIFICATE_OR_CRL_FOUND") as found
+        ):
+            return f"the authorities' PEM file can't be read; check AWS_CA_BUNDLE: {found}"
+        case _:
+            return None

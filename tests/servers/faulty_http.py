@@ -6,14 +6,19 @@ one request from two.
 
 from __future__ import annotations
 
+import socket
+import ssl
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import ByteStream, SocketAttribute, SocketStream
 from anyio.streams.buffered import BufferedByteReceiveStream
+from anyio.streams.stapled import MultiListener
+from anyio.streams.tls import TLSListener
 
 _MAX_HEAD_BYTES = 65_536
 
@@ -22,15 +27,32 @@ _MAX_HEAD_BYTES = 65_536
 class Reply:
     """One answer, and how it goes wrong.
 
-    `reset-unread` breaks before the body was read, `reset` after it (the store may have acted), `silence` keeps the
-    connection open and says nothing, `cut` promises more body than it sends, `half-head` stops inside the
-    headers, `hang` stops inside the body and keeps the connection.
+    `reset-unread` breaks before the body was read, `reset` after it (the store may have acted), `close` likewise but
+    in good order, `silence` keeps the connection open and says nothing, `cut` promises more body than it sends,
+    `half-head` stops inside the headers, `hang` stops inside the body and keeps the connection, `drip` sends the body
+    a byte at a time and never ends it, `drip-head` does so with the headers, `twice` answers once more, unasked,
+    `close-after` answers and closes, without a word that it will.
     """
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    fault: Literal["none", "reset-unread", "reset", "silence", "cut", "half-head", "hang"] = "none"
+    fault: Literal[
+        "none",
+        "reset-unread",
+        "reset",
+        "close",
+        "silence",
+        "cut",
+        "half-head",
+        "hang",
+        "drip",
+        "drip-head",
+        "twice",
+        "close-after",
+    ] = "none"
+    framing: Literal["length", "chunked", "until closed"] = "length"
+    """How the end of the body is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +72,42 @@ class FaultyServer:
     endpoint: str
     script: list[Reply]
     received: list[Received] = field(default_factory=list)
+    connections: int = 0
+    """Made so far."""
+    closed: int = 0
+    """Of those, how many have ended."""
+
+    @property
+    def port(self) -> int:
+        """For a client that knows the server by another name."""
+        return int(self.endpoint.rpartition(":")[2])
 
 
 @asynccontextmanager
-async def faulty_server(script: Sequence[Reply]) -> AsyncGenerator[FaultyServer]:
+async def faulty_server(
+    script: Sequence[Reply], *, tls: ssl.SSLContext | None = None
+) -> AsyncGenerator[FaultyServer]:
     """A server that plays the script, one reply a request, and the last one for all further requests."""
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(SocketAttribute.local_port)
-    server = FaultyServer(f"http://127.0.0.1:{port}", list(script))
+    tcp = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = tcp.extra(SocketAttribute.local_port)
+    server = FaultyServer(f"{'https' if tls else 'http'}://127.0.0.1:{port}", list(script))
+    listener: MultiListener[SocketStream] | TLSListener = (
+        TLSListener(tcp, tls, standard_compatible=False) if tls else tcp
+    )
 
-    async def handle(stream: SocketStream) -> None:
-        async with stream:
-            with suppress(
-                anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError
-            ):
-                await _converse(stream, server)
+    async def handle(stream: ByteStream) -> None:
+        server.connections += 1
+        try:
+            async with stream:
+                with suppress(
+                    anyio.EndOfStream,
+                    anyio.IncompleteRead,
+                    anyio.BrokenResourceError,
+                    anyio.ClosedResourceError,
+                ):
+                    await _converse(stream, server)
+        finally:
+            server.closed += 1
 
     async with listener, anyio.create_task_group() as tasks:
         tasks.start_soon(listener.serve, handle)
@@ -72,7 +115,7 @@ async def faulty_server(script: Sequence[Reply]) -> AsyncGenerator[FaultyServer]
         tasks.cancel_scope.cancel()
 
 
-async def _converse(stream: SocketStream, server: FaultyServer) -> None:
+async def _converse(stream: ByteStream, server: FaultyServer) -> None:
     buffered = BufferedByteReceiveStream(stream)
     while True:
         head = (await buffered.receive_until(b"\r\n\r\n", _MAX_HEAD_BYTES)).decode("latin-1").split("\r\n")
@@ -88,24 +131,69 @@ async def _converse(stream: SocketStream, server: FaultyServer) -> None:
             return
 
 
-async def _answer(stream: SocketStream, reply: Reply) -> bool:
+async def _answer(stream: ByteStream, reply: Reply) -> bool:
     """Whether the connection goes on."""
-    length = len(reply.body) + (100 if reply.fault in {"cut", "hang"} else 0)
-    lines = [f"HTTP/1.1 {reply.status} Status", *(f"{name}: {value}" for name, value in reply.headers)]
-    head = "\r\n".join([*lines, f"content-length: {length}", "", ""]).encode()
+    head, body = _encoded(reply)
     match reply.fault:
         case "none":
-            await stream.send(head + reply.body)
+            await stream.send(head + body)
+            return reply.framing != "until closed"
+        case "twice":
+            await stream.send((head + body) * 2)
             return True
+        case "close-after":
+            await stream.send(head + body)
         case "reset" | "reset-unread":
-            return False
+            _reset_when_closed(stream)
+        case "close":
+            pass
         case "silence":
-            await anyio.sleep_forever()
+            await _wait_for_the_end(stream)
         case "cut":
-            await stream.send(head + reply.body)
+            await stream.send(head + body)
         case "hang":
-            await stream.send(head + reply.body)
-            await anyio.sleep_forever()
+            await stream.send(head + body)
+            await _wait_for_the_end(stream)
         case "half-head":
             await stream.send(head[: len(head) // 2])
+        case "drip":
+            await stream.send(head)
+            await _drip(stream, b"x")
+        case "drip-head":
+            await stream.send(head.removesuffix(b"\r\n"))
+            await _drip(stream, b"x-more: x\r\n")
     return False
+
+
+def _encoded(reply: Reply) -> tuple[bytes, bytes]:
+    lines = [f"HTTP/1.1 {reply.status} Status", *(f"{name}: {value}" for name, value in reply.headers)]
+    body = reply.body
+    match reply.framing:
+        case "length":
+            missing = 1_000_000 if reply.fault == "drip" else 100 if reply.fault in {"cut", "hang"} else 0
+            lines.append(f"content-length: {len(body) + missing}")
+        case "chunked":
+            lines.append("transfer-encoding: chunked")
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            body = chunk + (b"" if reply.fault in {"cut", "hang"} else b"0\r\n\r\n")
+        case "until closed":
+            lines.append("connection: close")
+    return "\r\n".join([*lines, "", ""]).encode(), body
+
+
+async def _drip(stream: ByteStream, drop: bytes) -> None:
+    while True:
+        await stream.send(drop)
+        await anyio.sleep(0.02)
+
+
+async def _wait_for_the_end(stream: ByteStream) -> None:
+    """Until the client has closed the connection."""
+    while True:
+        await stream.receive()
+
+
+def _reset_when_closed(stream: ByteStream) -> None:
+    """A reset and not an orderly end: what a crashed server or a forgetful firewall sends."""
+    plain: socket.socket = stream.extra(SocketAttribute.raw_socket)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

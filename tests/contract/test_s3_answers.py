@@ -1,0 +1,357 @@
+"""The table of `classify.py`, row by row: a server gives the answer, over a real connection, and counts the requests.
+
+What each answer means is written out here once more, so that a row changed by mistake is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lakewarden.agent.stores import classify
+from lakewarden.agent.stores.classify import TABLE, Answer, Asked, Row
+from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
+from lakewarden.agent.stores.s3 import S3Options, S3Store
+from lakewarden.handlers.conditional import (
+    Absent,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Refused,
+    Throttled,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
+
+URI = "s3://bucket/locks/t.json"
+BEFORE = '"0cc175b9c0f1b6a831c399e269772661"'
+ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
+HTML = b"<html><body><h1>Bad gateway</h1><hr></body>"
+ENDLESS = ("silence", "hang", "drip", "drip-head")
+"""What only a timeout ends; every other answer is waited for as long as it takes."""
+
+DONE = Reply(200, (("ETag", ETAG),))
+READ = Reply(200, (("ETag", ETAG),), b'{"expired":true}')
+
+
+def error(status: int, code: str, *headers: tuple[str, str]) -> Reply:
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>said so</Message></Error>'
+    return Reply(status, headers, body.encode())
+
+
+def tagged(*etags: str) -> Reply:
+    """To a read, a body comes with it; to a write, a store sends none."""
+    return Reply(200, tuple(("ETag", etag) for etag in etags))
+
+
+def with_header(name: str, value: str) -> Reply:
+    return replace(READ, headers=(*READ.headers, (name, value)))
+
+
+class Example(NamedTuple):
+    """An answer, the row it belongs to, and what it means to a write if-absent, a write if-match and a read."""
+
+    row: str
+    answer: str
+    reply: Reply
+    if_absent: type | None
+    if_match: type | None
+    read: type | None
+
+
+UNSENT = "nothing was sent, nor will be: no credentials, no region, an untrusted certificate"
+BROKEN = "none, or no whole one: no connection, reset before or after the body was sent, timeout, cut short"
+PAGE = "404 that is no error of S3: a page of a proxy, or nothing"
+LONG = "an object longer than 1 MiB"
+CONDITION = "412; code PreconditionFailed under any status"
+PATIENCE = "429; code SlowDown, Throttling, … under any status"
+ERROR_200 = "200, 201 with any other error in the body"
+BODY_200 = "200, 201 with a body, to a write"
+COMPRESSED = "200 with a compressed body, to a read"
+WEAK = "200, 201 with a weak ETag"
+NO_VERSION = "200, 201 without an ETag, or with one that names no version: empty, *, a list"
+SAME = "200, 201 with the ETag that was to be written over"
+TAKEN = "200, 201 with an ETag"
+NOT_MODIFIED = "304"
+NO_OBJECT = "404 for the object: code NoSuchKey, BlobNotFound"
+DAMAGED = "408; 400 with code RequestTimeout, IncompleteBody, BadDigest"
+CONFLICT = "409"
+REFUSES = "301, 302, 307, …; 400, 403, 404 for the bucket, every other 4xx; 501"
+TROUBLE = "500, 502, 503, every other 5xx"
+ELSE = "anything else"
+
+ELSEWHERE = ("Location", "/bucket/locks/elsewhere.json")
+HALF_ERROR = b"<Error><Code>NoSu"
+REGION = ("x-amz-bucket-region", "eu-west-1")
+WRONG_REGION = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>eu-west-1</Region></Error>"
+
+UNKNOWN: Final = (Unknown, Unknown, Unknown)
+UNKNOWN_TO_WRITES: Final = (Unknown, Unknown, None)
+UNKNOWN_TO_A_READ: Final = (None, None, Unknown)
+REFUSED: Final = (Refused, Refused, Refused)
+REFUSED_TO_A_READ: Final = (None, None, Refused)
+THROTTLED: Final = (Throttled, Throttled, Throttled)
+LOST: Final = (Lost, Lost, Unknown)
+TAKEN_SO: Final = (Won, Won, Found)
+
+EXAMPLES: Final = [
+    Example(BROKEN, "reset before the body was read", Reply(fault="reset-unread"), *UNKNOWN),
+    Example(BROKEN, "reset after the body was read", Reply(fault="reset"), *UNKNOWN),
+    Example(BROKEN, "closed after the body was read", Reply(fault="close"), *UNKNOWN),
+    Example(BROKEN, "silence", Reply(fault="silence"), *UNKNOWN),
+    Example(BROKEN, "half the headers", replace(DONE, fault="half-head"), *UNKNOWN),
+    Example(BROKEN, "headers without end", replace(DONE, fault="drip-head"), *UNKNOWN),
+    Example(BROKEN, "a body without end", replace(DONE, fault="drip"), *UNKNOWN),
+    Example(BROKEN, "a body that stops", replace(READ, fault="hang"), *UNKNOWN),
+    Example(BROKEN, "cut short", replace(READ, fault="cut"), *UNKNOWN),
+    Example(BROKEN, "chunks cut short", replace(READ, fault="cut", framing="chunked"), *UNKNOWN),
+    Example(BROKEN, "an error cut short", Reply(404, (), HALF_ERROR, fault="cut"), *UNKNOWN),
+    Example(BROKEN, "two ETags", tagged(ETAG, BEFORE), *UNKNOWN),
+    Example(BROKEN, "no length", replace(READ, framing="until closed"), *UNKNOWN_TO_A_READ),
+    Example(BODY_200, "half an error", replace(DONE, body=b"<Error><Code>Precon"), *UNKNOWN_TO_WRITES),
+    Example(BROKEN, "a date that is none", with_header("Last-Modified", "once"), *UNKNOWN_TO_A_READ),
+    Example(PAGE, "404 with a page", Reply(404, body=HTML), *UNKNOWN),
+    Example(PAGE, "404 with nothing", Reply(404), *UNKNOWN),
+    Example(PAGE, "404 with json", Reply(404, body=b'{"detail":"Not Found"}'), *UNKNOWN),
+    Example(
+        LONG, "1 MiB and one byte", replace(READ, body=b"x" * (MAX_OBJECT_BYTES + 1)), *REFUSED_TO_A_READ
+    ),
+    Example(CONDITION, "412", error(412, "PreconditionFailed"), *LOST),
+    Example(CONDITION, "412 with a page", Reply(412, body=HTML), *LOST),
+    Example(CONDITION, "412 with nothing", Reply(412), *LOST),
+    Example(
+        CONDITION, "200 with a failed condition", error(200, "PreconditionFailed", ("ETag", ETAG)), *LOST
+    ),
+    Example(PATIENCE, "429", Reply(429), *THROTTLED),
+    Example(PATIENCE, "429 with a code", error(429, "TooManyRequests"), *THROTTLED),
+    Example(PATIENCE, "503 SlowDown", error(503, "SlowDown"), *THROTTLED),
+    Example(PATIENCE, "503 of MinIO", error(503, "SlowDownWrite"), *THROTTLED),
+    Example(PATIENCE, "400 Throttling", error(400, "ThrottlingException"), *THROTTLED),
+    Example(PATIENCE, "200 SlowDown", error(200, "SlowDown", ("ETag", ETAG)), *THROTTLED),
+    Example(ERROR_200, "200 InternalError", error(200, "InternalError", ("ETag", ETAG)), *UNKNOWN),
+    Example(ERROR_200, "200 NoSuchKey", error(200, "NoSuchKey"), *UNKNOWN),
+    Example(BODY_200, "a login page", replace(DONE, body=b"<html>who are you?</html>"), *UNKNOWN_TO_WRITES),
+    Example(BODY_200, "some words", replace(DONE, body=b"OK"), *UNKNOWN_TO_WRITES),
+    Example(COMPRESSED, "gzip", with_header("Content-Encoding", "gzip"), *REFUSED_TO_A_READ),
+    Example(WEAK, "weak", tagged(f"W/{ETAG}"), Unknown, Unknown, Refused),
+    Example(NO_VERSION, "no ETag", Reply(200), *UNKNOWN),
+    Example(NO_VERSION, "empty", tagged(""), *UNKNOWN),
+    Example(NO_VERSION, "empty in quotes", tagged('""'), *UNKNOWN),
+    Example(NO_VERSION, "a star", tagged("*"), *UNKNOWN),
+    Example(NO_VERSION, "a list", tagged(f"{ETAG}, {BEFORE}"), *UNKNOWN),
+    Example(SAME, "the version from before", tagged(BEFORE), None, Unknown, None),
+    Example(SAME, "the same without quotes", tagged(BEFORE.strip('"')), None, Unknown, None),
+    Example(TAKEN, "200", DONE, *TAKEN_SO),
+    Example(TAKEN, "201", Reply(201, (("ETag", ETAG),)), *TAKEN_SO),
+    Example(TAKEN, "200 in chunks", replace(DONE, framing="chunked"), *TAKEN_SO),
+    Example(TAKEN, "without quotes", tagged(ETAG.strip('"')), *TAKEN_SO),
+    Example(TAKEN, "the same ETag twice", tagged(ETAG, ETAG), *TAKEN_SO),
+    Example(TAKEN, "not the body's MD5", tagged('"0123456789abcdef0123456789abcdef"'), *TAKEN_SO),
+    Example(NOT_MODIFIED, "304", Reply(304, (("ETag", ETAG),)), *UNKNOWN),
+    Example(NO_OBJECT, "404 NoSuchKey", error(404, "NoSuchKey"), Refused, Lost, Absent),
+    Example(DAMAGED, "408", Reply(408), *UNKNOWN),
+    Example(DAMAGED, "400 RequestTimeout", error(400, "RequestTimeout"), *UNKNOWN),
+    Example(DAMAGED, "400 IncompleteBody", error(400, "IncompleteBody"), *UNKNOWN),
+    Example(DAMAGED, "400 BadDigest", error(400, "BadDigest"), *UNKNOWN),
+    Example(CONFLICT, "409", error(409, "ConditionalRequestConflict"), *UNKNOWN),
+    Example(CONFLICT, "409 OperationAborted", error(409, "OperationAborted"), *UNKNOWN),
+    Example(CONFLICT, "409 with nothing", Reply(409), *UNKNOWN),
+    Example(REFUSES, "301 of S3", error(301, "PermanentRedirect", REGION), *REFUSED),
+    Example(REFUSES, "301 elsewhere", Reply(301, (ELSEWHERE,)), *REFUSED),
+    Example(REFUSES, "302 to a login", Reply(302, (ELSEWHERE,), HTML), *REFUSED),
+    Example(REFUSES, "303", Reply(303, (ELSEWHERE,)), *REFUSED),
+    Example(REFUSES, "307 of S3", error(307, "TemporaryRedirect", ELSEWHERE), *REFUSED),
+    Example(REFUSES, "308", Reply(308, (ELSEWHERE,)), *REFUSED),
+    Example(REFUSES, "400", error(400, "InvalidRequest"), *REFUSED),
+    Example(REFUSES, "400 with nothing", Reply(400), *REFUSED),
+    Example(REFUSES, "another region", Reply(400, body=WRONG_REGION), *REFUSED),
+    Example(REFUSES, "401", Reply(401), *REFUSED),
+    Example(REFUSES, "403", error(403, "AccessDenied"), *REFUSED),
+    Example(REFUSES, "403 with a page", Reply(403, body=HTML), *REFUSED),
+    Example(REFUSES, "403 of a clock", error(403, "RequestTimeTooSkewed"), *REFUSED),
+    Example(REFUSES, "404 NoSuchBucket", error(404, "NoSuchBucket"), *REFUSED),
+    Example(REFUSES, "405", error(405, "MethodNotAllowed"), *REFUSED),
+    Example(REFUSES, "418", Reply(418, body=b"not xml at all"), *REFUSED),
+    Example(REFUSES, "501", error(501, "NotImplemented"), *REFUSED),
+    Example(TROUBLE, "500", error(500, "InternalError"), *UNKNOWN),
+    Example(TROUBLE, "500 with nothing", Reply(500), *UNKNOWN),
+    Example(TROUBLE, "502", Reply(502, body=HTML), *UNKNOWN),
+    Example(TROUBLE, "503", error(503, "ServiceUnavailable"), *UNKNOWN),
+    Example(TROUBLE, "503 with a page", Reply(503, body=HTML), *UNKNOWN),
+    Example(TROUBLE, "504", Reply(504), *UNKNOWN),
+    Example(ELSE, "202", Reply(202, (("ETag", ETAG),)), *UNKNOWN),
+    Example(ELSE, "204", Reply(204, (("ETag", ETAG),)), *UNKNOWN),
+    Example(ELSE, "206", Reply(206, (("ETag", ETAG),)), *UNKNOWN),
+    Example(ELSE, "600", Reply(600), *UNKNOWN),
+]
+
+ASKED: Final[dict[str, Asked]] = {"if-absent": IfAbsent(), "if-match": IfMatch(BEFORE), "read": None}
+
+CASES = [
+    pytest.param(example, asked, expected, id=f"{example.answer} - {name}")
+    for example in EXAMPLES
+    for (name, asked), expected in zip(ASKED.items(), example[3:], strict=True)
+    if expected is not None
+]
+
+
+class Place:
+    """A server, and two clients of it that differ in their patience."""
+
+    def __init__(self, server: FaultyServer, patient: S3Store, impatient: S3Store) -> None:
+        self.server = server
+        self.patient = patient
+        self.impatient = impatient
+
+    async def ask(self, reply: Reply, asked: Asked) -> WriteOutcome | ReadOutcome:
+        """The request, answered so. Behind it waits an answer that whoever asks twice would take for the first."""
+        self.server.script[:] = [reply, READ if asked is None else DONE]
+        store = self.impatient if reply.fault in ENDLESS else self.patient
+        if asked is None:
+            return await store.read(URI)
+        return await store.write(URI, b'{"expired":false}', asked)
+
+
+@pytest.fixture(scope="module")
+async def place() -> AsyncGenerator[Place]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "key")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.delenv("AWS_PROFILE", raising=False)
+        async with faulty_server([DONE]) as server:
+            options = S3Options(endpoint_url=server.endpoint, region="us-east-1")
+            async with (
+                S3Store(options, request_timeout_seconds=20) as patient,
+                S3Store(options, request_timeout_seconds=0.4) as impatient,
+            ):
+                while not isinstance(await impatient.write(URI, b"", IfAbsent()), Won):
+                    await anyio.sleep(0.1)
+                yield Place(server, patient, impatient)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
+    """The rows that answers are found in."""
+    found: list[Row] = []
+
+    def noted(answer: Answer, asked: Asked) -> Row:
+        found.append(row := real(answer, asked))
+        return row
+
+    real = classify.row_of
+    monkeypatch.setattr(classify, "row_of", noted)
+    return found
+
+
+@pytest.mark.parametrize("example, asked, expected", CASES)
+async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
+    example: Example, asked: Asked, expected: type, place: Place, rows: list[Row]
+) -> None:
+    sent_before = len(place.server.received)
+
+    outcome = await place.ask(example.reply, asked)
+
+    assert type(outcome) is expected, outcome
+    assert [row.answer for row in rows] == [example.row]
+    assert len(place.server.received) == sent_before + 1
+
+
+def test_every_row_of_the_table_has_its_example() -> None:
+    """The rows in which nothing is sent, or only something else than an object is asked for, are tried elsewhere."""
+    exercised = {
+        (example.row, name)
+        for example in EXAMPLES
+        for name, expected in zip(ASKED, example[3:], strict=True)
+        if expected is not None
+    }
+    possible = {
+        (row.answer, name)
+        for row in TABLE
+        for name, meaning in zip(ASKED, row.means, strict=True)
+        if meaning is not None and row.answer != UNSENT
+    }
+
+    assert exercised == possible
+
+
+def test_the_page_of_the_documentation_is_the_table() -> None:
+    page = Path(__file__).parents[2] / "docs" / "store-answers.md"
+
+    assert page.read_text() == classify.render(), (
+        "run python -m lakewarden.agent.stores.classify > docs/store-answers.md"
+    )
+
+
+HEADER = st.text(
+    st.characters(min_codepoint=0x20, max_codepoint=0xFF, exclude_characters="\x7f"), max_size=30
+)
+HEADERS = st.tuples(
+    st.sampled_from(
+        [
+            "ETag",
+            "Last-Modified",
+            "Expires",
+            "Content-Type",
+            "Content-Encoding",
+            "Content-Range",
+            "x-amz-meta-a",
+            "x-amz-missing-meta",
+            "x-amz-bucket-region",
+            "x-amz-delete-marker",
+            "x-amz-object-size",
+            "x-amz-mp-parts-count",
+            "Location",
+        ]
+    ),
+    HEADER,
+)
+BODIES = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            b"",
+            HTML,
+            b"<Error/>",
+            b"<Error><Code/><Message/></Error>",
+            b"<Error><Code>A</Code><Code>B</Code></Error>",
+        ]
+    ),
+)
+
+
+REPLIES = st.builds(
+    Reply,
+    status=st.integers(200, 999),
+    headers=st.lists(HEADERS, max_size=4).map(tuple),
+    body=BODIES,
+    framing=st.sampled_from(["length", "chunked", "until closed"]),
+)
+
+
+@given(reply=REPLIES, asked=st.sampled_from(list(ASKED.values())))
+@settings(max_examples=300, deadline=None)
+async def test_whatever_a_server_answers_is_an_outcome_and_no_exception(
+    reply: Reply, asked: Asked, place: Place
+) -> None:
+    """And it wins, or finds, only with a 200 or 201 and an ETag."""
+    sent_before = len(place.server.received)
+
+    outcome = await place.ask(reply, asked)
+
+    assert isinstance(outcome, Won | Lost | Found | Absent | Throttled | Unknown | Refused)
+    if isinstance(outcome, Won | Found):
+        assert reply.status in {200, 201}
+        assert outcome.version in {value.strip() for name, value in reply.headers if name == "ETag"}
+    assert len(place.server.received) == sent_before + 1
