@@ -25,7 +25,16 @@ from lakewarden.agent.dev import run_dev
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.lock_cli import lock_app
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.options import Bootstrap, Config, Form, LockRoot, Output, S3Endpoint, run
+from lakewarden.agent.options import (
+    Bootstrap,
+    Config,
+    Form,
+    LockRoot,
+    Output,
+    S3Endpoint,
+    run,
+    show_help_without_command,
+)
 from lakewarden.agent.serve import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.views import TableView, conflicts, status
@@ -39,7 +48,6 @@ WIDE = 2_000
 app = typer.Typer(
     name="lakewarden",
     help="Many streaming writers on one lake table: conflicts stopped early, commits granted under a storage lock.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -58,13 +66,15 @@ Allow = Annotated[
 ]
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
+    context: typer.Context,
     *,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
 ) -> None:
     if verbose:
         os.environ["LAKEWARDEN_VERBOSE"] = "1"
+    show_help_without_command(context)
 
 
 @app.command()

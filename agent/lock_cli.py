@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from lakewarden.agent import lock_commands, lock_text
 from lakewarden.agent.lock_hold import GRACE_SECONDS, Order, hold
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.options import Bootstrap, Config, Form, LockRoot, Output, S3Endpoint, run
+from lakewarden.agent.options import (
+    Bootstrap,
+    Config,
+    Form,
+    LockRoot,
+    Output,
+    S3Endpoint,
+    run,
+    show_help_without_command,
+)
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import LocationError
 from lakewarden.events import canonical_table
 from lakewarden.handlers.lock_audit import Drifts
 
@@ -22,7 +34,6 @@ EXIT_FAILED = 1
 
 lock_app = typer.Typer(
     help="Look at a table's lock, hold it round a command, give it back by hand, audit what was done.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -40,6 +51,11 @@ Hudi = Annotated[
 _Value = TypeVar("_Value")
 
 
+@lock_app.callback(invoke_without_command=True)
+def _help(context: typer.Context) -> None:
+    show_help_without_command(context)
+
+
 @lock_app.command(name="probe", short_help="Ask a store whether locks may be kept in it.")
 def probe_command(
     uri: Annotated[str, typer.Argument(metavar="URI", help="Bucket or folder, with or without a prefix.")],
@@ -52,7 +68,7 @@ def probe_command(
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
     root = _named(lambda: _place(uri))
-    probed = run(lambda: lock_commands.probe_place(settings, root))
+    probed = _run(lambda: lock_commands.probe_place(settings, root))
     typer.echo(
         f"{root} honours both conditions (write if absent, write if unchanged): locks may be kept there; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
@@ -81,7 +97,7 @@ def show_command(
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
         return await lock_commands.show(settings, found)
 
-    view = run(show)
+    view = _run(show)
     if output is Output.JSON:
         typer.echo(json.dumps(lock_text.view_fields(view)))
     else:
@@ -130,25 +146,11 @@ def hold_command(
     if shell is not None and command:
         raise typer.BadParameter("give --exec or a command after --, not both")
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
+    _check(table, lock)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
-    raise typer.Exit(
-        run(lambda: _hold(settings, table, lock, hudi=hudi, seconds=seconds, wait=wait, command=argv))
-    )
-
-
-async def _hold(
-    settings: Settings,
-    table: str,
-    lock: str | None,
-    *,
-    hudi: bool,
-    seconds: float,
-    wait: float,
-    command: Sequence[str],
-) -> int:
-    found = await lock_commands.locate(settings, table, lock, hudi=hudi)
-    announce = _say if command else _announce
-    return await hold(settings, Order(found, seconds, wait, command, _say, announce))
+    locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
+    order = Order(locate, seconds, wait, argv, _say, _whisper if argv else _announce)
+    raise typer.Exit(_run(lambda: hold(settings, order)))
 
 
 @lock_app.command(name="release", short_help="Give a table's lock back for its owner.")
@@ -179,7 +181,7 @@ def release_command(
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
         return await lock_commands.release(settings, found, owner), found.place.uri
 
-    given, uri = run(release)
+    given, uri = _run(release)
     _print(lock_text.given_lines(given, uri))
 
 
@@ -208,7 +210,7 @@ def audit_command(
     wanted = None if table is None else _named(lambda: canonical_table(table))
     ours = settings.drift_seconds if drift is None else drift
     hudi = settings.hudi_drift_seconds if drift is None else drift
-    audited = run(lambda: lock_commands.audit(settings, wanted, Drifts(ours * 1000, hudi * 1000)))
+    audited = _run(lambda: lock_commands.audit(settings, wanted, Drifts(ours * 1000, hudi * 1000)))
     if output is Output.JSON:
         typer.echo(json.dumps(lock_text.audit_fields(audited)))
     else:
@@ -216,9 +218,16 @@ def audit_command(
     raise typer.Exit(0 if lock_text.proven(audited) else EXIT_FAILED)
 
 
+def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
+    try:
+        return run(work)
+    except LocationError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def _settings(config: Path | None, table: str | None = None, **flags: object) -> Settings:
     """The settings, and the table that is named allowed by that."""
-    configure_logging("text", "warning", stream=sys.stderr)
+    configure_logging("text", "error", stream=sys.stderr)
     settings = Settings.load(config, **flags)
     if table is None:
         return settings
@@ -240,8 +249,12 @@ def _named(read: Callable[[], _Value]) -> _Value:
 
 def _place(uri: str) -> str:
     """A bucket or folder, spelled as locations are; a bucket alone is a place, though no table."""
-    probed = canonical_table(uri.rstrip("/") + "/probed")
-    return probed.removesuffix("/probed")
+    try:
+        return canonical_table(f"{uri}/probed").removesuffix("/probed")
+    except ValueError:
+        raise ValueError(
+            f"no place for locks: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
+        ) from None
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -256,3 +269,9 @@ def _say(line: str) -> None:
 def _announce(line: str) -> None:
     typer.echo(line)
     sys.stdout.flush()
+
+
+def _whisper(line: str) -> None:
+    """What went well round a command: it has the word."""
+    if os.environ.get("LAKEWARDEN_VERBOSE"):
+        _say(line)

@@ -63,6 +63,10 @@ class LockRefused(AgentError):
     """The lock object is not as this command needs it. Nothing was written; look at it with `lakewarden lock show`."""
 
 
+class StoreSilentError(AgentError):
+    """The store gave no answer that tells anything. Try again; if it goes on, check endpoint and network."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableLock:
     """A table, and where its lock is."""
@@ -169,11 +173,13 @@ async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
             case Found() | Absent():
                 return outcome
             case Refused(why=why):
-                raise AgentError(f"the store refuses to read {uri}: {why}")
+                raise AgentError(
+                    f"{uri} can't be read: {why}; if the lock is elsewhere, name it with --lock or --hudi"
+                )
             case Throttled() | Unknown():
                 await anyio.sleep(PAUSE_SECONDS * 2**tried)
     assert isinstance(outcome, Throttled | Unknown)
-    raise AgentError(
+    raise StoreSilentError(
         f"{uri} could not be read in {READ_TRIES} tries: {outcome.why}; check endpoint and network, then try again"
     )
 
@@ -287,7 +293,7 @@ async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
                 case Won():
                     return _given(live, None)
                 case Refused(why=why):
-                    raise AgentError(f"the store refuses to write {uri}: {why}")
+                    raise AgentError(f"{uri} can't be written: {why}")
                 case Lost() | Throttled():
                     pass  # It changed meanwhile (a renewal), or nothing was written: look again.
                 case Unknown():
@@ -364,11 +370,11 @@ class _Counting:
 
 async def probe_place(settings: Settings, root: str) -> Probed:
     """Probe the store at `root`, as the agent does at its start; `StoreProbeError` says why no lock may be kept there."""
-    begun = monotonic()
     try:
         if root.startswith("file://") and not await _path(root).is_dir():
             raise StoreProbeError(f"there is no folder {_path(root)}; make it, or name another")
         async with _Counting(store_at(root, settings)) as store:
+            begun = monotonic()
             try:
                 await probe(store, root)
             except StoreProbeError as error:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -28,7 +28,7 @@ from lakewarden.agent import held_command
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.held_command import HeldCommand
-from lakewarden.agent.lock_commands import TableLock
+from lakewarden.agent.lock_commands import StoreSilentError, TableLock
 from lakewarden.agent.lock_text import when
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.settings import Settings
@@ -103,7 +103,7 @@ class _Inbox:
 class Order:
     """What was asked for."""
 
-    lock: TableLock
+    locate: Callable[[], Awaitable[TableLock]]
     seconds: float
     wait: float
     command: Sequence[str]
@@ -117,8 +117,12 @@ async def hold(settings: Settings, order: Order) -> int:
     """Do as ordered; the exit status."""
     if order.command:
         held_command.require_program(order.command)
+    deadline = monotonic() + order.wait
+    lock = await _located(order, deadline)
+    if lock is None:
+        return EXIT_NOT_HAD
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        holder = _Holder(settings, order, stack, tasks)
+        holder = _Holder(settings, order, lock, stack, tasks, deadline=deadline)
         await tasks.start(holder.hear_signals)
         try:
             status = await holder.run()
@@ -127,22 +131,41 @@ async def hold(settings: Settings, order: Order) -> int:
     return status
 
 
+async def _located(order: Order, deadline: float) -> TableLock | None:
+    """Where the lock is, or None if the store gives no answer in time."""
+    while True:
+        try:
+            return await order.locate()
+        except StoreSilentError as error:
+            if monotonic() >= deadline:
+                order.say(str(error))
+                return None
+
+
 class _Holder:
     """One lock, one command."""
 
     def __init__(
-        self, settings: Settings, order: Order, stack: AsyncExitStack, tasks: anyio.abc.TaskGroup
+        self,
+        settings: Settings,
+        order: Order,
+        lock: TableLock,
+        stack: AsyncExitStack,
+        tasks: anyio.abc.TaskGroup,
+        *,
+        deadline: float,
     ) -> None:
         self._settings = settings
         self._order = order
-        self._uri = order.lock.place.uri
-        self._stack = stack
+        self._table = lock.table
+        self._uri = lock.place.uri
+        self._deadline = deadline
         self._tasks = tasks
         self._inbox = _Inbox()
         self._stores = Stores(settings, stack)
         self._keeper = LockKeeper(
-            order.lock.place,
-            settings.lease(shared=order.lock.place.shared),
+            lock.place,
+            settings.lease(shared=lock.place.shared),
             self._store,
             lambda told, _: self._inbox.put(told),
         )
@@ -191,8 +214,9 @@ class _Holder:
     async def _acquire(self) -> int | None:
         """None once it is ours, else the exit status."""
         order = self._order
-        one_try = ONE_TRY_REQUESTS * self._settings.request_timeout_seconds
-        deadline = monotonic() + (order.wait or one_try)
+        deadline = self._deadline
+        if not order.wait:
+            deadline += ONE_TRY_REQUESTS * self._settings.request_timeout_seconds
         said = why = ""
         self._keeper.want(None)
         while True:
@@ -231,7 +255,7 @@ class _Holder:
             environment = {
                 "LAKEWARDEN_LOCK_OWNER": held.record.owner,
                 "LAKEWARDEN_LOCK_URI": self._uri,
-                "LAKEWARDEN_TABLE": self._order.lock.table,
+                "LAKEWARDEN_TABLE": self._table,
             }
             self._command = await held_command.start(
                 self._order.command, {**os.environ, **environment}, held.expires_at - GUARD_BEFORE_END_SECONDS

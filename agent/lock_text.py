@@ -71,11 +71,14 @@ def view_lines(view: LockView) -> Iterator[str]:
     if view.owner is not None:
         yield f"owner    {view.owner}"
     if view.valid_until_ms is not None and view.written_ms is not None:
-        yield f"until    {when(view.valid_until_ms)}"
-        yield (
-            f"written  {when(view.written_ms)}, if its holder's leases are {view.validity_seconds:g} s long as configured "
-            "here; when it was taken is not in the object"
-        )
+        if view.state == "released":
+            yield f"lease    would have run until {when(view.valid_until_ms)}"
+        else:
+            yield f"until    {when(view.valid_until_ms)}"
+            yield (
+                f"written  {when(view.written_ms)}, if its leases are {view.validity_seconds:g} s long as configured here; "
+                "since when it is held is not in the object"
+            )
     for name, value in view.extra.items():
         yield f"also     {name}: {value!r}"
 

@@ -66,3 +66,10 @@ def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
     return leaf
+
+
+def show_help_without_command(context: typer.Context) -> None:
+    """For the callback of a group (`invoke_without_command`): nothing was asked for, so say what can be."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
