@@ -87,13 +87,10 @@ _GENERIC: Final = re.compile(r"Generic \w+ error: ")
 _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|az account|azure cli)"
 )
-_AS_S3_SAYS: Final = {
-    "BlobAlreadyExists": "PreconditionFailed",
-    "BlobNotFound": "NoSuchKey",
-    "ContainerNotFound": "NoSuchBucket",
-    "ServerBusy": "SlowDown",
-}
-"""Azure's names for what the table of `classify.py` goes by. Google uses S3's; Azure's other codes follow their status."""
+_AS_S3_SAYS: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
+"""Azure's names for what the table of `classify.py` goes by; where it goes by the status, a name makes no difference.
+The first comes with 409, and isn't what other 409s say, that two writes met: the condition of if-absent did not hold."""
+_UNSENDABLE: Final = "HTTP error: builder error"
 _CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
@@ -125,7 +122,7 @@ _AZURE: Final = _Cloud(
     spelling="az://container/key or abfs://container@account.dfs.core.windows.net/key",
     version="e_tag",
     form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
-    credentials="AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN, or run with a managed or workload identity",
+    credentials="AZURE_STORAGE_ACCOUNT_NAME and a key (AZURE_STORAGE_ACCOUNT_KEY), or run with a managed or workload identity",
 )
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
 
@@ -257,6 +254,9 @@ class CloudStore(AsyncContextManagerMixin):
         text = str(error).partition(_DEBUG)[0]
         if _NO_CREDENTIALS.match(text):
             return Answer(fault="silence", message=f"no credentials; set {self._cloud.credentials}: {text}")
+        if text.endswith(_UNSENDABLE):
+            hint = "is that an endpoint without TLS? name it in the agent's settings, gcs_endpoint or azure_endpoint"
+            return Answer(fault="unsent", message=f"{hint}: {text}")
         found = _ANSWERED.fullmatch(text)
         status = 0 if found is None else int(found["status"])
         if found is None or not (
@@ -268,7 +268,8 @@ class CloudStore(AsyncContextManagerMixin):
         code, message = _CODE.search(found["body"]), _MESSAGE.search(found["body"])
         said = message[1] if message else found["body"]
         if code is None:
-            return Answer(status, message=said)
+            # Both clouds name what is missing; a 404 that doesn't is a page of something in between.
+            return Answer(status, message=said, fault="stranger" if status == 404 else None)
         return Answer(status, _AS_S3_SAYS.get(code[1], code[1]), f"{code[1]}: {said}")
 
     def _locate(self, uri: str) -> str | Refused:

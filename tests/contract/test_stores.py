@@ -14,6 +14,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from structlog.testing import capture_logs
 
 from lakewarden.agent.stores import (
     MAX_OBJECT_BYTES,
@@ -297,9 +298,11 @@ async def test_a_probes_key_is_deleted_and_deleting_nothing_is_no_error(place: P
 
 async def test_a_probe_passes_and_leaves_no_object(place: Place) -> None:
     async with place.open() as store:
-        await probe(store, place.folder)
-        await probe(store, place.folder + "/")
+        with capture_logs() as logs:
+            await probe(store, place.folder)
+            await probe(store, place.folder + "/")
 
+    assert [entry for entry in logs if entry["event"] == "store.probe_key_left_behind"] == []
     if place.root:
         assert [path for path in place.root.rglob("*") if path.is_file()] == []
 
