@@ -30,6 +30,7 @@ from lakewarden.agent.stores import (
     probe,
 )
 from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.paced import PacedStore
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers import lease
 from lakewarden.handlers.conditional import Refused, Unknown
@@ -200,7 +201,7 @@ class Stores:
                 ) from error
         async with AsyncExitStack() as attempt:
             try:
-                entered = await attempt.enter_async_context(store_at(root, self._settings))
+                entered = await attempt.enter_async_context(PacedStore(store_at(root, self._settings)))
             except (ValueError, BotoCoreError) as error:
                 raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
