@@ -73,9 +73,10 @@ class Answer:
     @property
     def said(self) -> str:
         """The answer in one line: facts for a log, never the whole page."""
-        said = shorten(self.message)[:_MESSAGE_CHARACTERS]
-        facts = f"status={self.status} code={self.code or '-'}" if self.status else ""
-        return ": ".join(part for part in (said, facts) if part)
+        if not self.status:
+            return shorten(self.message)
+        said = shorten(self.message)[:_MESSAGE_CHARACTERS] or "no message"
+        return f"{said}: status={self.status} code={self.code or '-'}"
 
 
 Asked: TypeAlias = Condition | None

@@ -33,6 +33,9 @@ from tests.servers.program import NoServerError, built_by_go, free_port, spawn, 
 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"
+VIRTUAL_DOMAIN: Final = "s3.lakewarden.test"
+"""A server started here serves `bucket` also as `bucket.s3.lakewarden.test`, for a client that resolves it."""
+
 _ACCESS_KEY: Final = "lakewarden"
 _SECRET_KEY: Final = "lakewarden-secret"
 
@@ -130,11 +133,13 @@ _MINIO: Final = _Program(
 )
 _PROGRAMS: Final = (_VERSITYGW, _MINIO)
 
-_CREDENTIALS: Final = {
+_ENVIRONMENT: Final = {
     "ROOT_ACCESS_KEY": _ACCESS_KEY,
     "ROOT_SECRET_KEY": _SECRET_KEY,
     "MINIO_ROOT_USER": _ACCESS_KEY,
     "MINIO_ROOT_PASSWORD": _SECRET_KEY,
+    "VGW_VIRTUAL_DOMAIN": VIRTUAL_DOMAIN,
+    "MINIO_DOMAIN": VIRTUAL_DOMAIN,
 }
 
 
@@ -199,7 +204,7 @@ def _in_docker(stack: contextlib.ExitStack, tried: list[str]) -> S3Server | None
         from testcontainers.core.container import DockerContainer
 
         container = DockerContainer(program.image).with_exposed_ports(program.container_port)
-        for name, value in _CREDENTIALS.items():
+        for name, value in _ENVIRONMENT.items():
             container = container.with_env(name, value)
         running = stack.enter_context(container.with_command(list(program.container_arguments)))
         address = f"{running.get_container_host_ip()}:{running.get_exposed_port(program.container_port)}"
@@ -239,7 +244,7 @@ def _start(
     folder.mkdir()
     for _ in range(_START_ATTEMPTS):
         port = free_port()
-        process = spawn([str(binary), *program.arguments(port, folder)], _CREDENTIALS, log)
+        process = spawn([str(binary), *program.arguments(port, folder)], _ENVIRONMENT, log)
         server = S3Server(
             f"http://127.0.0.1:{port}",
             _ACCESS_KEY,

@@ -1,0 +1,461 @@
+"""How the S3 store gets at its server: TLS, addressing, credentials and region, each found where the standard chain looks.
+
+What is missing or wrong is *refused*, with what to set; what may come by itself (a credentials service that hiccups, a
+handshake that breaks) is *unknown*. Nothing is sent in either case, and neither needs a restart once it is mended.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import AF_INET, AddressFamily
+
+import aiohttp.connector
+import anyio
+import pytest
+import trustme
+from aiobotocore.utils import AioContainerMetadataFetcher
+from aiohttp.abc import AbstractResolver, ResolveResult
+from anyio.abc import SocketAttribute, SocketStream
+
+from lakewarden.agent.stores.s3 import S3Options, S3Store
+from lakewarden.handlers.conditional import Absent, Found, IfAbsent, IfMatch, Lost, Refused, Unknown, Won
+from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
+from tests.servers.s3 import ENDPOINT_VARIABLE, VIRTUAL_DOMAIN, S3Server
+
+URI = "s3://bucket/locks/t.json"
+ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
+WON = Reply(200, (("ETag", ETAG),))
+SECONDS = 20.0
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing of the machine's own: no variables, and files in a folder that is empty."""
+    for name in [*os.environ]:
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return tmp_path
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-the-environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+
+
+def store_at(endpoint: str | None, **options: str | bool) -> S3Store:
+    return S3Store(S3Options(endpoint_url=endpoint, **options), request_timeout_seconds=SECONDS)  # type: ignore[arg-type]
+
+
+def credential(server: FaultyServer) -> str:
+    """Of the last request: key, day, region, service."""
+    return server.received[-1].headers["authorization"].partition("Credential=")[2].partition(",")[0]
+
+
+# -- TLS ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> trustme.CA:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    return authority
+
+
+def tls(authority: trustme.CA, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    return context
+
+
+@pytest.mark.usefixtures("keys")
+async def test_an_authority_of_ones_own_is_trusted_by_its_file(
+    authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
+    async with (
+        faulty_server([WON], tls=tls(authority, "127.0.0.1")) as server,
+        store_at(server.endpoint) as store,
+    ):
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert server.endpoint.startswith("https://")
+    assert outcome == Won(ETAG)
+
+
+@pytest.mark.usefixtures("keys")
+async def test_a_certificate_of_nobody_we_trust_is_refused_with_what_to_do(authority: trustme.CA) -> None:
+    async with (
+        faulty_server([WON], tls=tls(authority, "127.0.0.1")) as server,
+        store_at(server.endpoint) as store,
+    ):
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "certificate is not accepted: " in outcome.why
+    assert "name its PEM file in AWS_CA_BUNDLE" in outcome.why
+    assert server.received == []
+
+
+@pytest.mark.usefixtures("keys")
+async def test_a_certificate_for_another_host_is_refused(
+    authority: trustme.CA, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "authority.pem"))
+    async with (
+        faulty_server([WON], tls=tls(authority, "elsewhere.test")) as server,
+        store_at(server.endpoint) as store,
+    ):
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "IP address mismatch" in outcome.why
+    assert server.received == []
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("content", [None, "no certificate"])
+async def test_an_authority_that_cannot_be_read_is_refused(
+    content: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(home / "missing.pem"))
+    if content is not None:
+        (home / "missing.pem").write_text(content)
+    async with store_at("https://127.0.0.1:1") as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "check AWS_CA_BUNDLE" in outcome.why
+
+
+@asynccontextmanager
+async def answering(first_words: bytes) -> AsyncGenerator[str]:
+    """A server that has its say, whatever it hears, and hangs up."""
+
+    async def handle(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+            await stream.send(first_words)
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        port = listener.extra(SocketAttribute.local_port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, handle)
+            yield f"https://127.0.0.1:{port}"
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.usefixtures("keys")
+async def test_https_to_a_server_of_http_is_refused() -> None:
+    async with answering(b"HTTP/1.1 400 Bad Request\r\n\r\n") as endpoint, store_at(endpoint) as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "speaks no TLS; write it http://" in outcome.why
+
+
+@pytest.mark.usefixtures("keys")
+async def test_a_handshake_that_breaks_is_unknown() -> None:
+    """A balancer that is restarted; nobody has to do anything."""
+    async with answering(b"") as endpoint, store_at(endpoint) as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Unknown), outcome
+
+
+# -- addressing --------------------------------------------------------------------------------------------------------
+
+
+class ToThisMachine(AbstractResolver):
+    """Every name is this machine's, as a wildcard of a private domain would have it."""
+
+    async def resolve(self, host: str, port: int = 0, family: AddressFamily = AF_INET) -> list[ResolveResult]:
+        return [ResolveResult(hostname=host, host="127.0.0.1", port=port, family=AF_INET, proto=0, flags=0)]
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def every_name_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aiohttp.connector, "DefaultResolver", lambda **_: ToThisMachine())
+
+
+@pytest.mark.usefixtures("keys", "every_name_is_ours")
+@pytest.mark.parametrize(
+    ("path_style", "host", "path"),
+    [
+        (None, VIRTUAL_DOMAIN, "/bucket/locks/t.json"),
+        (True, VIRTUAL_DOMAIN, "/bucket/locks/t.json"),
+        (False, f"bucket.{VIRTUAL_DOMAIN}", "/locks/t.json"),
+    ],
+)
+async def test_the_bucket_is_named_in_the_path_or_in_the_host(
+    path_style: bool | None, host: str, path: str
+) -> None:
+    async with faulty_server([WON]) as server:
+        options = S3Options(endpoint_url=f"http://{VIRTUAL_DOMAIN}:{server.port}", path_style=path_style)
+        async with S3Store(options, request_timeout_seconds=SECONDS) as store:
+            assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert server.received[0].headers["host"] == f"{host}:{server.port}"
+    assert server.received[0].path == path
+
+
+@pytest.mark.usefixtures("keys", "every_name_is_ours")
+@pytest.mark.parametrize(
+    "place", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "the profile", "the profile's services"]
+)
+async def test_an_endpoint_is_found_where_the_standard_chain_looks(
+    place: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And, as ours, it has the bucket in the path: few of those resolve `bucket.host`."""
+    async with faulty_server([WON]) as server:
+        endpoint = f"http://{VIRTUAL_DOMAIN}:{server.port}"
+        if place == "the profile":
+            (home / "config").write_text(f"[default]\nendpoint_url = {endpoint}\n")
+        elif place == "the profile's services":
+            (home / "config").write_text(
+                f"[default]\nservices = mine\n[services mine]\ns3 =\n  endpoint_url = {endpoint}\n"
+            )
+        else:
+            monkeypatch.setenv(place, endpoint)
+        async with store_at(None) as store:
+            assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert server.received[0].headers["host"] == f"{VIRTUAL_DOMAIN}:{server.port}"
+    assert server.received[0].path == "/bucket/locks/t.json"
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("every_name_is_ours")
+async def test_a_real_server_is_written_to_in_virtual_style(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host is part of the signature, so the server has to take it apart as we put it together."""
+    if os.environ.get(ENDPOINT_VARIABLE):
+        pytest.skip(f"the server named in {ENDPOINT_VARIABLE} doesn't know the domain {VIRTUAL_DOMAIN}")
+    for name, value in s3_server.environment.items():
+        monkeypatch.setenv(name, value)
+    uri = f"s3://{s3_server.bucket()}/locks/t.json"
+    port = s3_server.endpoint.rpartition(":")[2]
+    async with store_at(f"http://{VIRTUAL_DOMAIN}:{port}", path_style=False) as store:
+        assert await store.read(uri) == Absent()
+        first = await store.write(uri, b"first", IfAbsent())
+        assert isinstance(first, Won), first
+        assert isinstance(await store.write(uri, b"second", IfAbsent()), Lost)
+        second = await store.write(uri, b"second", IfMatch(first.version))
+        assert isinstance(second, Won), second
+        assert await store.read(uri) == Found(b"second", second.version)
+
+
+async def test_an_endpoint_that_is_no_url_is_refused(keys: None) -> None:
+    async with store_at("127.0.0.1:9000") as store:
+        outcome = await store.read(URI)
+
+    assert isinstance(outcome, Refused)
+    assert "127.0.0.1:9000" in outcome.why
+
+
+# -- credentials -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("keys")
+async def test_credentials_are_taken_from_the_environment() -> None:
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert credential(server).startswith("key-of-the-environment/")
+
+
+@pytest.mark.parametrize("named", ["by default", "AWS_PROFILE", "option"])
+async def test_credentials_are_taken_from_a_profile(
+    named: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "default" if named == "by default" else "other"
+    (home / "credentials").write_text(
+        f"[{name}]\naws_access_key_id = key-of-{name}\naws_secret_access_key = secret\n"
+    )
+    if named == "AWS_PROFILE":
+        monkeypatch.setenv("AWS_PROFILE", "other")
+    options = {"profile": "other"} if named == "option" else {}
+    async with faulty_server([WON]) as server, store_at(server.endpoint, **options) as store:
+        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert credential(server).startswith(f"key-of-{name}/")
+
+
+GIVEN = Reply(
+    200,
+    (("Content-Type", "application/json"),),
+    b'{"AccessKeyId":"key-of-the-role","SecretAccessKey":"secret","Token":"token","Expiration":"2099-01-01T00:00:00Z"}',
+)
+
+
+@asynccontextmanager
+async def credentials_service(
+    monkeypatch: pytest.MonkeyPatch, *script: Reply
+) -> AsyncGenerator[FaultyServer]:
+    """What a container's role is fetched from."""
+    monkeypatch.setattr(AioContainerMetadataFetcher, "SLEEP_TIME", 0.0)
+    async with faulty_server(script) as service:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service.endpoint}/role")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "let me in")
+        yield service
+
+
+async def test_credentials_are_fetched_for_a_containers_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        credentials_service(monkeypatch, GIVEN) as service,
+        faulty_server([WON]) as server,
+        store_at(server.endpoint) as store,
+    ):
+        for _ in range(3):
+            assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert [(asked.path, asked.headers["authorization"]) for asked in service.received] == [
+        ("/role", "let me in")
+    ]
+    assert credential(server).startswith("key-of-the-role/")
+    assert server.received[0].headers["x-amz-security-token"] == "token"
+
+
+@pytest.mark.parametrize("hiccup", [Reply(500), Reply(200, body=b"<html>"), Reply(fault="reset")])
+async def test_credentials_that_cannot_be_fetched_are_unknown_and_fetched_again(
+    hiccup: Reply, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        credentials_service(monkeypatch, hiccup) as service,
+        faulty_server([WON]) as server,
+        store_at(server.endpoint) as store,
+    ):
+        first = await store.write(URI, b"body", IfAbsent())
+        sent = len(server.received)
+        service.script[:] = [GIVEN]
+        second = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(first, Unknown), first
+    assert sent == 0
+    assert second == Won(ETAG)
+
+
+async def test_credentials_that_do_not_come_are_waited_for_as_long_as_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        credentials_service(monkeypatch, Reply(fault="silence"), GIVEN),
+        faulty_server([WON]) as server,
+        S3Store(S3Options(endpoint_url=server.endpoint), request_timeout_seconds=1) as store,
+    ):
+        first = await store.write(URI, b"body", IfAbsent())
+        second = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(first, Unknown)
+    assert "credentials did not come in time: request_timeout_seconds=1" in first.why
+    assert second == Won(ETAG)
+
+
+async def test_missing_credentials_are_refused_until_they_are_there(home: Path) -> None:
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        before = await store.write(URI, b"body", IfAbsent())
+        sent = len(server.received)
+        (home / "credentials").write_text(
+            "[default]\naws_access_key_id = key\naws_secret_access_key = secret\n"
+        )
+        after = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(before, Refused)
+    assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE" in before.why
+    assert sent == 0
+    assert after == Won(ETAG)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AWS_PROFILE": "nobody"}, "profile (nobody) could not be found"),
+        ({"AWS_ACCESS_KEY_ID": "key"}, "AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://example.com/role"}, "example.com"),
+    ],
+)
+async def test_credentials_half_given_are_refused(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused), outcome
+    assert said in outcome.why
+    assert server.received == []
+
+
+async def test_a_secret_is_in_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    async with faulty_server([Reply(403)]) as server, store_at(server.endpoint) as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "hush" not in outcome.why
+
+
+# -- region ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("keys")
+@pytest.mark.parametrize("place", ["option", "AWS_DEFAULT_REGION", "AWS_REGION", "the profile"])
+async def test_a_region_is_found_where_the_standard_chain_looks(
+    place: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if place == "the profile":
+        (home / "config").write_text("[default]\nregion = eu-west-1\n")
+    elif place != "option":
+        monkeypatch.setenv(place, "eu-west-1")
+    options = {"region": "eu-west-1"} if place == "option" else {}
+    async with faulty_server([WON]) as server, store_at(server.endpoint, **options) as store:
+        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert credential(server).endswith("/eu-west-1/s3/aws4_request")
+
+
+@pytest.mark.usefixtures("keys")
+async def test_an_endpoint_needs_no_region() -> None:
+    """Stores other than AWS mostly have none, and take what clients send by default."""
+    async with faulty_server([WON]) as server, store_at(server.endpoint) as store:
+        assert await store.write(URI, b"body", IfAbsent()) == Won(ETAG)
+
+    assert credential(server).endswith("/us-east-1/s3/aws4_request")
+
+
+@pytest.mark.usefixtures("keys")
+async def test_aws_needs_a_region() -> None:
+    async with store_at(None) as store:
+        outcome = await store.read(URI)
+
+    assert isinstance(outcome, Refused)
+    assert "no region is set; set LAKEWARDEN_S3_REGION" in outcome.why
+
+
+@pytest.mark.usefixtures("keys")
+async def test_a_bucket_in_another_region_is_refused_with_its_region() -> None:
+    """botocore would look the region up and send the write there: a second request under one call."""
+    elsewhere = Reply(
+        301,
+        (("x-amz-bucket-region", "eu-west-1"),),
+        b"<Error><Code>PermanentRedirect</Code><Message>addressed elsewhere</Message></Error>",
+    )
+    async with faulty_server([elsewhere, WON]) as server, store_at(server.endpoint) as store:
+        outcome = await store.write(URI, b"body", IfAbsent())
+
+    assert isinstance(outcome, Refused)
+    assert "the bucket's region is eu-west-1" in outcome.why
+    assert len(server.received) == 1
