@@ -20,7 +20,7 @@ import base64
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, assert_never
 
 import anyio
 import anyio.abc
@@ -38,9 +38,12 @@ from lakewarden.events import (
     WRITER_EVENT,
     Abort,
     AuditEventUnion,
+    BatchCommitted,
     CommitIntent,
+    ConflictsLost,
     DeadLetter,
     DecisionRecord,
+    LedgerEventUnion,
     PartitionTaken,
     Undecodable,
     WriterEventUnion,
@@ -63,6 +66,7 @@ from lakewarden.handlers.table import (
     Replayed,
     Tick,
     remember_batch,
+    remember_losses,
     replay_event,
     replay_verdict,
     step,
@@ -142,19 +146,27 @@ class PartitionOwner:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
         for record in ledger:
-            batch = decode(LEDGER_EVENT, record.value)
-            if not isinstance(batch, Undecodable):
-                state = self._table(batch.table)
-                if isinstance(state, TableState):
-                    remember_batch(
-                        state, batch.writer, CommittedBatch(batch.batch_id, batch.transaction, batch.version)
-                    )
+            entry = decode(LEDGER_EVENT, record.value)
+            if not isinstance(entry, Undecodable):
+                self._remember(entry)
         self._published = published(decided_from, decisions)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []
         self.take(backlog, monotonic())
         self.finish_replay(self.position)
+
+    def _remember(self, entry: LedgerEventUnion) -> None:
+        state = self._table(entry.table)
+        if isinstance(state, str):
+            return
+        match entry:
+            case BatchCommitted(batch_id=batch_id, transaction=transaction, version=version):
+                remember_batch(state, entry.writer, CommittedBatch(batch_id, transaction, version))
+            case ConflictsLost(losses=losses):
+                remember_losses(state, entry.writer, losses)
+            case _:
+                assert_never(entry)
 
     def finish_replay(self, position: int) -> None:
         """Go live, if everything up to the end of the log has been read."""
@@ -398,6 +410,11 @@ class PartitionOwner:
                 entry = encode(stamp.ledger_entry(uri, effect))
                 self._publisher.put(
                     Outgoing(self._topics.ledger, ledger_key(uri, effect.writer), entry, self.number)
+                )
+            case verdicts.RecordLosses(writer=writer):
+                entry = encode(stamp.losses_entry(uri, effect))
+                self._publisher.put(
+                    Outgoing(self._topics.ledger, ledger_key(uri, writer, "losses"), entry, self.number)
                 )
             case verdicts.Warn(what=what, transaction=transaction, writer=writer):
                 log.warning(what, table=uri, transaction=transaction, writer=writer)

@@ -14,6 +14,7 @@ from lakewarden.events import (
     CommitGranted,
     ConflictDetected,
     ConflictEntry,
+    ConflictsLost,
     DecisionEventUnion,
     GrantRenewed,
     LockAcquired,
@@ -28,6 +29,7 @@ from lakewarden.handlers.verdicts import (
     Admit,
     GrantCommit,
     RecordBatch,
+    RecordLosses,
     RenewGrant,
     ReportConflict,
     SkipBatch,
@@ -54,7 +56,9 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
     match verdict:
         case Admit():
             return Admitted.model_validate(common)
-        case AbortTransaction(reason=reason, retriable=retriable, conflicts=conflicts, detail=detail):
+        case AbortTransaction(
+            reason=reason, retriable=retriable, conflicts=conflicts, detail=detail, losses=losses
+        ):
             return Abort.model_validate(
                 common
                 | {
@@ -62,6 +66,7 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
                     "retriable": retriable,
                     "conflicts": _fitting(conflicts),
                     "detail": detail,
+                    "losses": losses,
                 }
             )
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
@@ -69,9 +74,10 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
                 common
                 | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
             )
-        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq):
+        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             return GrantRenewed.model_validate(
-                common | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq}
+                common
+                | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
             )
         case SkipBatch(committed_transaction=committed_transaction, version=version):
             return AlreadyCommitted.model_validate(
@@ -123,6 +129,13 @@ def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
         at=utc_now(),
         batch_id=batch.batch_id,
         version=batch.version,
+    )
+
+
+def losses_entry(table: str, lost: RecordLosses) -> ConflictsLost:
+    """A writer's conflicts lost in a row as the ledger keeps them."""
+    return ConflictsLost(
+        event_id=fresh_id(), table=table, writer=lost.writer, at=utc_now(), losses=lost.losses
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionRecord
-from lakewarden.events.operator import AuditEventUnion, BatchCommitted, ConflictDetected
+from lakewarden.events.operator import AuditEventUnion, ConflictDetected, LedgerEventUnion
 from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 
@@ -23,7 +23,7 @@ MAX_EVENT_BYTES = 1_048_576
 """Kafka's default record limit; a larger record is refused before it is parsed."""
 
 Event: TypeAlias = Annotated[
-    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | BatchCommitted,
+    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion,
     Field(discriminator="type"),
 ]
 
@@ -40,7 +40,9 @@ CONFLICT_EVENT: TypeAdapter[ConflictDetected] = TypeAdapter(ConflictDetected)
 AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(
     Annotated[AuditEventUnion, Field(discriminator="type")]
 )
-LEDGER_EVENT: TypeAdapter[BatchCommitted] = TypeAdapter(BatchCommitted)
+LEDGER_EVENT: TypeAdapter[LedgerEventUnion] = TypeAdapter(
+    Annotated[LedgerEventUnion, Field(discriminator="type")]
+)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _TABLE: TypeAdapter[str] = TypeAdapter(TableUri)
 

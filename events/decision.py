@@ -50,6 +50,8 @@ class Abort(DecisionEvent):
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
     """What a person should read where the reason alone doesn't say it."""
+    losses: int | None = None
+    """Of a conflict: how many this writer has lost in a row, this one included."""
 
 
 class CommitGranted(DecisionEvent):
@@ -65,12 +67,14 @@ class CommitGranted(DecisionEvent):
 
 
 class GrantRenewed(DecisionEvent):
-    """The lease of a running commit, extended by a heartbeat."""
+    """The lease of a running commit, extended by a heartbeat, or covered by another lock owner for the rest of it."""
 
     type: Literal["grant-renewed"] = "grant-renewed"
     grant: Name
     lease_seconds: Annotated[float, Field(gt=0)]
     seq: int
+    lock_owner: str | None = None
+    """As in `CommitGranted`."""
 
 
 class AlreadyCommitted(DecisionEvent):

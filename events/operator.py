@@ -93,6 +93,20 @@ class BatchCommitted(EventBase):
     version: str | None = None
 
 
+class ConflictsLost(EventBase):
+    """Ledger entry: how many conflicts a writer has lost in a row.
+
+    Compacted; the key is table + newline + writer + newline + "losses". `transaction` is empty.
+    """
+
+    type: Literal["conflicts-lost"] = "conflicts-lost"
+    transaction: str = ""
+    losses: Annotated[int, Field(ge=0)]
+
+
+LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost
+
+
 class DeadLetter(Wire):
     """A record that could not be taken, kept so that nothing is lost silently."""
 

@@ -74,6 +74,6 @@ class Topics:
         )
 
 
-def ledger_key(table: str, writer: str) -> bytes:
-    """Key of a ledger record. No table or writer holds a newline, so two never meet."""
-    return f"{table}\n{writer}".encode()
+def ledger_key(table: str, writer: str, what: str | None = None) -> bytes:
+    """Key of a writer's entry in the ledger; `what` where it is not its last batch. Neither name holds a newline."""
+    return "\n".join((table, writer) if what is None else (table, writer, what)).encode()

@@ -68,6 +68,8 @@ class CommitCompleted(WriterEvent):
     grant: Name
     version: str | None = None
     """Snapshot id, instant: what the table format calls it."""
+    batch_id: int | None = None
+    """As in the intent: an agent that has forgotten the transaction still learns that the batch is committed."""
 
 
 class TransactionAbandoned(WriterEvent):

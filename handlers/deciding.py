@@ -43,8 +43,9 @@ class Deciding:
         detail: str | None = None,
     ) -> None:
         """Abort, with the reason and all the evidence."""
+        losses = self.state.losses.get(transaction.writer, 0) + 1 if reason == "conflict" else None
         self.decide(
             AbortTransaction(
-                transaction.id, transaction.writer, self.cause, reason, retriable, conflicts, detail
+                transaction.id, transaction.writer, self.cause, reason, retriable, conflicts, detail, losses
             )
         )

@@ -74,14 +74,16 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
             if transaction.phase is Phase.QUEUED:
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
                 transaction.began = state.moment
-        case GrantCommit(grant=grant, lease_seconds=lease_seconds, lock_owner=lock_owner):
+        case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 transaction.phase = Phase.GRANTED
-                transaction.grant = Grant(grant, now + lease_seconds, lock_owner)
-        case RenewGrant(grant=grant, lease_seconds=lease_seconds):
+                transaction.grant = Grant(grant, now + lease_seconds, lock_owner, seq)
+        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             running = transaction.grant
             if running is not None and running.id == grant:
                 running.deadline = max(running.deadline, now + lease_seconds)
+                running.seq = max(running.seq, seq)
+                running.lock_owner = lock_owner or running.lock_owner
         case SkipBatch():
             close(state, transaction, Closed(Phase.COMMITTED, transaction.writer, transaction.batch_id))
         case AbortTransaction():
@@ -148,13 +150,14 @@ def _completed(state: TableState, event: CommitCompleted, transaction: Transacti
             # A commit that was heard of late had landed before its lease ran out: that moment stands.
             transaction.ended = state.moment
         transaction.phase, transaction.grant = Phase.COMMITTED, None
-        state.losses.pop(writer, None)
-    elif transaction is None and event.transaction in state.closed:
-        closed = state.closed[event.transaction]
-        if closed.phase is not Phase.UNKNOWN:
-            return
-        batch_id = closed.batch_id
-        state.closed[event.transaction] = Closed(Phase.COMMITTED, closed.writer, closed.batch_id)
+        if state.losses.pop(writer, None):
+            state.unrecorded_losses.add(writer)
+    elif transaction is None:
+        # Ended, or older than what is remembered: that it committed is a fact all the same.
+        closed = state.closed.get(event.transaction)
+        batch_id = event.batch_id if closed is None else closed.batch_id
+        if closed is not None and closed.phase is Phase.UNKNOWN:
+            state.closed[event.transaction] = Closed(Phase.COMMITTED, closed.writer, closed.batch_id)
     if batch_id is not None:
         known = state.ledger.get(writer)
         if known is None or known.batch_id < batch_id:
@@ -175,7 +178,9 @@ def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransact
             transaction.grant.revoked = True
         return
     if verdict.reason == "conflict":
-        state.losses[transaction.writer] = state.losses.get(transaction.writer, 0) + 1
+        lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
+        state.losses[transaction.writer] = lost
+        state.unrecorded_losses.add(transaction.writer)
     close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
 
 

@@ -9,6 +9,8 @@
 - A heartbeat of the writer extends a running grant, as far as the lock reaches; after an adoption not before
   `quiet_until`: a former owner that woke up would not know of it, and could grant another when the grant's first
   lease is over.
+- A lock that was adopted has another owner: the grant that it covers now is published once more, with what is left of
+  its lease from the same `seq`, so that the log names the owner and the next agent can adopt the lock again.
 - A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before
   anything follows from it: from then on its footprint counts as committed. Not while the agent lags behind the log: the
   completion may be in it, unread, and nobody else is granted meanwhile.
@@ -67,7 +69,15 @@ def extend(deciding: Deciding, transaction: Transaction) -> None:
     lease = _lease_left(deciding)
     if lease > 0 and deciding.now + lease > grant.deadline:
         deciding.decide(
-            RenewGrant(transaction.id, transaction.writer, deciding.cause, grant.id, lease, transaction.seq)
+            RenewGrant(
+                transaction.id,
+                transaction.writer,
+                deciding.cause,
+                grant.id,
+                lease,
+                transaction.seq,
+                lock.owner,
+            )
         )
 
 
@@ -109,9 +119,24 @@ def lock_forbidden(deciding: Deciding, why: str) -> None:
 def lock_confirmed(deciding: Deciding, lock: LockView) -> None:
     """The lock is ours, or still ours."""
     state = deciding.state
-    if state.lock_wanted:
-        state.lock = lock
-        state.lock_used = state.lock_used or state.running() is not None
+    if not state.lock_wanted:
+        return
+    state.lock = lock
+    running = state.running()
+    state.lock_used = state.lock_used or running is not None
+    if running is not None:
+        _cover(deciding, running, lock)
+
+
+def _cover(deciding: Deciding, running: Transaction, lock: LockView) -> None:
+    """Put into the log whose lock covers a running grant now: whoever comes after us must know it when it finds it."""
+    grant = running.grant
+    if grant is None or grant.revoked or grant.lock_owner == lock.owner or deciding.now >= grant.deadline:
+        return
+    left = grant.deadline - deciding.now
+    deciding.decide(
+        RenewGrant(running.id, running.writer, deciding.cause, grant.id, left, grant.seq, lock.owner)
+    )
 
 
 def want_lock(deciding: Deciding) -> None:

@@ -64,6 +64,8 @@ class TableState:
     """Writers whose last batch the ledger topic has not been told of."""
     losses: dict[str, int] = field(default_factory=dict)
     """Conflicts lost in a row, by writer."""
+    unrecorded_losses: set[str] = field(default_factory=set)
+    """Writers of whose losses the ledger topic has not been told."""
     moment: int = 0
     """Facts taken so far: the clock by which transactions began and ended."""
     lock: LockView | None = None

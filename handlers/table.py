@@ -40,7 +40,15 @@ from lakewarden.handlers.grants import (
 from lakewarden.handlers.liveness import abort_silent
 from lakewarden.handlers.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.transactions import Phase
-from lakewarden.handlers.verdicts import AbortTransaction, Cause, Effect, RecordBatch, Verdict, Warn
+from lakewarden.handlers.verdicts import (
+    AbortTransaction,
+    Cause,
+    Effect,
+    RecordBatch,
+    RecordLosses,
+    Verdict,
+    Warn,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,13 @@ def remember_batch(state: TableState, writer: str, batch: CommittedBatch) -> Non
         state.ledger[writer] = batch
 
 
+def remember_losses(state: TableState, writer: str, losses: int) -> None:
+    """Enter what the ledger says, before the replay."""
+    state.losses[writer] = losses
+    if not losses:
+        del state.losses[writer]
+
+
 def _read(deciding: Deciding, event: WriterEventUnion) -> None:
     state = deciding.state
     before = state.transactions.get(event.transaction)
@@ -233,3 +248,6 @@ def _owed(deciding: Deciding) -> None:
         batch = state.ledger[writer]
         deciding.ask([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
     state.unrecorded.clear()
+    for writer in sorted(state.unrecorded_losses):
+        deciding.ask([RecordLosses(writer, state.losses.get(writer, 0))])
+    state.unrecorded_losses.clear()

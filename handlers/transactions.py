@@ -59,6 +59,8 @@ class Grant:
     deadline: float
     """Monotonic; never before the writer's own."""
     lock_owner: str | None
+    seq: int
+    """The writer's count from which its lease runs."""
     revoked: bool = False
 
 

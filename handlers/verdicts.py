@@ -51,6 +51,8 @@ class AbortTransaction:
     retriable: bool
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
+    losses: int | None = None
+    """Of a conflict: how many its writer has lost in a row, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class GrantCommit:
 
 @dataclass(frozen=True, slots=True)
 class RenewGrant:
-    """The lease of a running commit goes on."""
+    """The lease of a running commit goes on, or is covered by another lock owner from now on."""
 
     transaction: str
     writer: str
@@ -76,6 +78,7 @@ class RenewGrant:
     grant: str
     lease_seconds: float
     seq: int
+    lock_owner: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,14 @@ class ReportConflict:
     conflicts: tuple[ConflictEntry, ...]
     detected_after_ms: float
     victim_age_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLosses:
+    """Put the conflicts that a writer lost in a row into the ledger."""
+
+    writer: str
+    losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ class Warn:
     writer: str
 
 
-Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | NeedLock | FreeLock | Warn
+Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | NeedLock | FreeLock | Warn
 
 
 def verdict_of(event: DecisionEventUnion) -> Verdict:
@@ -156,6 +167,7 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
                 event.retriable,
                 event.conflicts,
                 event.detail,
+                event.losses,
             )
         case CommitGranted():
             return GrantCommit(
@@ -169,7 +181,13 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
             )
         case GrantRenewed():
             return RenewGrant(
-                event.transaction, event.writer, cause, event.grant, event.lease_seconds, event.seq
+                event.transaction,
+                event.writer,
+                cause,
+                event.grant,
+                event.lease_seconds,
+                event.seq,
+                event.lock_owner,
             )
         case AlreadyCommitted():
             return SkipBatch(

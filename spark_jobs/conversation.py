@@ -145,7 +145,9 @@ class Conversation:
 
     def completed(self, grant: str, version: str | None) -> None:
         """Say that the commit is durable."""
-        event = CommitCompleted(**self._common(), grant=grant, version=version)
+        event = CommitCompleted(
+            **self._common(), grant=grant, version=version, batch_id=self._intent.batch_id
+        )
         for left in reversed(range(SAY_COMPLETED_TRIES)):
             try:
                 self._channel.send(event)

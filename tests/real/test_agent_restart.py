@@ -269,7 +269,7 @@ async def test_an_agent_that_slept_while_another_took_its_tables_over_changes_no
                 with scene.process(**BRISK, session_timeout_seconds=6) as second:
                     await second.ready()
                     await ears.until(36)
-                    await anyio.sleep(5)  # with what it took to come here, longer than any share of the timeout
+                    await anyio.sleep(5)  # it has slept for longer now than any share of the timeout
                     sleeper.popen.send_signal(signal.SIGCONT)
                     slept = await sleeper.logged("kafka.waiting")
                     await ears.until(72)

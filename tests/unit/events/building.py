@@ -104,7 +104,11 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     events.WriterHeartbeat: st.builds(events.WriterHeartbeat, **_common, seq=seqs),
     events.CommitRequested: st.builds(events.CommitRequested, **_common, seq=seqs, markers=marker_lists),
     events.CommitCompleted: st.builds(
-        events.CommitCompleted, **_common, grant=names, version=st.none() | texts
+        events.CommitCompleted,
+        **_common,
+        grant=names,
+        version=st.none() | texts,
+        batch_id=st.none() | st.integers(-(2**63), 2**63),
     ),
     events.TransactionAbandoned: st.builds(events.TransactionAbandoned, **_common, reason=texts),
     events.Admitted: st.builds(events.Admitted, **_decision),
@@ -115,6 +119,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         retriable=st.booleans(),
         conflicts=entry_lists,
         detail=st.none() | texts,
+        losses=st.none() | st.integers(0, 1_000),
     ),
     events.CommitGranted: st.builds(
         events.CommitGranted,
@@ -125,7 +130,12 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         lock_owner=st.none() | names,
     ),
     events.GrantRenewed: st.builds(
-        events.GrantRenewed, **_decision, grant=names, lease_seconds=leases, seq=seqs
+        events.GrantRenewed,
+        **_decision,
+        grant=names,
+        lease_seconds=leases,
+        seq=seqs,
+        lock_owner=st.none() | names,
     ),
     events.AlreadyCommitted: st.builds(
         events.AlreadyCommitted, **_decision, committed_transaction=names, version=st.none() | texts
@@ -150,6 +160,11 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         conflicts=entry_lists,
         detected_after_ms=st.floats(0, 1e9),
         victim_age_seconds=st.floats(0, 1e9),
+    ),
+    events.ConflictsLost: st.builds(
+        events.ConflictsLost,
+        **_common | {"transaction": st.just("")},
+        losses=st.integers(0, 1_000_000),
     ),
     events.BatchCommitted: st.builds(
         events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts

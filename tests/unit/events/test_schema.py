@@ -49,6 +49,7 @@ def test_every_topic_and_every_event_is_in_the_schema() -> None:
         "lock-lost",
         "lock-refused",
         "batch-committed",
+        "conflicts-lost",
         "dead-letter",
         "partition-taken",
     }

@@ -47,3 +47,4 @@ def test_two_writers_never_share_a_ledger_key(table: str, writer: str, other: st
 
     assert (ledger_key(table, writer) == ledger_key(other, other_writer)) == same
     assert ledger_key(table, writer).decode().split("\n") == [table, writer]
+    assert ledger_key(table, writer, "losses").decode().split("\n") == [table, writer, "losses"]

@@ -24,11 +24,11 @@ def leak_entry(state: TableState) -> None:
 
 def grant_twice(state: TableState) -> None:
     state.transactions["C"].phase = Phase.GRANTED
-    state.transactions["C"].grant = Grant("g", 0.0, None)
+    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
 
 
 def grant_without_phase(state: TableState) -> None:
-    state.transactions["C"].grant = Grant("g", 0.0, None)
+    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
 
 
 def keep_aborted(state: TableState) -> None:

@@ -7,7 +7,7 @@ import pytest
 from lakewarden import events
 from lakewarden.events import DecisionEventUnion
 from lakewarden.handlers.state import CommittedBatch
-from lakewarden.handlers.table import remember_batch
+from lakewarden.handlers.table import remember_batch, remember_losses
 from lakewarden.handlers.transactions import Phase
 from lakewarden.handlers.verdicts import (
     AbortTransaction,
@@ -17,6 +17,7 @@ from lakewarden.handlers.verdicts import (
     GrantCommit,
     NeedLock,
     RecordBatch,
+    RecordLosses,
     RenewGrant,
     SkipBatch,
     Verdict,
@@ -106,6 +107,75 @@ def test_a_batch_that_committed_while_no_agent_ran_is_not_granted_again_after_th
     assert w.aborted == {"A2": "superseded"}
 
 
+def test_the_owner_that_adopted_the_lock_of_a_running_grant_is_in_the_log() -> None:
+    """Killed a second time under one grant: the third agent must know whose lock it finds."""
+    w = world().intent("A").lock().request("A").rebuilt().replayed()
+    deadline = w.state.transactions["A"].grant.deadline  # type: ignore[union-attr]
+
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+
+    assert renewed.lock_owner == "agent-2"
+    assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
+    assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "told once"
+    assert w.rebuilt().replayed().of(NeedLock) == [NeedLock(adopt="agent-2")]
+
+
+def test_covering_a_grant_anew_extends_it_for_nobody() -> None:
+    """The writer has sent heartbeats since: counted from one of those, the rest of the lease would reach too far."""
+    w = world().intent("A").lock(left=20.0).request("A")
+    granted = w.one(GrantCommit)
+    w = w.beat("A").beat("A").rebuilt().replayed()
+
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+
+    assert renewed.seq == granted.seq
+    assert renewed.lease_seconds <= granted.lease_seconds
+
+
+def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
+    """Their aborts are older than the committed offset: the ledger has the count."""
+    w = world().intent("A").touch("A", m("p/f"))
+    for attempt in range(2):
+        w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
+        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1)
+    restarted = world()
+    remember_losses(restarted.state, "w-B", 2)
+
+    assert restarted.state.losses == w.state.losses
+
+
+def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
+    """The ledger is newer than where the replay begins."""
+    w = world().intent("A").touch("A", m("p/f"))
+    for attempt in range(2):
+        w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
+    fresh = World(w.settings, now=w.now, offset=w.offset)
+    remember_losses(fresh.state, "w-B", 2)
+    for each in w.log:
+        fresh.fold(each)
+
+    assert fresh.state.losses == {"w-B": 2}
+
+
+def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
+    """In a row."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B", writer="w-B")
+    w.touch("B", m("p/f"), writer="w-B").abandon("A").intent("B2", writer="w-B").lock()
+    w.request("B2", writer="w-B").complete("B2", writer="w-B")
+
+    assert w.one(RecordLosses) == RecordLosses("w-B", 0)
+    remember_losses(w.state, "w-B", 0)
+    assert w.state.losses == {}
+
+
+def test_a_commit_that_is_heard_of_when_its_transaction_is_forgotten_is_recorded() -> None:
+    """Its outcome was unknown, and a restart began after it: the batch must not be written twice (G6)."""
+    w = world().complete("gone", writer="w-A", batch_id=7, version="v7")
+
+    assert w.one(RecordBatch) == RecordBatch("gone", "w-A", 7, "v7")
+    assert w.intent("again", writer="w-A", batch_id=7).one(SkipBatch).committed_transaction == "gone"
+
+
 def test_a_running_grant_survives_the_restart_and_is_the_only_one() -> None:
     """Killed while a grant is out: its successor neither grants another nor forgets it."""
     w = world().intent("A").intent("B").lock().request("A").request("B").rebuilt().replayed()
@@ -192,9 +262,18 @@ ENTRY = events.ConflictEntry(
         (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
         (
             events.Abort.model_validate(
-                {**DECISION, "reason": "conflict", "retriable": True, "conflicts": (ENTRY,), "detail": "d"}
+                {
+                    **DECISION,
+                    "reason": "conflict",
+                    "retriable": True,
+                    "conflicts": (ENTRY,),
+                    "detail": "d",
+                    "losses": 2,
+                }
             ),
-            AbortTransaction("T", "w", CAUSE, "conflict", retriable=True, conflicts=(ENTRY,), detail="d"),
+            AbortTransaction(
+                "T", "w", CAUSE, "conflict", retriable=True, conflicts=(ENTRY,), detail="d", losses=2
+            ),
         ),
         (
             events.CommitGranted.model_validate(
@@ -203,8 +282,10 @@ ENTRY = events.ConflictEntry(
             GrantCommit("T", "w", CAUSE, "g", 20.0, 3, "o"),
         ),
         (
-            events.GrantRenewed.model_validate({**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 4}),
-            RenewGrant("T", "w", CAUSE, "g", 20.0, 4),
+            events.GrantRenewed.model_validate(
+                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 4, "lock_owner": "owner-2"}
+            ),
+            RenewGrant("T", "w", CAUSE, "g", 20.0, 4, "owner-2"),
         ),
         (
             events.AlreadyCommitted.model_validate(

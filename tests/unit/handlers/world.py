@@ -188,12 +188,16 @@ class World:
             self.settings, self.heartbeat, now=self.now + 5.0, offset=self.offset, seqs=dict(self.seqs)
         )
         for each in self.log if log is None else log:
-            other.log.append(each)
-            if isinstance(each, tuple):
-                replay_event(other.state, each[0], each[1], other.now)
-            else:
-                replay_verdict(other.state, each, other.now)
+            other.fold(each)
         return other
+
+    def fold(self, fact: tuple[WriterEventUnion, int] | Verdict) -> None:
+        """Replay one fact of the log."""
+        self.log.append(fact)
+        if isinstance(fact, tuple):
+            replay_event(self.state, fact[0], fact[1], self.now)
+        else:
+            replay_verdict(self.state, fact, self.now)
 
     def _next_seq(self, transaction: str) -> int:
         self.seqs[transaction] = self.seqs.get(transaction, 0) + 1
