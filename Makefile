@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN ?= .venv/bin
 DATA ?= build/dev
 ARGS ?=
+SEEDS ?= 20000
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
@@ -14,11 +15,11 @@ STAMP := .venv/.set-up
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check test bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check test sim bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | test | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | test | sim | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -30,6 +31,10 @@ dev: jdk $(STAMP)
 
 test: jdk $(STAMP)
 	$(BIN)/pytest $(ARGS)
+
+# The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
+sim: $(STAMP)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 bench: jdk $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)

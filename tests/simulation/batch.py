@@ -1,0 +1,90 @@
+"""Many seeds, in several processes, and what is kept of those that failed.
+
+`failing_seeds.txt` has a line a seed that ever failed: the seed, the version of the scenarios under which it did, and what it
+violated. The tests run them before any other. A seed of an older version has another meaning by now; it is run all the
+same, as good as any.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.simulation.run import run
+from tests.simulation.scenario import VERSION
+from tests.simulation.timeline import digest, spell
+
+KEPT = Path(__file__).with_name("failing_seeds.txt")
+STORY_LINES = 40
+"""How much of a failing run's trace is told at once; the rest is a command away."""
+SEEDS_AT_ONCE = 10
+"""Handed to a process together: some seconds of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is left of a run."""
+
+    seed: int
+    violation: str | None
+    story: str
+    """The end of the trace, if something was violated."""
+    digest: str
+    virtual_seconds: float
+
+    def told(self) -> str:
+        """For a person who has to find out."""
+        return f"seed {self.seed}: {self.violation}\n{self.story}\nThe whole of it: {replay(self.seed)}"
+
+
+def replay(seed: int) -> str:
+    """The command that shows a run."""
+    return f"python -m tests.simulation --seed {seed} --trace"
+
+
+def examine(seed: int) -> Result:
+    """Run a seed."""
+    outcome = run(seed)
+    violation = outcome.violations[0] if outcome.violations else None
+    story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
+    return Result(seed, violation, story, digest(outcome.trace), outcome.seconds)
+
+
+def _examine_all(seeds: tuple[int, ...]) -> list[Result]:
+    return [examine(seed) for seed in seeds]
+
+
+@contextmanager
+def processes(count: int | None = None) -> Iterator[Executor]:
+    """Processes to run seeds in: as many as there are cores, unless told otherwise."""
+    with ProcessPoolExecutor(count or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+def examine_many(seeds: Iterable[int], pool: Executor) -> Iterator[Result]:
+    """Run these seeds, and yield what they show, in their order. No more are begun than are soon needed."""
+    remaining = iter(seeds)
+    chunks = iter(lambda: tuple(islice(remaining, SEEDS_AT_ONCE)), ())
+    ahead = [pool.submit(_examine_all, chunk) for chunk in islice(chunks, 16)]
+    while ahead:
+        yield from ahead.pop(0).result()
+        ahead += [pool.submit(_examine_all, chunk) for chunk in islice(chunks, 1)]
+
+
+def kept() -> tuple[int, ...]:
+    """Seeds that failed once."""
+    lines = KEPT.read_text().splitlines()
+    return tuple(int(line.split()[0]) for line in lines if line and not line.startswith("#"))
+
+
+def keep(result: Result) -> None:
+    """Remember a seed that failed."""
+    if result.seed not in kept():
+        with KEPT.open("a") as file:
+            file.write(f"{result.seed} v{VERSION} {result.violation}\n")

@@ -1,0 +1,91 @@
+"""An event loop that somebody else steps: one callback at a time, by a clock that is handed in.
+
+Only what tasks, futures and anyio's primitives need: callbacks and timers. It has no selector, never sleeps, and runs
+nothing by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, TypeVarTuple
+
+_Ts = TypeVarTuple("_Ts")
+
+
+class NodeLoop(asyncio.BaseEventLoop):
+    """Callbacks and timers, stepped from outside, by a clock that is handed in."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self._clock = clock
+        self._due: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._count = 0
+        self.failures: list[dict[str, Any]] = []
+
+    def time(self) -> float:
+        return self._clock()
+
+    def is_running(self) -> bool:
+        return events._get_running_loop() is self
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append(handle)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._count += 1
+        heapq.heappush(self._timers, (when, self._count, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers are skipped when they are met."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.failures.append(context)
+
+    def next_timer(self) -> float | None:
+        """When the next timer is due, by this loop's time."""
+        while self._timers and self._timers[0][2].cancelled():
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def ripen(self) -> None:
+        """Line up the timers that are due."""
+        now = self.time()
+        while (when := self.next_timer()) is not None and when <= now:
+            self._due.append(heapq.heappop(self._timers)[2])
+
+    def run_one(self) -> bool:
+        """Run the next callback that is due; false if none is."""
+        while self._due:
+            handle = self._due.popleft()
+            if handle.cancelled():
+                continue
+            handle._run()
+            return True
+        return False

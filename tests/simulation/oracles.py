@@ -1,0 +1,409 @@
+"""What must never happen, judged from outside, in true time, with everybody's clocks known.
+
+A *belief* is what a lock is used by. An agent believes from the instant at which it told `Confirmed` (for new grants not before
+its `quiet_until`), until its own monotonic clock shows `expires_at`, or it tells `Released` or `LeaseEnded`, or asks to drop,
+whichever comes first; paused or dead makes no difference, because writers rely on what it told. A Hudi writer believes from
+the instant at which its PUT was confirmed to it until its own wall clock shows the confirmed `validUntil`, or it sends its
+release. What Hudi believes beyond that is its own defect and no promise of the object's: the 500 ms for which it trusts an
+ended lease, and the lock it "re-enters" from memory after a lost release answer (`reference/hudi-measured.md` §4, W3).
+
+The assumptions, which `scenario.py` draws within or, where it says so, beyond: two wall clocks never differ by more than
+the drift; a monotonic clock gains or loses at most half the drift a lease; the store honours conditions.
+
+| oracle | a run violates it when |
+| --- | --- |
+| one holder | two believe in one lock at one instant (pairs of Hudi writers are their own affair) |
+| no theft | a write that acts replaces what somebody still believes in, other than by adopting it |
+| no belief beyond the object | a clock of the run may take the lock over, by the object, while its holder still believes |
+| true confirmation | `Confirmed` names a version that never was in the store |
+| heard in time | a holder that ran all through its `margin` still believes when the lease ends |
+| no self-block | an agent is denied the lock in the name of an owner that it wrote itself |
+| no false loss | a lease is ended in favour of a holder who never wrote |
+| patience | a waiting agent asks more than once in `poll_seconds`, and more than hand-overs, faults and ends explain |
+| doubts are settled | an answer was lost, nobody else wrote, and a 4th request that was answered has not settled it |
+| foreign objects | an object that is no lock record is overwritten by anything but a person |
+| versions | a version of the object comes twice |
+| nothing for nothing | without faults, pauses and strangers, a lease is ended or refused |
+| it goes on | the program of a node breaks |
+| all get it | after the faults, somebody who wants the lock has not had it when the run's bound has passed |
+
+Where clocks are drawn beyond the drift, one holder and no theft are asserted between strict agents only, and the rest of what
+speaks of clocks is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lakewarden.agent.locks import Told
+from lakewarden.agent.stores.memory import version_of
+from lakewarden.handlers import lease
+from lakewarden.handlers.conditional import (
+    Absent,
+    Found,
+    Lost,
+    ReadOutcome,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from lakewarden.handlers.lock_object import LockRecord, parse
+from tests.simulation.clocks import EPOCH_MS, Clock
+from tests.simulation.node import Node
+from tests.simulation.store import name_of
+from tests.simulation.timeline import Timeline
+
+REQUESTS_TO_SETTLE = 3
+"""Requests that are answered, after one whose answer was lost, until it is known who has the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What a run assumes, and which locks it has."""
+
+    settings: lease.LeaseSettings
+    clocks_agree: bool
+    """Whether all wall clocks are within the drift."""
+    hudi_buffer: float | None
+    """The drift by which Hudi's challengers judge; None: there are none."""
+    calm: bool
+    """Nothing goes wrong in this run."""
+
+
+@dataclass(slots=True)
+class Belief:
+    """Somebody relies on the lock; true times."""
+
+    node: Node
+    owner: str
+    since: float
+    until: float
+    is_agent: bool
+    adopted: bool = False
+    """Its lease was taken over for the grant that runs under it; the adopter's quiet time protects the rest."""
+
+    def at(self, now: float) -> bool:
+        """Whether it is held at this instant."""
+        return self.since <= now < self.until
+
+
+@dataclass(slots=True)
+class Wait:
+    """One agent's wait for one lock."""
+
+    since: float
+    requests: int = 0
+    excuses: int = 0
+    """Hand-overs, faults, and ends of leases at which it is right to look."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of one lock."""
+
+    beliefs: dict[str, Belief] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    """Each version that the object ever had, and who wrote it."""
+    writers: dict[str, list[str]] = field(default_factory=dict)
+    """Each owner that ever was in the object, and who put it there."""
+    wrote: dict[str, list[str]] = field(default_factory=dict)
+    """Each agent, and the owners that it ever sent."""
+    adopts: dict[str, str] = field(default_factory=dict)
+    """Each agent, and the owner that the log lets it take over from."""
+    waits: dict[str, Wait] = field(default_factory=dict)
+    awaited: dict[str, bytes] = field(default_factory=dict)
+    """Each agent that waits for the answer to a write, and what it wrote."""
+    unsettled: dict[str, int] = field(default_factory=dict)
+    """Agents with a lost answer, and how many requests were answered since."""
+
+
+class Oracles:
+    """Watches a run. `violations` is what it has seen; the first one ends the run."""
+
+    def __init__(self, timeline: Timeline, assumed: Assumed) -> None:
+        self.violations: list[str] = []
+        self._timeline = timeline
+        self._assumed = assumed
+        self._clocks: dict[str, Clock] = {}
+        self._locks: dict[str, Seen] = {}
+
+    def knows(self, node: Node) -> None:
+        """A node whose clock may judge the locks."""
+        self._clocks[node.name] = node.clock
+
+    def violated(self, oracle: str, what: str) -> None:
+        """The run has shown a bug."""
+        self.violations.append(f"{oracle}: {what}")
+        self._timeline.say("ORACLE", self.violations[-1])
+
+    def _seen(self, uri: str) -> Seen:
+        return self._locks.setdefault(uri, Seen())
+
+    # -- what the store tells ----------------------------------------------------------------------------------------
+
+    def sent(self, node: Node, uri: str, body: bytes | None) -> None:
+        """A read, or a write of this body."""
+        seen = self._seen(uri)
+        if node.name in seen.waits:
+            seen.waits[node.name].requests += 1
+        if body is not None and isinstance(record := parse(body), LockRecord):
+            seen.awaited[node.name] = body
+            owners = seen.wrote.setdefault(node.name, [])
+            if record.owner not in owners:
+                owners.append(record.owner)
+
+    def heard(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
+        """An answer, as the client takes it."""
+        seen = self._seen(uri)
+        if write:
+            seen.awaited.pop(node.name, None)
+        answered = isinstance(outcome, Absent | Found | Won | Lost)
+        if not answered and node.name in seen.waits:
+            seen.waits[node.name].excuses += 2
+        if node.name in seen.unsettled:
+            seen.unsettled[node.name] = seen.unsettled[node.name] + 1 if answered else 0
+            if seen.unsettled[node.name] > REQUESTS_TO_SETTLE:
+                self.violated(
+                    "doubts are settled",
+                    f"{node.name} has asked 4 times about its lost answer: {name_of(uri)}",
+                )
+        if write and isinstance(outcome, Unknown):
+            seen.unsettled[node.name] = 0
+
+    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None) -> None:
+        """A write has changed the object."""
+        seen = self._seen(uri)
+        record = parse(body)
+        former = None if before is None else parse(before)
+        version = version_of(body)
+        if version in seen.versions:
+            self.violated("versions", f"{writer} wrote what {seen.versions[version]} wrote before: {body!r}")
+        seen.versions[version] = writer
+        if former is not None and not isinstance(former, LockRecord):
+            self.violated("foreign objects", f"{writer} overwrote {before!r}")
+            return
+        if isinstance(record, LockRecord):
+            writers = seen.writers.setdefault(record.owner, [])
+            if writer not in writers:
+                writers.append(writer)
+        self._excuse(seen, record, former)
+        if writer in seen.waits and seen.awaited.get(writer) != body:
+            seen.waits[writer].excuses += 2
+        self._settle_others(seen, writer, body)
+        self._judge_theft(seen, writer, uri, former)
+
+    def overwritten(self, uri: str, body: bytes) -> None:
+        """A person has put something else there, unconditionally."""
+        seen = self._seen(uri)
+        seen.versions[version_of(body)] = "a person"
+        if isinstance(record := parse(body), LockRecord):
+            seen.writers.setdefault(record.owner, []).append("a person")
+        for wait in seen.waits.values():
+            wait.excuses += 2
+        self._settle_others(seen, "a person", body)
+
+    def _excuse(self, seen: Seen, record: object, former: LockRecord | None) -> None:
+        """A hand-over is a reason to look at the object; a renewal is none."""
+        renews = (
+            isinstance(record, LockRecord)
+            and former is not None
+            and record.owner == former.owner
+            and not record.expired
+            and not former.expired
+        )
+        if not renews:
+            for wait in seen.waits.values():
+                wait.excuses += 2
+
+    def _settle_others(self, seen: Seen, writer: str, body: bytes) -> None:
+        """Forget the doubts of those who are disturbed: others write, or a write lands that they had given up on."""
+        for name in [name for name in seen.unsettled if name != writer or seen.awaited.get(name) != body]:
+            del seen.unsettled[name]
+
+    def _judge_theft(self, seen: Seen, writer: str, uri: str, former: LockRecord | None) -> None:
+        now = self._timeline.now
+        for name, belief in seen.beliefs.items():
+            if name == writer or belief.adopted:
+                continue
+            if former is not None and seen.adopts.get(writer) == former.owner == belief.owner:
+                belief.adopted = True
+            elif belief.at(now) and self._promised(is_agent=writer in seen.wrote, to_agent=belief.is_agent):
+                left = belief.until - now
+                self.violated(
+                    "no theft",
+                    f"{writer} took {name_of(uri)} from {name}, which believes for another {left:.3f} s",
+                )
+
+    def _promised(self, *, is_agent: bool, to_agent: bool) -> bool:
+        """Whether these two exclude one another, under the run's assumptions."""
+        if self._assumed.clocks_agree:
+            return is_agent or to_agent
+        return self._assumed.settings.strict and is_agent and to_agent
+
+    # -- what agents tell --------------------------------------------------------------------------------------------
+
+    def wants(self, node: Node, uri: str, adopt: str | None) -> None:
+        """It asks for the lock."""
+        seen = self._seen(uri)
+        seen.unsettled.pop(node.name, None)
+        seen.waits.setdefault(node.name, Wait(self._timeline.now))
+        if adopt is not None:
+            seen.adopts[node.name] = adopt
+
+    def drops(self, node: Node, uri: str) -> None:
+        """It asks to be rid of it."""
+        seen = self._seen(uri)
+        seen.beliefs.pop(node.name, None)
+        seen.unsettled.pop(node.name, None)
+        self._judge_patience(seen, node.name, uri)
+
+    def told(self, node: Node, uri: str, what: Told, *, relied_on: bool) -> None:
+        """What the lock's shell tells of it."""
+        seen = self._seen(uri)
+        seen.unsettled.pop(node.name, None)
+        match what:
+            case lease.Confirmed():
+                self._judge_patience(seen, node.name, uri)
+                self._confirmed(seen, node, uri, what, relied_on=relied_on)
+            case lease.Released():
+                seen.beliefs.pop(node.name, None)
+            case lease.LeaseEnded():
+                seen.beliefs.pop(node.name, None)
+                seen.waits.setdefault(node.name, Wait(self._timeline.now))
+                self._ended(seen, node, uri, what)
+            case lease.LockDenied():
+                self._denied(seen, node, uri, what)
+
+    def _confirmed(self, seen: Seen, node: Node, uri: str, what: lease.Confirmed, *, relied_on: bool) -> None:
+        held = what.lease
+        if seen.versions.get(held.version) != node.name:
+            self.violated("true confirmation", f"{node.name} never wrote {held.version} to {name_of(uri)}")
+        if not relied_on:
+            seen.beliefs.pop(node.name, None)
+            return
+        now = self._timeline.now
+        belief = Belief(
+            node,
+            held.record.owner,
+            since=max(now, node.clock.when(held.quiet_until)),
+            until=node.clock.when(held.expires_at),
+            is_agent=True,
+        )
+        seen.beliefs[node.name] = belief
+        self._judge_end(node, uri, belief.until, held.record.valid_until)
+        self._timeline.plan(belief.since, lambda: self._judge_alone(uri, belief))
+        margin = node.clock.when(held.expires_at - self._assumed.settings.margin)
+        self._timeline.plan(belief.until, lambda: self._judge_margin(uri, belief, margin))
+
+    def _judge_end(self, node: Node, uri: str, until: float, valid_until: int) -> None:
+        """The object must bind every challenger for as long as its holder believes."""
+        if not self._assumed.clocks_agree:
+            return
+        for name, clock in self._clocks.items():
+            if name == node.name:
+                continue
+            drift = self._assumed.settings.drift
+            if name.startswith("hudi") and self._assumed.hudi_buffer is not None:
+                drift = self._assumed.hudi_buffer
+            late = clock.wall_ms(until) - valid_until - round(drift * 1000)
+            if late > 0:
+                self.violated(
+                    "no belief beyond the object",
+                    f"{node.name} believes in {name_of(uri)} {late} ms after {name} may take it",
+                )
+                return
+
+    def _judge_alone(self, uri: str, belief: Belief) -> None:
+        now, seen = self._timeline.now, self._seen(uri)
+        if seen.beliefs.get(belief.node.name) is not belief or not belief.at(now):
+            return
+        for name, other in seen.beliefs.items():
+            if other is belief or not other.at(now):
+                continue
+            if self._promised(is_agent=belief.is_agent, to_agent=other.is_agent):
+                self.violated(
+                    "one holder",
+                    f"{belief.node.name} and {name} both believe in {name_of(uri)}, the latter for another"
+                    f" {other.until - now:.3f} s",
+                )
+
+    def _judge_margin(self, uri: str, belief: Belief, margin: float) -> None:
+        node = belief.node
+        if self._seen(uri).beliefs.get(node.name) is not belief:
+            return
+        if node.state == "running" and node.steady_since <= margin:
+            self.violated("heard in time", f"{node.name} was not told that {name_of(uri)} ends")
+
+    def _ended(self, seen: Seen, node: Node, uri: str, what: lease.LeaseEnded) -> None:
+        if self._assumed.calm:
+            self.violated("nothing for nothing", f"{node.name} lost {name_of(uri)}: {what.why}")
+        if what.holder is not None and not [
+            each for each in seen.writers.get(what.holder, []) if each != node.name
+        ]:
+            self.violated(
+                "no false loss", f"{node.name} lost {name_of(uri)} to {what.holder}, who never wrote"
+            )
+
+    def _denied(self, seen: Seen, node: Node, uri: str, what: lease.LockDenied) -> None:
+        if what.fatal and self._assumed.calm:
+            self.violated("nothing for nothing", f"{node.name} is refused {name_of(uri)}: {what.why}")
+        if what.holder is not None and what.holder in seen.wrote.get(node.name, []):
+            self.violated(
+                "no self-block", f"{node.name} is denied {name_of(uri)} by its own {what.holder}: {what.why}"
+            )
+        wait = seen.waits.get(node.name)
+        if wait is None:
+            return
+        settings = self._assumed.settings
+        if what.held_until is None:
+            wait.excuses += 2
+        elif (what.held_until - node.wall_ms()) / 1000 + settings.drift < settings.poll_seconds:
+            wait.excuses += 1
+
+    def _judge_patience(self, seen: Seen, name: str, uri: str) -> None:
+        wait = seen.waits.pop(name, None)
+        if wait is None:
+            return
+        waited = self._timeline.now - wait.since
+        allowed = 3 + wait.excuses + 1.1 * waited / self._assumed.settings.poll_seconds
+        if wait.requests > allowed:
+            self.violated(
+                "patience",
+                f"{name} asked {wait.requests} times in {waited:.3f} s for {name_of(uri)}, {allowed:.0f} are enough",
+            )
+
+    # -- what Hudi's writers do, and the end -------------------------------------------------------------------------
+
+    def hudi_holds(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
+        """Its PUT was confirmed to it."""
+        seen = self._seen(uri)
+        belief = Belief(
+            node,
+            owner,
+            since=self._timeline.now,
+            until=when_wall_shows(node.clock, valid_until, self._timeline.now),
+            is_agent=False,
+        )
+        seen.beliefs[node.name] = belief
+        self._judge_alone(uri, belief)
+
+    def hudi_ends(self, node: Node, uri: str) -> None:
+        """It sends its release, or its writer was interrupted."""
+        self._seen(uri).beliefs.pop(node.name, None)
+
+    def judge_node(self, node: Node) -> None:
+        """Its program must not have broken."""
+        if (why := node.failure()) is not None:
+            self.violated("it goes on", f"{node.name} broke: {why}")
+
+
+def when_wall_shows(clock: Clock, wall_ms: int, now: float) -> float:
+    """The first true time from now on at which the wall clock shows that; within a millisecond."""
+    true = now
+    for _ in range(100):
+        short = (wall_ms - EPOCH_MS) / 1000 - clock.wall(true)
+        if short <= 0.001:
+            return true
+        # A wall clock that slides may come there sooner than true time would: go half the way, the rest next.
+        true += max(short / 2, 0.001)
+    return true

@@ -1,0 +1,152 @@
+"""One seed from beginning to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from lakewarden.agent.stores.memory import Objects
+from tests.simulation.agents import Agent, Log
+from tests.simulation.hudi import HudiWriter
+from tests.simulation.network import Network
+from tests.simulation.node import Node
+from tests.simulation.oracles import Oracles
+from tests.simulation.scenario import Machine, Scenario, Stop, draw, draw_stop
+from tests.simulation.site import Site
+from tests.simulation.store import ObjectStore, Wire
+from tests.simulation.stranger import meddle
+from tests.simulation.timeline import Line, Timeline
+from tests.simulation.weather import Weather
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has shown."""
+
+    seed: int
+    violations: tuple[str, ...]
+    trace: tuple[Line, ...]
+    seconds: float
+    """Virtual."""
+
+
+def run(seed: int) -> Outcome:
+    """The same for the same seed, always."""
+    world = World(seed, draw(stream(seed, "scenario")))
+    try:
+        return world.run()
+    finally:
+        world.dispose()
+
+
+def stream(seed: int, what: str) -> Random:
+    """Chance of its own for each part, all from one seed: a part that draws more changes no other's."""
+    return Random(f"{seed}/{what}")
+
+
+class World:
+    """Everything that takes part in a run."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.seed = seed
+        self.scenario = scenario
+        self.timeline = Timeline()
+        self.oracles = Oracles(self.timeline, scenario.assumed)
+        self.objects = Objects()
+        self._weather = Weather(scenario.climate, stream(seed, "weather"))
+        self._network = Network(self.timeline, self._at_request, self._at_request)
+        self._store = ObjectStore(self.objects, self.oracles)
+        self._log = Log(self.timeline, stream(seed, "log"), scenario.hint_delay)
+        self._stops = stream(seed, "stops")
+        self._machines = {each.name: each for each in (*scenario.agents, *scenario.hudi)}
+        self._nodes: list[Node] = []
+        self._restarts = 0
+
+    def run(self) -> Outcome:
+        """From the start until everybody has had what they want, or something was violated."""
+        scenario, timeline = self.scenario, self.timeline
+        for machine in scenario.agents:
+            self._start_agent(machine, machine.name, machine.stops)
+        for machine in scenario.hudi:
+            self._start_hudi(machine)
+        meddling = stream(self.seed, "stranger")
+        for uri, at, mended_at in scenario.meddles:
+            meddle(uri, self.objects, self.oracles, timeline, meddling, at=at, mended_at=mended_at)
+        promised = scenario.assumed.clocks_agree
+        timeline.run(scenario.bound if promised else scenario.calm_from, self._is_over)
+        for node in self._nodes:
+            self.oracles.judge_node(node)
+        if promised and not self.oracles.violations:
+            self._judge_liveness()
+        return Outcome(self.seed, tuple(self.oracles.violations), tuple(timeline.trace), timeline.now)
+
+    def dispose(self) -> None:
+        """Leave nothing behind."""
+        for node in self._nodes:
+            node.dispose()
+
+    def _is_over(self) -> bool:
+        if self.oracles.violations:
+            return True
+        return self.timeline.now > self.scenario.calm_from and all(node.ended for node in self._nodes)
+
+    def _judge_liveness(self) -> None:
+        for node in self._nodes:
+            if not node.ended:
+                self.oracles.violated("all get it", f"{node.name} still waits, {node.state}")
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _start_agent(self, machine: Machine, name: str, stops: tuple[Stop, ...]) -> None:
+        node = self._node(machine, name)
+        agent = Agent(self._site(node), self._log, self.scenario.assumed.settings, self.scenario.locks)
+        for stop in stops:
+            self._plan_stop(node, stop)
+        agent.start()
+
+    def _start_hudi(self, machine: Machine) -> None:
+        node = self._node(machine, machine.name)
+        site = self._site(node)
+        uri = site.random.choice(list(self.scenario.locks))
+        writer = HudiWriter(uri, site, self.scenario.hudi_settings, self.scenario.locks[uri])
+        for stop in machine.stops:
+            self._plan_stop(node, stop)
+        writer.start()
+
+    def _node(self, machine: Machine, name: str) -> Node:
+        node = Node(name, machine.clock, self.timeline, stream(self.seed, f"{name}/order"))
+        self._nodes.append(node)
+        return node
+
+    def _site(self, node: Node) -> Site:
+        wire = Wire(node, self._store, self._network, self._weather, self.scenario.request_timeout)
+        return Site(wire, self.oracles, stream(self.seed, node.name), self.scenario.calm_from)
+
+    # -- stopping them -----------------------------------------------------------------------------------------------
+
+    def _plan_stop(self, node: Node, stop: Stop) -> None:
+        self.timeline.plan(stop.at, lambda: self._stop(node, stop))
+
+    def _stop(self, node: Node, stop: Stop) -> None:
+        """Stop it within the next few callbacks; the others notice after a while, whether it is dead or only silent."""
+        until = None if stop.seconds is None else self.timeline.now + stop.seconds
+        node.stop_within(self._stops.randrange(10), until, suspended=stop.suspended)
+        lease = self.scenario.assumed.settings.validity
+        if stop.seconds is None or stop.seconds > 0.3 * lease:
+            self.timeline.after(self._stops.uniform(0.0, 0.5) * lease, lambda: self._log.node_fails(node))
+        if stop.restart is not None:
+            self.timeline.after(stop.restart, lambda: self._restart(node))
+
+    def _restart(self, node: Node) -> None:
+        node.kill()
+        self._restarts += 1
+        self._log.node_fails(node)
+        machine = self._machines[node.name.partition(".")[0]]
+        self._start_agent(machine, f"{machine.name}.{self._restarts}", ())
+
+    def _at_request(self, node: Node) -> None:
+        """A node has sent a request, or takes an answer: the moments at which it matters most to be stopped."""
+        chance, now = self.scenario.stops_at_requests, self.timeline.now
+        if now < self.scenario.calm_from and self._stops.random() < chance:
+            lease = self.scenario.assumed.settings.validity
+            self._stop(node, draw_stop(self._stops, now, lease, self.scenario.calm_from, node.name))

@@ -1,0 +1,146 @@
+"""The object store of the simulation, and its clients.
+
+The store is `Objects` of agent/stores/memory.py, which passes the contract suite, answering with the status codes of S3. A
+client turns an answer into an outcome by the production table (`classify.py`), and a broken connection or its own timeout into
+*unknown*, as every adapter does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import anyio
+
+from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
+from lakewarden.agent.stores.memory import Objects
+from lakewarden.handlers.conditional import (
+    Absent,
+    Condition,
+    Found,
+    IfAbsent,
+    ReadOutcome,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from tests.simulation.network import Network
+from tests.simulation.node import Node
+from tests.simulation.weather import Weather
+
+
+class Watcher(Protocol):
+    """Who looks on: the oracles."""
+
+    def sent(self, node: Node, uri: str, body: bytes | None) -> None:
+        """A node sends a read, or a write of this body."""
+        ...
+
+    def heard(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
+        """A node takes an answer, or the lack of one, for this."""
+        ...
+
+    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None) -> None:
+        """The object has become this."""
+        ...
+
+
+@dataclass(slots=True)
+class ObjectStore:
+    """The one store of a run."""
+
+    objects: Objects
+    watcher: Watcher
+
+    def read(self, uri: str) -> Answer:
+        """GET, at this instant."""
+        found = self.objects.get(uri)
+        if isinstance(found, Absent):
+            return Answer(404, "NoSuchKey")
+        return Answer(200, version=found.version, body=found.body)
+
+    def write(self, writer: str, uri: str, body: bytes, condition: Condition) -> Answer:
+        """PUT, at this instant."""
+        before = self.objects.get(uri)
+        outcome = self.objects.put(uri, body, condition)
+        if isinstance(outcome, Won):
+            self.watcher.acted(writer, uri, body, before.body if isinstance(before, Found) else None)
+            return Answer(200, version=outcome.version)
+        if isinstance(before, Absent):
+            return Answer(404, "NoSuchKey")
+        return Answer(412, "PreconditionFailed")
+
+
+@dataclass(slots=True)
+class Wire:
+    """One node's way to the store. None: the connection broke, or nobody answered in time."""
+
+    node: Node
+    store: ObjectStore
+    network: Network
+    weather: Weather
+    timeout: float
+
+    async def get(self, uri: str) -> Answer | None:
+        """One GET."""
+        fate = self.weather.fate(self.node.name, writes=False, now=self.node.timeline.now)
+        with anyio.move_on_after(self.timeout):
+            return await self.network.ask(
+                self.node, f"GET {name_of(uri)}", lambda: self.store.read(uri), fate
+            )
+        return None
+
+    async def put(self, uri: str, body: bytes, condition: Condition) -> Answer | None:
+        """One PUT under its condition."""
+        fate = self.weather.fate(self.node.name, writes=True, now=self.node.timeline.now)
+        under = "if-absent" if isinstance(condition, IfAbsent) else f"if-match {condition.version[:7]}…"
+        what = f"PUT {name_of(uri)} {under} {body.decode()}"
+        with anyio.move_on_after(self.timeout):
+            return await self.network.ask(
+                self.node, what, lambda: self.store.write(self.node.name, uri, body, condition), fate
+            )
+        return None
+
+
+class StoreClient:
+    """The port that the lock's shell asks (agent/stores/port.py), over a wire."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+        /,
+    ) -> bool | None:
+        return None
+
+    async def read(self, uri: str) -> ReadOutcome:
+        watcher, node = self._wire.store.watcher, self._wire.node
+        watcher.sent(node, uri, None)
+        answer = await self._wire.get(uri)
+        outcome = Unknown("no answer") if answer is None else classify_read(answer)
+        watcher.heard(node, uri, outcome, write=False)
+        return outcome
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        watcher, node = self._wire.store.watcher, self._wire.node
+        watcher.sent(node, uri, body)
+        answer = await self._wire.put(uri, body, condition)
+        outcome = Unknown("no answer") if answer is None else classify_write(answer, condition)
+        watcher.heard(node, uri, outcome, write=True)
+        return outcome
+
+    async def delete(self, uri: str) -> None:
+        raise NotImplementedError(f"a lock object is never deleted: {uri}")
+
+
+def name_of(uri: str) -> str:
+    """The object's short name."""
+    return uri.rpartition("/")[2].removesuffix(".json")
