@@ -278,28 +278,32 @@ async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
         # A refusal that a read can tell costs no probe.
         first = await Reader(settings, stack).read(uri)
         _owned(uri, parse(first.body) if isinstance(first, Found) else None, owner)
-        store = await Stores(settings, stack).for_lock(uri)
-        sent: LockRecord | None = None
-        why = ""
-        for tried in range(RELEASE_TRIES):
-            found = await _settled(store, uri)
-            record = parse(found.body) if isinstance(found, Found) else None
-            if sent is not None and (done := _taken_effect(sent, record)) is not None:
-                return done
-            live = _owned(uri, record, owner)
-            assert isinstance(found, Found)
-            written = await store.write(uri, render(_expired(live)), IfMatch(found.version))
-            match written:
-                case Won():
-                    return _given(live, None)
-                case Refused(why=why):
-                    raise AgentError(f"{uri} can't be written: {why}")
-                case Lost() | Throttled():
-                    pass  # It changed meanwhile (a renewal), or nothing was written: look again.
-                case Unknown():
-                    sent = live
-            why = written.why
-            await anyio.sleep(PAUSE_SECONDS * 2**tried)
+        return await release_in(await Stores(settings, stack).for_lock(uri), uri, owner)
+
+
+async def release_in(store: ConditionalStore, uri: str, owner: str) -> Given:
+    """The same, in a store that is known to honour conditions."""
+    sent: LockRecord | None = None
+    why = ""
+    for tried in range(RELEASE_TRIES):
+        found = await _settled(store, uri)
+        record = parse(found.body) if isinstance(found, Found) else None
+        if sent is not None and (done := _taken_effect(sent, record)) is not None:
+            return done
+        live = _owned(uri, record, owner)
+        assert isinstance(found, Found)
+        written = await store.write(uri, render(_expired(live)), IfMatch(found.version))
+        match written:
+            case Won():
+                return _given(live, None)
+            case Refused(why=why):
+                raise AgentError(f"{uri} can't be written: {why}")
+            case Lost() | Throttled():
+                pass  # It changed meanwhile (a renewal), or nothing was written: look again.
+            case Unknown():
+                sent = live
+        why = written.why
+        await anyio.sleep(PAUSE_SECONDS * 2**tried)
     raise AgentError(
         f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; look with lakewarden lock show"
     )

@@ -214,13 +214,12 @@ class _Holder:
     async def _acquire(self) -> int | None:
         """None once it is ours, else the exit status."""
         order = self._order
-        deadline = self._deadline
-        if not order.wait:
-            deadline += ONE_TRY_REQUESTS * self._settings.request_timeout_seconds
-        said = why = ""
+        # One try is always made, and waited for.
+        until = max(self._deadline, monotonic() + ONE_TRY_REQUESTS * self._settings.request_timeout_seconds)
+        said = why = "the store did not answer"
         self._keeper.want(None)
         while True:
-            match await self._inbox.get(deadline):
+            match await self._inbox.get(until):
                 case lease.Confirmed(lease=held):
                     self._lease = held
                     return None
@@ -228,17 +227,14 @@ class _Holder:
                     await self._give_back()
                     raise AgentError(f"the lock {self._uri} can't be taken: {reason}")
                 case lease.LockDenied() as denied:
-                    why = held_by(denied)
+                    why, until = held_by(denied), self._deadline
                 case Unreachable(why=why):
-                    pass
+                    until = self._deadline
                 case Signalled(number=number):
                     return 128 + number
-                case None:
-                    order.say(f"could not take {self._uri} in time: {why or 'the store did not answer'}")
-                    return EXIT_NOT_HAD
                 case _:
-                    continue
-            if not order.wait:
+                    pass
+            if monotonic() >= until:
                 order.say(f"could not take {self._uri}: {why}")
                 return EXIT_NOT_HAD
             if why != said:
