@@ -4,10 +4,9 @@ What the answers mean is in `classify.py`; here is only how obstore delivers the
 
 - **Conditions.** Google compares a generation (`x-goog-if-generation-match`, 0 for "nothing there"), Azure an ETag
   (`If-None-Match: *`, `If-Match`). Either is the version that reads and writes return. Neither ever repeats.
-- **Answers.** obstore raises for whatever isn't 2xx and exposes no status: it is in the message, and for some statuses
-  in the type too. A status counts only where message and type agree on it and the message is about our own request,
-  not about one for credentials. Anything else is no answer, so *unknown*: a message that reads differently after an
-  upgrade can make the lock read back, it can't make it lose or win.
+- **Answers.** obstore raises for whatever isn't 2xx and exposes no status: it is in the message. It counts only where
+  the message is about our own request, and not about one for credentials. Anything else is no answer, so *unknown*: a
+  message that reads differently after an upgrade can make the lock read back, it can't make it lose or win.
 - **Once.** `max_retries` is 0. Redirects are followed by the HTTP client below, which nobody can turn off: a GET, and
   after a 303 also a PUT (as a GET). So a 2xx counts only with a version of the form that the cloud writes, and a write
   only with another version than the one it was to replace; otherwise it is *unknown* and read back.
@@ -30,15 +29,7 @@ import anyio.lowlevel
 import obstore
 import structlog
 from anyio import AsyncContextManagerMixin
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    GenericError,
-    NotModifiedError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import BaseError, GenericError
 from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
@@ -66,16 +57,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _Client: TypeAlias = GCSStore | AzureStore
-
-_TYPED: Final[dict[type[Exception], frozenset[int]]] = {
-    FileNotFoundError: frozenset({404}),
-    AlreadyExistsError: frozenset({409, 412}),
-    PreconditionError: frozenset({412}),
-    NotModifiedError: frozenset({304}),
-    PermissionDeniedError: frozenset({403}),
-    UnauthenticatedError: frozenset({401}),
-}
-"""Which statuses obstore raises as which type. All others are a `GenericError`, as is everything that is no answer."""
 
 _DEBUG: Final = "\n\nDebug source:\n"
 _ANSWERED: Final = re.compile(
@@ -259,11 +240,8 @@ class CloudStore(AsyncContextManagerMixin):
             return Answer(fault="unsent", message=f"{hint}: {text}")
         found = _ANSWERED.fullmatch(text)
         status = 0 if found is None else int(found["status"])
-        if found is None or not (
-            _GENERIC.fullmatch(found["before"])
-            if type(error) is GenericError
-            else status in _TYPED.get(type(error), ())
-        ):
+        # A type of its own (not found, precondition, …) is given to nothing but an answer; any failure may be generic.
+        if found is None or (type(error) is GenericError and not _GENERIC.fullmatch(found["before"])):
             return Answer(fault="silence", message=f"{type(error).__name__}: {text}")
         code, message = _CODE.search(found["body"]), _MESSAGE.search(found["body"])
         said = message[1] if message else found["body"]

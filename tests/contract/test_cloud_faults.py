@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import obstore
 import pytest
+from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 from structlog.testing import capture_logs
 
 from lakewarden.agent.locks import Stores
@@ -571,6 +573,22 @@ async def test_an_answer_to_a_question_for_credentials_is_none_of_the_store(
     assert server.received == []
 
 
+async def test_credentials_that_never_come_take_no_longer_than_an_answer_may(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one of the two obstore waits half a minute for them, whatever its options say."""
+    monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    async with faulty_server([Reply(fault="silence")]) as metadata:
+        monkeypatch.setenv("GCE_METADATA_HOST", metadata.endpoint.removeprefix("http://"))
+        monkeypatch.setenv("AZURE_MSI_ENDPOINT", f"{metadata.endpoint}/token")
+        async with cloud.store(metadata, seconds=0.3) as store:
+            outcome = await store.read(cloud.uri)
+
+    assert isinstance(outcome, Unknown)
+    assert "credentials" in outcome.why
+
+
 def settings_for(cloud: str, endpoint: str) -> Settings:
     return Settings.load(gcs_endpoint=endpoint) if cloud == "gcs" else Settings.load(azure_endpoint=endpoint)
 
@@ -638,6 +656,39 @@ async def test_a_lock_is_kept_where_the_settings_say(real: Real) -> None:
 
         assert await stores.for_lock(f"{real.uri}/orders-2.json") is store
         assert isinstance(written, Won)
+
+
+ANSWERED = (
+    "Error performing PUT http://host/b/k in 1ms - Server returned non-2xx status code: 404 Not Found: "
+)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        GenericError(f"Generic GCS error: Error asking for something new: {ANSWERED}"),
+        GenericError("Generic GCS error: it said 404 Not Found"),
+        AlreadyExistsError("Object at location k already exists, in words of another version: 409"),
+        PreconditionError("412"),
+        FileNotFoundError(2, "No such file or directory"),
+        NotImplementedError("not yet"),
+    ],
+    ids=repr,
+)
+async def test_a_failure_in_words_that_are_not_known_is_unknown(
+    cloud: Cloud, failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A later obstore may say things differently; the lock then reads back, and neither loses nor wins by a guess."""
+
+    async def fail(*_: object, **__: object) -> object:
+        raise failure
+
+    monkeypatch.setattr(obstore, "put_async", fail)
+    monkeypatch.setattr(obstore, "get_async", fail)
+    async with CloudStore(cloud.uri, request_timeout_seconds=1.0) as store:
+        assert isinstance(await store.write(cloud.uri, b"x", ABSENT), Unknown)
+        assert isinstance(await store.write(cloud.uri, b"x", IfMatch(cloud.before)), Unknown)
+        assert isinstance(await store.read(cloud.uri), Unknown)
 
 
 async def test_credentials_are_in_no_reason_and_no_log(cloud: Cloud) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,7 @@ import pytest
 
 from lakewarden.agent.stores import LocalStore, MemoryStore, StoreProbeError, probe
 from lakewarden.agent.stores.memory import ActLater, Fault, Request
+from lakewarden.agent.stores.probe import _another
 from lakewarden.handlers.conditional import (
     Condition,
     Found,
@@ -145,6 +147,24 @@ async def test_a_store_that_finds_something_under_an_unused_name_is_not_trusted(
     async with Answering(Lost("an object is there already"), 1) as store:
         with pytest.raises(StoreProbeError, match="under a name nobody used before"):
             await probe(store, FOLDER)
+
+
+@pytest.mark.parametrize(
+    "version, form",
+    [
+        ("1795275010399894", r"\d{16}"),
+        ('"0x8DE28F3A1B2C3D4"', r'"0x[0-9A-F]{15}"'),
+        ('"9dd4e461268c8034f5c8564e155c67a6"', r'"[0-9a-f]{32}"'),
+        ('"abc-2"', r'"abc-\d"'),
+        ("abc", r"ab[a-z]"),
+    ],
+)
+def test_a_version_that_is_not_there_has_the_form_of_one_that_is(version: str, form: str) -> None:
+    """A store may answer 400 to what can't be a version of its own, and that says nothing about conditions."""
+    other = _another(version)
+
+    assert other != version
+    assert re.fullmatch(form, other)
 
 
 async def test_two_probes_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
