@@ -157,7 +157,7 @@ class PartitionOwner:
         self.finish_replay(self.position)
 
     def _remember(self, entry: LedgerEventUnion) -> None:
-        state = self._table(entry.table)
+        state = self._table(entry.table, known=True)
         if isinstance(state, str):
             return
         match entry:
@@ -243,8 +243,8 @@ class PartitionOwner:
         """Position in `decisions` before which nothing concerns what is read from now on."""
         return self._published.next_position() or Position(self._decisions_next, self.term)
 
-    def _table(self, uri: str) -> TableState | str:
-        """The table's state, or why it is not touched."""
+    def _table(self, uri: str, *, known: bool = False) -> TableState | str:
+        """The table's state, or why it is not touched; `known` where the ledger names it, which is bounded already."""
         if uri in self.stopped:
             return (
                 f"table {uri} is stopped: {self.stopped[uri]}; restart the agent to rebuild it from the log"
@@ -252,6 +252,11 @@ class PartitionOwner:
         if uri not in self.tables:
             if not self._placement.allows(uri):
                 return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
+            limit = self._settings.max_tables
+            if len(self.tables) >= limit and not known:
+                return (
+                    f"table {uri} would be one more than the {limit} that a partition takes; raise max_tables"
+                )
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
         return self.tables[uri]
 

@@ -216,6 +216,9 @@ class Settings(KafkaSettings):
     check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
     max_open: int = Field(default=1_000, ge=1, description="open transactions a table")
     max_markers: int = Field(default=2_000_000, ge=1, description="markers a transaction")
+    max_tables: int = Field(
+        default=10_000, ge=1, description="tables a partition; an event that names one more is refused"
+    )
 
     shutdown_seconds: Seconds = Field(default=10.0, description="longest time that an orderly stop takes")
     log_format: Literal["auto", "text", "json"] = Field(

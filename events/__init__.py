@@ -57,6 +57,7 @@ from lakewarden.events.tables import canonical_table, require_canonical
 from lakewarden.events.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, TopicSettings, ledger_key
 from lakewarden.events.writer import (
     DEFAULT_HEARTBEAT_SECONDS,
+    TABLE_SERVICE_PRIORITY,
     Admission,
     CommitCompleted,
     CommitIntent,
@@ -82,6 +83,7 @@ __all__ = [
     "MAX_EVENT_BYTES",
     "MAX_MARKERS_PER_EVENT",
     "PROTOCOL",
+    "TABLE_SERVICE_PRIORITY",
     "WRITER_EVENT",
     "Abort",
     "AbortReason",

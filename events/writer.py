@@ -14,6 +14,10 @@ ConflictRule: TypeAlias = Literal["file-group", "deleted-file"]
 
 DEFAULT_HEARTBEAT_SECONDS = 5.0
 
+TABLE_SERVICE_PRIORITY = -100
+"""Of compaction, clustering and other table services, which can be done again at any time: they yield to ingestion
+(priority 0), until they have lost `max_losses` times in a row."""
+
 Seq = Annotated[int, Field(ge=0)]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lakewarden.events import TABLE_SERVICE_PRIORITY
 from lakewarden.spark_jobs.errors import (
     AgentUnreachable,
     AlreadyCommitted,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.transaction import Transaction
 
 __all__ = [
+    "TABLE_SERVICE_PRIORITY",
     "AgentUnreachable",
     "AlreadyCommitted",
     "BaseChanged",

@@ -116,7 +116,8 @@ class CommitGate:
 
         `writer` must be the same after a restart, and `batch_id` the same for the same data: together they are how a
         batch that is committed already is recognised (`AlreadyCommitted`). With `admission="queued"` the body waits
-        until nothing ahead overlaps `scope`.
+        until nothing ahead overlaps `scope`. Of two that conflict the lower `priority` loses:
+        `TABLE_SERVICE_PRIORITY` for compaction and the like.
         """
         intent = Intent(
             table=canonical_table(table),

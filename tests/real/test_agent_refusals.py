@@ -154,6 +154,20 @@ async def test_a_table_outside_the_allow_list_is_never_touched(scene: World) -> 
     assert len(scene.heard(Abort, writer.mine)) == 1
 
 
+async def test_tables_beyond_the_bound_are_refused_and_the_others_go_on(scene: World) -> None:
+    """A glob allows endlessly many names; each would take memory for ever."""
+    async with scene.agent(max_tables=1):
+        for number in range(3):  # two of them share one of the two partitions
+            await scene.writer(f"w{number}", f"{scene.table}-{number}").intend()
+        [abort, *_] = await scene.hear(Abort)
+        [admitted, *_] = await scene.hear(Admitted)
+        again = scene.writer("again", admitted.table)
+        await again.begin()
+
+    assert abort.reason == "not-allowed"
+    assert "max_tables" in str(abort.detail)
+
+
 async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> None:
     named = scene.root / "elsewhere" / "lock.json"
     async with scene.agent():
