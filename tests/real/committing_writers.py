@@ -32,6 +32,8 @@ from lakewarden.spark_jobs.grant import Grant
 from lakewarden.spark_jobs.observer import GateEvent
 
 HEARTBEAT_SECONDS: Final = 1.0
+MARGIN_SECONDS: Final = 0.2
+"""Small, so that where a lease is lost a slow machine's writer hears of it before it stops by itself."""
 STEP_SECONDS: Final = 0.01
 GROUPS: Final = 6
 """File groups that the writers share: few, so that they do conflict."""
@@ -58,6 +60,7 @@ class Writers:
             given.bootstrap,
             topic_prefix=given.prefix,
             heartbeat_seconds=HEARTBEAT_SECONDS,
+            margin_seconds=MARGIN_SECONDS,
             observer=self._heard,
         ) as gate:
             names = [f"{given.table.rsplit('/', 1)[1]}-{number}" for number in range(given.writers)]

@@ -1,6 +1,6 @@
 """What the chaos tests conclude from the evidence: the topics, the writers' and the holders' own notes. Nothing asks an agent.
 
-Shares no code with the product, except where it runs the product's audit checker to see what that says.
+Shares no code with the product.
 """
 
 from __future__ import annotations

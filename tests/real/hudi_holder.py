@@ -95,7 +95,7 @@ class Holder:
             self._say({"from": began, "to": last, "owner": lock.owner, "end": end})
             if end == "released":
                 self._unlock(lock)
-            time.sleep(self._chance.uniform(2.0, 5.0))
+            time.sleep(self._chance.uniform(1.0, 3.0))
 
     def _work(self, lock: Lock, began: float, seconds: float, *, renew: bool) -> tuple[float, bool]:
         """The last moment at which the lock was relied upon, and whether it turned out to be somebody else's."""

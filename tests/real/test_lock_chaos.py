@@ -18,7 +18,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.events import AUDIT_EVENT, Abort, CommitGranted, LockLost, Undecodable, decode
 from lakewarden.handlers import lock_audit
 from tests.kafka_fixture import KafkaServer
-from tests.real import evidence
+from tests.real import evidence, promises
 from tests.real.chaos import TIGHT, Chaos, chaos
 from tests.real.writers import World, Writer
 from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather
@@ -68,6 +68,7 @@ async def test_a_minute_of_faults_on_every_side_makes_no_two_holders_and_loses_n
         _check_that_nobody_met(storm, name)
     log = await storm.scene.everything()
     topics = storm.scene.settings().topics
+    promises.check(promises.stories(log[topics.writers], log[topics.decisions]))
     _check_the_audit(log[topics.audit])
     _check_that_losses_were_heard(storm, log[topics.writers], log[topics.decisions], log[topics.audit])
 
