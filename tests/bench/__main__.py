@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,18 @@ import aiokafka
 import pydantic
 
 from lakewarden.agent.embedded_kafka import EmbeddedKafka
-from tests.bench import in_memory, latency, volume
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.settings import Settings
+from tests.bench import contention, in_memory, latency, lock_table, locks, renewals, volume
 from tests.bench.agent_process import AgentProcess
+from tests.bench.figures import over_runs
+from tests.bench.store_proxy import StoreProxy
+from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
+PARTS = ("check", "latency", "volume", "locks")
+LATER_SECONDS = 0.015
+"""Added to each request to the store, as a store that is not on this machine would take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,40 @@ class Size:
     markers: int
     repetitions: int
     checks: int
+    lock_rounds: int
+    contention_runs: int
+    contention_seconds: float
+    locks: int
+    locks_seconds: float
+    renew_seconds: float
 
 
-FULL = Size(trials=300, warm_up=30, markers=1_000_000, repetitions=3, checks=101)
-QUICK = Size(trials=10, warm_up=3, markers=3_000, repetitions=1, checks=5)
+FULL = Size(
+    trials=300,
+    warm_up=30,
+    markers=1_000_000,
+    repetitions=3,
+    checks=101,
+    lock_rounds=300,
+    contention_runs=2,
+    contention_seconds=20.0,
+    locks=1_000,
+    locks_seconds=30.0,
+    renew_seconds=3.0,
+)
+QUICK = Size(
+    trials=10,
+    warm_up=3,
+    markers=3_000,
+    repetitions=1,
+    checks=5,
+    lock_rounds=5,
+    contention_runs=1,
+    contention_seconds=1.0,
+    locks=10,
+    locks_seconds=2.0,
+    renew_seconds=0.5,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -55,11 +93,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing"
     )
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="measure these parts; default: all"
+    )
     parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one, for this run")
     chosen = parser.parse_args(arguments)
     began = time.monotonic()
     report: dict[str, Any] = {"quick": chosen.quick, "machine": _machine()}
-    report |= _measure(QUICK if chosen.quick else FULL, chosen.bootstrap_servers)
+    report |= _measure(QUICK if chosen.quick else FULL, chosen.only, chosen.bootstrap_servers)
     report["machine"]["load_after"] = _load()
     report["took_seconds"] = round(time.monotonic() - began, 1)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
@@ -68,31 +109,97 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"\nwritten to {chosen.json}")
 
 
-def _measure(size: Size, bootstrap_servers: str | None) -> dict[str, Any]:
+def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
     report: dict[str, Any] = {}
     prefix = f"bench-{uuid.uuid4().hex[:8]}"
-    _say("the check in memory")
-    report["check"] = in_memory.measure(repetitions=size.checks)
+    if "check" in parts:
+        _say("the check in memory")
+        report["check"] = in_memory.measure(repetitions=size.checks)
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
         _kafka(name, bootstrap_servers) as servers,
     ):
         folder = Path(name)
-        _say("latencies through Kafka")
-        with AgentProcess(servers, f"{prefix}-latency", folder / "latency"):
-            report["latency_ms"] = asyncio.run(
-                latency.measure(servers, f"{prefix}-latency", trials=size.trials, warm_up=size.warm_up)
+        if "latency" in parts:
+            _say("latencies through Kafka")
+            with AgentProcess(servers, f"{prefix}-latency", folder / "latency"):
+                report["latency_ms"] = asyncio.run(
+                    latency.measure(servers, f"{prefix}-latency", trials=size.trials, warm_up=size.warm_up)
+                )
+        if "volume" in parts:
+            _say(f"{size.markers:,} markers through the agent")
+            filled = volume.backlog(size.markers)
+            report["throughput"], topics = volume.measure_throughput(
+                servers, f"{prefix}-volume", folder, filled, repetitions=size.repetitions
             )
-        _say(f"{size.markers:,} markers through the agent")
-        filled = volume.backlog(size.markers)
-        report["throughput"], topics = volume.measure_throughput(
-            servers, f"{prefix}-volume", folder, filled, repetitions=size.repetitions
+            _say("the agent's restart on that log")
+            report["restart"] = volume.measure_restart(
+                servers, topics, folder, size.markers, repetitions=size.repetitions
+            )
+        if "locks" in parts:
+            report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
+    return report
+
+
+def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    settings = Settings.load(bootstrap_servers=servers, topic_prefix=prefix)
+    asyncio.run(ensure_topics(settings, settings.topics, settings.partitions, settings.replication))
+    with running_s3_server() as server, _environment(server.environment):
+        report["server"] = server.used
+        _say("one lock: acquire, renew, release")
+        report["operations"] = asyncio.run(
+            locks.measure_operations(server, rounds=size.lock_rounds, repetitions=size.repetitions)
         )
-        _say("the agent's restart on that log")
-        report["restart"] = volume.measure_restart(
-            servers, topics, folder, size.markers, repetitions=size.repetitions
+        _say("one lock, handed over")
+        report["hand_over"] = asyncio.run(locks.measure_hand_over(server, settings, rounds=size.lock_rounds))
+        _say(f"one lock, {contention.CONTENDERS} contenders")
+        report["contention"] = _contention(size, server, settings)
+        with StoreProxy(server.endpoint, delay_seconds=LATER_SECONDS) as proxy:
+            report["contention_later"] = {
+                **_contention(size, server, settings, proxy.endpoint),
+                "later_ms": round(LATER_SECONDS * 1e3),
+                "bound": round(_bound(report["operations"]), 1),
+            }
+        _say(f"{size.locks:,} locks of one agent")
+        keeping = Settings.load(
+            bootstrap_servers=servers,
+            topic_prefix=f"{prefix}-kept",
+            renew_seconds=size.renew_seconds,
+            request_timeout_seconds=min(2.0, size.renew_seconds * 0.9),
+        )
+        report["renewals"] = renewals.measure(
+            server, keeping, folder / "kept", locks=size.locks, seconds=size.locks_seconds
         )
     return report
+
+
+def _contention(
+    size: Size, server: S3Server, settings: Settings, endpoint: str | None = None
+) -> dict[str, Any]:
+    runs = [
+        asyncio.run(contention.measure(server, settings, seconds=size.contention_seconds, endpoint=endpoint))
+        for _ in range(size.contention_runs)
+    ]
+    return over_runs(runs)
+
+
+def _bound(operations: dict[str, Any]) -> float:
+    """Cycles a second if a cycle were the hold and three of the later requests, one after the other, and nothing else."""
+    request: float = operations["release"]["ms"]["p50"]["median"] / 1e3 + LATER_SECONDS
+    return 1 / (contention.HOLD_SECONDS + 3 * request)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Credentials where the standard chain looks for them, here and in the processes that are started."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
@@ -122,6 +229,15 @@ def _load() -> float:
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """What, how much, and the aim."""
+    if "latency_ms" in report:
+        yield from _latency_rows(report["latency_ms"])
+    if "throughput" in report:
+        yield from _volume_rows(report["throughput"], report["restart"])
+    if "check" in report:
+        yield from _check_rows(report["check"])
+
+
+def _latency_rows(latencies: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     names = {
         "once_through_kafka": ("once through Kafka, no agent", ""),
         "marker_to_abort": ("marker → abort", "p50 < 15 ms"),
@@ -131,15 +247,16 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         "intent_to_granted_taking_the_lock": ("intent → grant, idle table: takes the lock", ""),
     }
     for name, (title, aim) in names.items():
-        took = report["latency_ms"][name]
+        took = latencies[name]
         yield title, f"p50 {took['p50']:.1f} ms, p99 {took['p99']:.1f} ms", aim
-    through = report["throughput"]
+
+
+def _volume_rows(through: dict[str, Any], restart: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
         f"markers through the agent, batches of {through['batch']}",
         f"{through['markers_a_second']:,} a second ({through['agent_cpu_us_a_marker']:.2f} µs CPU each)",
         "≥ 250,000 a second",
     )
-    restart = report["restart"]
     yield (
         f"restart on {restart['markers']:,} markers",
         f"{restart['ready_seconds']:.1f} s, of it replay {restart['replay_seconds']:.1f} s",
@@ -150,9 +267,11 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         f"{restart['resident_mb']:.0f} MB, highest {restart['peak_mb']:.0f} MB, {restart['bytes_a_marker']} bytes a marker",
         "< 400 MB",
     )
-    empty = report["restart"]["empty_log"]
+    empty = restart["empty_log"]
     yield "  an agent with an empty log", f"{empty['ready_seconds']:.1f} s, {empty['resident_mb']:.0f} MB", ""
-    check = report["check"]
+
+
+def _check_rows(check: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     titles = {
         "incremental": "check as 1,500 markers arrive",
         "incremental_all_meeting": "  a batch of 100 that all conflict",
@@ -166,15 +285,22 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    rows = [("", "measured", "aim"), *_rows(report)]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
     machine = report["machine"]
     print(
         f"\n{machine['cores']} cores, Python {machine['python']}, aiokafka {machine['aiokafka']}, "
         f"load {machine['load_before']} before and {machine['load_after']} after, took {report['took_seconds']} s"
         + (", --quick: the figures mean nothing" if report["quick"] else "")
-        + "\n"
     )
+    if rows := list(_rows(report)):
+        _print_table([("", "measured", "aim"), *rows])
+    if "locks" in report:
+        _print_table([lock_table.HEAD, *lock_table.rows(report["locks"])])
+        print(lock_table.FOOTNOTE)
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    print()
     for row in rows:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from statistics import median
 from typing import Any
 
 from lakewarden.events import CommitGranted
 from tests.bench import words
+from tests.bench.figures import summary
 from tests.bench.writers import Writers
 
 PERIOD_SECONDS = 0.05
@@ -61,13 +61,7 @@ class _Times:
         self.took[trial] = (ended - began) * 1e3
 
     def summary(self, warm_up: int) -> dict[str, float]:
-        took = sorted(value for trial, value in self.took.items() if trial >= warm_up)
-        figures = {"p50": median(took), "p99": _share(took, 0.99), "max": took[-1]}
-        return {name: round(value, 2) for name, value in figures.items()} | {"count": len(took)}
-
-
-def _share(ordered: list[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+        return summary([value for trial, value in self.took.items() if trial >= warm_up])
 
 
 async def _at_their_times(count: int, trial: Callable[[int], Coroutine[Any, Any, None]]) -> None:

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.kafka_fixture import KafkaServer
+from tests.servers.s3 import ENDPOINT_VARIABLE, S3Server
 
+REQUESTS = {"acquire": 2, "renew": 1, "release": 1}
 LATENCIES = {
     "once_through_kafka",
     "marker_to_abort",
@@ -23,8 +26,10 @@ LATENCIES = {
 
 
 @pytest.mark.real
-@pytest.mark.timeout(180)  # seconds alone; three agents start beside whatever else the machine does
-def test_the_benchmark_runs_and_reports_every_figure(kafka: KafkaServer, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)  # seconds alone; four agents start beside whatever else the machine does
+def test_the_benchmark_runs_and_reports_every_figure(
+    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
+) -> None:
     written = tmp_path / "bench.json"
     done = subprocess.run(
         [
@@ -37,7 +42,9 @@ def test_the_benchmark_runs_and_reports_every_figure(kafka: KafkaServer, tmp_pat
             "--bootstrap-servers",
             kafka.bootstrap_servers,
         ],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ
+        | s3_server.environment
+        | {"TMPDIR": str(tmp_path), ENDPOINT_VARIABLE: s3_server.endpoint},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -65,7 +72,24 @@ def test_the_benchmark_runs_and_reports_every_figure(kafka: KafkaServer, tmp_pat
         assert name in report["restart"]
     for name in ("incremental", "incremental_all_meeting", "sweep", "periodic"):
         assert report["check"][name].keys() == {"ms", "ns_a_marker"}
+    _check_locks(report["locks"])
+    assert "8 contenders" in done.stdout
     assert _started_with(tmp_path) == []
+
+
+def _check_locks(report: dict[str, Any]) -> None:
+    """Not how fast, but how many: an idle machine and a busy one send the same requests, and lose no lease."""
+    assert {name: report["operations"][name]["requests"] for name in REQUESTS} == REQUESTS
+    assert report["hand_over"]["requests"] >= 2
+    assert report["hand_over"]["ms"].keys() == {"whole", "release", "kafka", "read", "write"}
+    for name in ("contention", "contention_later"):
+        assert report[name]["cycles_a_second"]["median"] > 0
+        assert 0 < report[name]["jain"]["median"] <= 1
+        assert report[name]["requests_a_cycle"]["median"] > 2
+    kept = report["renewals"]
+    assert kept["late_ms"]["count"] == kept["took_ms"]["count"] == kept["renewals"] >= kept["locks"]
+    assert kept["pause"]["renewed"] == kept["locks"]
+    assert kept["lost"] == 0
 
 
 def _started_with(folder: Path) -> list[int]:

@@ -1,0 +1,188 @@
+"""What it costs one agent to keep many locks: `lakewarden agent` as a process, with its default settings, on an S3 server.
+
+As many tables as locks have an open transaction each, so that the agent holds their locks and renews each every 3 s. All of
+them begin at once. When the last lock is taken and some renewals have passed, the processor time of the agent and of the store
+is read, and read again at the end. The rest is in the audit log: a renewal's `validUntil` is the time when it was sent plus the
+lease, so the difference between two of them, less the interval, is how late the second was. Milliseconds.
+
+Then the process is stopped for longer than an interval, which makes all renewals due at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from lakewarden.agent.kafka import partitions_of, read_to_end
+from lakewarden.agent.settings import Settings
+from lakewarden.events import AUDIT_EVENT, LockAcquired, LockEvent, LockLost, LockRenewed, Undecodable, decode
+from tests.bench import words
+from tests.bench.agent_process import AgentProcess
+from tests.bench.figures import summary
+from tests.bench.writers import Writers
+from tests.servers.s3 import S3Server
+
+SETTLE_INTERVALS = 2
+PAUSE_INTERVALS = 1.5
+AFTER_PAUSE_INTERVALS = 3
+
+
+def measure(
+    server: S3Server, settings: Settings, folder: Path, *, locks: int, seconds: float
+) -> dict[str, Any]:
+    """Shares of a core, lateness, and leases lost."""
+    prefix = settings.topic_prefix
+    with AgentProcess(
+        settings.bootstrap_servers,
+        prefix,
+        folder,
+        lock_root=f"s3://{server.bucket()}/bench",
+        s3_endpoint=server.endpoint,
+        s3_region=server.region,
+        renew_seconds=str(settings.renew_seconds),
+        request_timeout_seconds=str(settings.request_timeout_seconds),
+    ) as agent:
+        return asyncio.run(_measure(server, settings, agent, locks, seconds))
+
+
+async def _measure(
+    server: S3Server, settings: Settings, agent: AgentProcess, locks: int, seconds: float
+) -> dict[str, Any]:
+    interval = settings.renew_seconds
+    tables = [f"{words.TABLES}/kept-{number}" for number in range(locks)]
+    store = _store_process(server)
+    began = _wall_ms()
+    async with Writers(settings.bootstrap_servers, settings.topic_prefix) as writers:
+        for table in tables:
+            await writers.send(table, words.intent(table, table))
+        for table in tables:
+            await writers.answer(table, "admitted")
+    taken = await _all_taken(settings, locks)
+    await asyncio.sleep(SETTLE_INTERVALS * interval)
+    calm = _Span(agent, store)
+    await asyncio.sleep(seconds)
+    calm.end()
+    paused = _wall_ms()
+    agent.pause()
+    await asyncio.sleep(PAUSE_INTERVALS * interval)
+    agent.go_on()
+    resumed = _wall_ms()
+    await asyncio.sleep(AFTER_PAUSE_INTERVALS * interval)
+    history = await _history(settings)
+    lease_ms, interval_ms = settings.validity_seconds * 1e3, interval * 1e3
+    renewals = [each for each in _renewals(history, lease_ms, interval_ms) if calm.covers(each["sent"])]
+    overdue = [each for each in _renewals(history, lease_ms, interval_ms) if each["sent"] >= resumed]
+    first = {each["lock"]: each for each in reversed(overdue)}
+    return {
+        "locks": locks,
+        "seconds": seconds,
+        "renew_seconds": interval,
+        "all_taken_seconds": round((taken - began) / 1e3, 1),
+        "renewals": len(renewals),
+        "late_ms": summary([each["late"] for each in renewals]),
+        "took_ms": summary([each["took"] for each in renewals]),
+        "requests_a_renewal": round(sum(each["requests"] for each in renewals) / len(renewals), 3),
+        "agent_core": round(calm.agent_share, 3),
+        "store_core": None if store is None else round(calm.store_share, 3),
+        "lost": sum(isinstance(event, LockLost) for events in history.values() for event in events),
+        "pause": {
+            "seconds": round((resumed - paused) / 1e3, 1),
+            "all_renewed_after_seconds": round(
+                (max(each["sent"] + each["took"] for each in first.values()) - resumed) / 1e3, 2
+            ),
+            "requests_a_renewal": round(sum(each["requests"] for each in first.values()) / len(first), 3),
+            "renewed": len(first),
+        },
+    }
+
+
+class _Span:
+    """Processor time from its beginning to `end`."""
+
+    def __init__(self, agent: AgentProcess, store: psutil.Process | None) -> None:
+        self._agent, self._store = agent, store
+        self._from, self._until = _wall_ms(), 0.0
+        self._began = self._times()
+        self.agent_share = self.store_share = 0.0
+
+    def end(self) -> None:
+        """Read the clocks again; shares of a core."""
+        wall, agent, store = (
+            after - before for before, after in zip(self._began, self._times(), strict=True)
+        )
+        self._until = _wall_ms()
+        self.agent_share, self.store_share = agent / wall, store / wall
+
+    def covers(self, wall_ms: float) -> bool:
+        return self._from <= wall_ms < self._until
+
+    def _times(self) -> tuple[float, float, float]:
+        return time.monotonic(), self._agent.cpu_seconds(), 0.0 if self._store is None else _cpu(self._store)
+
+
+def _renewals(
+    history: dict[str, list[LockEvent]], lease_ms: float, interval_ms: float
+) -> Iterable[dict[str, Any]]:
+    for lock, events in history.items():
+        held = [each for each in events if isinstance(each, LockAcquired | LockRenewed)]
+        for before, event in itertools.pairwise(held):
+            if isinstance(event, LockRenewed):
+                yield {
+                    "lock": lock,
+                    "sent": event.valid_until - lease_ms,
+                    "late": event.valid_until - before.valid_until - interval_ms,
+                    "took": event.duration_ms,
+                    "requests": event.requests,
+                }
+
+
+async def _all_taken(settings: Settings, locks: int) -> float:
+    """Wait until each lock is held; when the last one was, in epoch milliseconds."""
+    deadline = time.monotonic() + 60
+    while True:
+        history = await _history(settings)
+        acquired = [each for events in history.values() for each in events if isinstance(each, LockAcquired)]
+        if len({each.lock for each in acquired}) == locks:
+            return max(each.at.timestamp() for each in acquired) * 1e3
+        assert time.monotonic() < deadline, f"{len(acquired)} of {locks} locks are taken"
+        await asyncio.sleep(0.5)
+
+
+async def _history(settings: Settings) -> dict[str, list[LockEvent]]:
+    """What the agent told of each lock, in the order of the log."""
+    partitions = await partitions_of(settings, settings.topics.audit)
+    told: defaultdict[str, list[LockEvent]] = defaultdict(list)
+    for records in (await read_to_end(settings, dict.fromkeys(partitions))).values():
+        for record in records:
+            event = decode(AUDIT_EVENT, record.value)
+            assert not isinstance(event, Undecodable)
+            told[event.lock].append(event)
+    return told
+
+
+def _store_process(server: S3Server) -> psutil.Process | None:
+    """The server's process, where we have started it."""
+    port = urlsplit(server.endpoint).port
+    for child in psutil.Process().children(recursive=True):
+        if any(
+            each.laddr.port == port for each in child.net_connections() if each.status == psutil.CONN_LISTEN
+        ):
+            return child
+    return None
+
+
+def _cpu(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def _wall_ms() -> float:
+    return time.time() * 1e3
