@@ -16,9 +16,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lakewarden.events import CommitIntent
 from lakewarden.handlers.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.footprints import Overlap
 from lakewarden.handlers.state import CommittedBatch
 from lakewarden.handlers.transactions import COMPUTING, Phase, Transaction
 from lakewarden.handlers.verdicts import Admit, Cause, SkipBatch
@@ -93,13 +96,17 @@ def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
     return running is not None and running.writer == transaction.writer
 
 
-def _somebody_ahead(deciding: Deciding, transaction: Transaction) -> bool:
+def ahead(deciding: Deciding, transaction: Transaction) -> Iterator[Overlap]:
+    """What holds a queued transaction back: its overlaps with those who compute, or stand before it in the line."""
     mine = _place(deciding, transaction)
     for overlap in deciding.state.footprints.overlaps(transaction):
         other = overlap.other.transaction
-        ahead = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(deciding, other) < mine)
-        if ahead and operations_conflict(
+        first = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(deciding, other) < mine)
+        if first and operations_conflict(
             rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
         ):
-            return True
-    return False
+            yield overlap
+
+
+def _somebody_ahead(deciding: Deciding, transaction: Transaction) -> bool:
+    return next(ahead(deciding, transaction), None) is not None
