@@ -285,7 +285,11 @@ async def test_locks_are_kept_in_a_bucket_as_well(
     assert (record.owner, record.expired) == (grant.lock_owner, False)
 
 
-async def test_an_unreachable_store_ends_the_start_with_one_line(scene: World) -> None:
+async def test_an_unreachable_store_ends_the_start_with_one_line(
+    scene: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     given = {"lock_root": "s3://nowhere/locks", "s3_endpoint": "http://127.0.0.1:9", "log_level": "error"}
     with scene.process(**given, s3_region="us-east-1") as process:
         assert await process.ended() == 1
