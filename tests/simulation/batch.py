@@ -8,6 +8,7 @@ same, as good as any.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
+from tests.simulation.planted import BUGS, planted
 from tests.simulation.run import run
 from tests.simulation.scenario import VERSION
 from tests.simulation.timeline import digest, spell
@@ -54,6 +56,17 @@ def examine(seed: int) -> Result:
     violation = outcome.violations[0] if outcome.violations else None
     story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
     return Result(seed, violation, story, digest(outcome.trace), outcome.seconds)
+
+
+def hunt(bug: str, seeds: range) -> Counter[str]:
+    """Plant a bug, and run these seeds until its own oracle finds it; which oracles found something."""
+    found: Counter[str] = Counter()
+    with planted(bug):
+        for seed in seeds:
+            found.update(violation.partition(":")[0] for violation in run(seed).violations[:1])
+            if found[BUGS[bug][0]]:
+                break
+    return found
 
 
 def _examine_all(seeds: tuple[int, ...]) -> list[Result]:

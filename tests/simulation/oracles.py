@@ -79,8 +79,6 @@ class Belief:
     since: float
     until: float
     is_agent: bool
-    adopted: bool = False
-    """Its lease was taken over for the grant that runs under it; the adopter's quiet time protects the rest."""
 
     def at(self, now: float) -> bool:
         """Whether it is held at this instant."""
@@ -110,6 +108,9 @@ class Seen:
     """Each agent, and the owners that it ever sent."""
     adopts: dict[str, str] = field(default_factory=dict)
     """Each agent, and the owner that the log lets it take over from."""
+    adopted: list[str] = field(default_factory=list)
+    """Owners that were taken over for the grant that ran under them: what they still believe is protected by the quiet time of
+    the one who took over, and judged when that is told."""
     waits: dict[str, Wait] = field(default_factory=dict)
     awaited: dict[str, bytes] = field(default_factory=dict)
     """Each agent that waits for the answer to a write, and what it wrote."""
@@ -222,12 +223,12 @@ class Oracles:
 
     def _judge_theft(self, seen: Seen, writer: str, uri: str, former: LockRecord | None) -> None:
         now = self._timeline.now
+        if former is not None and seen.adopts.get(writer) == former.owner:
+            seen.adopted.append(former.owner)
         for name, belief in seen.beliefs.items():
-            if name == writer or belief.adopted:
+            if name == writer or belief.owner in seen.adopted or not belief.at(now):
                 continue
-            if former is not None and seen.adopts.get(writer) == former.owner == belief.owner:
-                belief.adopted = True
-            elif belief.at(now) and self._promised(is_agent=writer in seen.wrote, to_agent=belief.is_agent):
+            if self._promised(is_agent=writer in seen.wrote, to_agent=belief.is_agent):
                 left = belief.until - now
                 self.violated(
                     "no theft",

@@ -1,48 +1,66 @@
-"""Bugs that prove the oracles: each is planted into the production code at one seam, and must be found.
+"""Bugs that prove the oracles: each is planted into the production code at one seam, and must be found by its oracle.
 
-- *read-back trusted*: an own record that is read back is written again before it is relied upon. Without that it may be
-  an *earlier* write of ours, whose lease ends sooner than that of the write in doubt.
-- *challenger's drift flipped*: it waits the drift longer than `validUntil`, because its clock may be ahead of the holder's.
-- *holder's drift flipped*: it stops the drift before its lease ends, because a challenger's clock may be ahead of its own.
-- *counted from the answer*: a lease counts from before its write was sent. A slow answer would make it longer than the object
-  says.
-- *409 taken for lost*: a conflict leaves it open whether the write lands. Taken for lost, the next write bears another owner;
-  when the first one lands after all, its own agent waits for it.
-- *renewed without the version*: a renewal is conditional on the version that was last confirmed. One that was on its way for
-  long would overwrite the next holder.
-- *asked once a second*: a waiting agent leaves a holder alone for `poll_seconds`.
-- *margin forgotten*: a lease that isn't confirmed is given up `margin` before its end, so that whoever relies on it hears of it
-  in time.
-- *quiet time forgotten*: an adopted lock covers no new grant while its former owner may believe in it.
-- *malformed overwritten*: an object that is no lock record is left alone, because somebody may rely on it.
+| bug | found by | the rule without which it is there |
+| --- | --- | --- |
+| read-back trusted | no belief beyond the object | an own record that is read back is written again before it is relied upon |
+| challenger's drift flipped | no theft | a challenger waits the drift longer: its clock may be ahead of the holder's |
+| holder's drift flipped | no belief beyond the object | a holder stops the drift earlier: the other's clock may be ahead |
+| counted from the answer | no belief beyond the object | a lease counts from before its write was sent |
+| 409 taken for lost | no self-block | whether a write lands that met another is open; until it is settled, all bear one owner |
+| own record not known | no self-block | an own lock whose answer was lost is taken again (Hudi waits for it to lapse) |
+| killed by its own renewal | no false loss | a renewal that lost to an own one is none (Hudi interrupts its writer) |
+| renewed without the version | no theft | a renewal that was on its way for long must not overwrite the next holder |
+| unknown taken for won | true confirmation | what is unknown is read back |
+| read back thrice | doubts are settled | one read and one write settle a doubt |
+| validUntil repeats | versions | each write differs from all before it |
+| strict rule forgotten | no theft | where clocks are apart, a version must have stayed the same for a whole lease |
+| quiet time forgotten | one holder | an adopted lock covers no new grant while its former owner may believe in it |
+| margin forgotten | heard in time | a lease that isn't confirmed is given up so long before its end that all can hear of it |
+| given up too soon | nothing for nothing | a lease is renewed before it is in doubt |
+| asked once a second | patience | a waiting agent leaves a holder alone for `poll_seconds` |
+| never asked again | all get it | and then it looks again |
+| malformed overwritten | foreign objects | an object that is no lock record is left alone |
+| malformed not foreseen | it goes on | and breaks nothing |
 
-That a read-back is trusted is harmless as long as the record found is the very one in doubt, counted from its own sending: the
-object says as much as an answer would have said. What makes it dangerous is that an owner id does not tell which of its
-writes is there.
+A read-back that is trusted is harmless while the record found is the very one in doubt and the lease is counted from its
+sending: the object says as much as the answer would have. What makes it dangerous is that an owner id doesn't tell which of its
+writes is there: an earlier one ends sooner. That is how it is planted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import Answer
-from lakewarden.agent.stores.memory import Objects
+from lakewarden.agent.stores.memory import Objects, version_of
 from lakewarden.handlers import lease
-from lakewarden.handlers.conditional import Condition, Found, IfMatch, Lost, Won
-from lakewarden.handlers.lease_types import LeaseSettings, Moment, Step, Work, Writing
-from lakewarden.handlers.lock_object import LockRecord, Malformed, parse
+from lakewarden.handlers.conditional import (
+    Condition,
+    Found,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from lakewarden.handlers.lease_types import LeaseSettings, Moment, State, Step, Work, Writing
+from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
 
 ANY_VERSION = "*"
 """As in HTTP: if-match of it holds for whatever is there."""
 
+Plant: TypeAlias = tuple[Any, str, Callable[..., Any]]
+"""Where, what, and what is put in its place."""
 
-@contextmanager
-def _read_back_trusted() -> Iterator[None]:
+
+def _read_back_trusted() -> list[Plant]:
     put_hold, found = lease._put_hold, lease._found_while_wanted
     sent: dict[str, float] = {}
 
@@ -55,67 +73,74 @@ def _read_back_trusted() -> Iterator[None]:
     def found_trusting(
         work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
     ) -> Step:
-        if record.owner == work.mine and not record.expired and record.owner in sent:
+        if record.owner == work.mine and not record.expired:
             landed = Writing(work, record, IfMatch(version), sent[record.owner])
             return lease._confirmed(landed, at, version, settings)
         return found(work, at, settings, record, version)
 
-    with (
-        patch.object(lease, "_put_hold", put_noting),
-        patch.object(lease, "_found_while_wanted", found_trusting),
-    ):
-        yield
+    return [(lease, "_put_hold", put_noting), (lease, "_found_while_wanted", found_trusting)]
 
 
-@contextmanager
-def _challengers_drift_flipped() -> Iterator[None]:
-    held_at = LockRecord.held_at
+def _challengers_drift_flipped() -> list[Plant]:
+    held_at, binds_for = LockRecord.held_at, lease._binds_for
 
-    def flipped(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
+    def held(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
         return held_at(self, wall_ms, -drift_ms)
 
-    def binds_for(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
-        return (record.valid_until - settings.drift_ms - at.wall_ms) / 1000
+    def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
+        return binds_for(work, at, replace(settings, drift=-settings.drift), record)
 
-    with patch.object(LockRecord, "held_at", flipped), patch.object(lease, "_binds_for", binds_for):
-        yield
+    return [(LockRecord, "held_at", held), (lease, "_binds_for", binds)]
 
 
-@contextmanager
-def _holders_drift_flipped() -> Iterator[None]:
+def _holders_drift_flipped() -> list[Plant]:
     confirmed = lease._confirmed
 
     def flipped(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
         return confirmed(state, at, version, replace(settings, drift=-settings.drift))
 
-    with patch.object(lease, "_confirmed", flipped):
-        yield
+    return [(lease, "_confirmed", flipped)]
 
 
-@contextmanager
-def _counted_from_the_answer() -> Iterator[None]:
+def _counted_from_the_answer() -> list[Plant]:
     confirmed = lease._confirmed
 
     def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
         return confirmed(replace(state, sent_at=at.now), at, version, settings)
 
-    with patch.object(lease, "_confirmed", late):
-        yield
+    return [(lease, "_confirmed", late)]
 
 
-@contextmanager
-def _conflict_taken_for_lost() -> Iterator[None]:
+def _conflict_taken_for_lost() -> list[Plant]:
     row_of = classify.row_of
 
     def lost(answer: Answer, asked: Condition | None) -> classify.Row:
         return row_of(replace(answer, status=412) if answer.status == 409 else answer, asked)
 
-    with patch.object(classify, "row_of", lost):
-        yield
+    return [(classify, "row_of", lost)]
 
 
-@contextmanager
-def _renewed_without_the_version() -> Iterator[None]:
+def _own_record_not_known() -> list[Plant]:
+    found = lease._found_while_wanted
+
+    def strange(work: Work, *rest: Any) -> Step:
+        return found(work if work.lease else replace(work, mine=None), *rest)
+
+    return [(lease, "_found_while_wanted", strange)]
+
+
+def _killed_by_its_own_renewal() -> list[Plant]:
+    found = lease._found_while_wanted
+
+    def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
+        if work.lease is not None and version != work.lease.version:
+            return lease._lost(work, at, why="another version is there", holder=record.owner)
+        return found(work, at, settings, record, version)
+
+    return [(lease, "_found_while_wanted", killed)]
+
+
+def _renewed_without_the_version() -> list[Plant]:
     put_hold, put = lease._put_hold, Objects.put
 
     def unconditional(
@@ -130,74 +155,127 @@ def _renewed_without_the_version() -> Iterator[None]:
             condition = IfMatch(found.version)
         return put(self, key, body, condition)
 
-    with patch.object(lease, "_put_hold", unconditional), patch.object(Objects, "put", put_over):
-        yield
+    return [(lease, "_put_hold", unconditional), (Objects, "put", put_over)]
 
 
-@contextmanager
-def _asked_once_a_second() -> Iterator[None]:
-    def impatient(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
-        del at, binds_for
-        return settings.poll_seconds / 10
+def _unknown_taken_for_won() -> list[Plant]:
+    wrote = lease._wrote
 
-    with patch.object(lease, "_patience", impatient):
-        yield
+    def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
+        won = Won(version_of(render(state.record)))
+        return wrote(state, at, won if isinstance(outcome, Unknown) else outcome, settings)
 
-
-@contextmanager
-def _margin_forgotten() -> Iterator[None]:
-    give_up, deadline = lease._give_up_in_time, lease.deadline
-
-    def late(state: lease.State, at: Moment, settings: LeaseSettings) -> Step:
-        return give_up(state, at, replace(settings, margin=0.0))
-
-    def last_moment(state: lease.State, settings: LeaseSettings) -> float | None:
-        return deadline(state, replace(settings, margin=-0.001))
-
-    with patch.object(lease, "_give_up_in_time", late), patch.object(lease, "deadline", last_moment):
-        yield
+    return [(lease, "_wrote", trusting)]
 
 
-@contextmanager
-def _quiet_time_forgotten() -> Iterator[None]:
-    confirmed = lease._confirmed
-
-    def loud(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
-        return confirmed(replace(state, work=replace(state.work, quiet_until=0.0)), at, version, settings)
-
-    with patch.object(lease, "_confirmed", loud):
-        yield
-
-
-@contextmanager
-def _malformed_overwritten() -> Iterator[None]:
+def _read_back_thrice() -> list[Plant]:
     read = lease._read
 
-    def overwriting(work: Work, at: Moment, outcome: Any, settings: LeaseSettings) -> Step:
+    def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
+        if isinstance(outcome, Found) and 0 < work.tries < 3:
+            return lease._get(replace(work, tries=work.tries + 1))
+        return read(work, at, outcome, settings)
+
+    return [(lease, "_read", reading)]
+
+
+def _valid_until_repeats() -> list[Plant]:
+    put_hold = lease._put_hold
+
+    def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
+        lease_ms = round(settings.validity * 1000)
+        same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, fresh=work.mine or at.fresh)
+        return put_hold(work, same, settings, condition, None)
+
+    return [(lease, "_put_hold", coarse)]
+
+
+def _strict_rule_forgotten() -> list[Plant]:
+    binds_for = lease._binds_for
+
+    def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
+        return binds_for(work, at, replace(settings, strict=False), record)
+
+    return [(lease, "_binds_for", binds)]
+
+
+def _quiet_time_forgotten() -> list[Plant]:
+    confirmed = lease._confirmed
+
+    def loud(state: Writing, *rest: Any) -> Step:
+        return confirmed(replace(state, work=replace(state.work, quiet_until=0.0)), *rest)
+
+    return [(lease, "_confirmed", loud)]
+
+
+def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Plant]:
+    give_up, deadline = lease._give_up_in_time, lease.deadline
+
+    def given_up(state: State, at: Moment, settings: LeaseSettings) -> Step:
+        return give_up(state, at, replace(settings, margin=share(settings)))
+
+    def due(state: State, settings: LeaseSettings) -> float | None:
+        return deadline(state, replace(settings, margin=share(settings)))
+
+    return [(lease, "_give_up_in_time", given_up), (lease, "deadline", due)]
+
+
+def _waits(seconds: Callable[[LeaseSettings], float]) -> list[Plant]:
+    def patience(_: Moment, settings: LeaseSettings, __: float) -> float:
+        return seconds(settings)
+
+    return [(lease, "_patience", patience)]
+
+
+def _malformed_overwritten() -> list[Plant]:
+    read = lease._read
+
+    def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
         if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.wanted:
             return lease._put_hold(replace(work, lease=None), at, settings, IfMatch(outcome.version), None)
         return read(work, at, outcome, settings)
 
-    with patch.object(lease, "_read", overwriting):
-        yield
+    return [(lease, "_read", overwriting)]
 
 
-BUGS: dict[str, Callable[[], Any]] = {
-    "read-back trusted": _read_back_trusted,
-    "challenger's drift flipped": _challengers_drift_flipped,
-    "holder's drift flipped": _holders_drift_flipped,
-    "counted from the answer": _counted_from_the_answer,
-    "409 taken for lost": _conflict_taken_for_lost,
-    "renewed without the version": _renewed_without_the_version,
-    "asked once a second": _asked_once_a_second,
-    "margin forgotten": _margin_forgotten,
-    "quiet time forgotten": _quiet_time_forgotten,
-    "malformed overwritten": _malformed_overwritten,
+def _malformed_not_foreseen() -> list[Plant]:
+    def trusting(body: bytes) -> LockRecord:
+        fields = json.loads(body)
+        return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
+
+    return [(lease, "parse", trusting)]
+
+
+BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
+    "read-back trusted": ("no belief beyond the object", _read_back_trusted),
+    "challenger's drift flipped": ("no theft", _challengers_drift_flipped),
+    "holder's drift flipped": ("no belief beyond the object", _holders_drift_flipped),
+    "counted from the answer": ("no belief beyond the object", _counted_from_the_answer),
+    "409 taken for lost": ("no self-block", _conflict_taken_for_lost),
+    "own record not known": ("no self-block", _own_record_not_known),
+    "killed by its own renewal": ("no false loss", _killed_by_its_own_renewal),
+    "renewed without the version": ("no theft", _renewed_without_the_version),
+    "unknown taken for won": ("true confirmation", _unknown_taken_for_won),
+    "read back thrice": ("doubts are settled", _read_back_thrice),
+    "validUntil repeats": ("versions", _valid_until_repeats),
+    "strict rule forgotten": ("no theft", _strict_rule_forgotten),
+    "quiet time forgotten": ("one holder", _quiet_time_forgotten),
+    "margin forgotten": ("heard in time", lambda: _margin_of(lambda _: -0.001)),
+    "given up too soon": (
+        "nothing for nothing",
+        lambda: _margin_of(lambda settings: 0.94 * settings.validity),
+    ),
+    "asked once a second": ("patience", lambda: _waits(lambda settings: settings.poll_seconds / 10)),
+    "never asked again": ("all get it", lambda: _waits(lambda settings: 1_000 * settings.validity)),
+    "malformed overwritten": ("foreign objects", _malformed_overwritten),
+    "malformed not foreseen": ("it goes on", _malformed_not_foreseen),
 }
+"""Each bug, the oracle that is to find it, and how it is planted."""
 
 
 def planted(bug: str) -> ExitStack:
     """Within this, the bug is there."""
     stack = ExitStack()
-    stack.enter_context(BUGS[bug]())
+    for where, what, instead in BUGS[bug][1]():
+        stack.enter_context(patch.object(where, what, instead))
     return stack
