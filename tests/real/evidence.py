@@ -96,11 +96,11 @@ def losses_under_a_grant(
     """Each loss of a lease under which a grant was certainly still running when the agent told it.
 
     A grant runs until its transaction's end is read: an end that was sent before the loss was told may have been read or
-    not, so that grant is left out. A lease that another agent adopted covers its grant from there, so its first owner's loss
-    says nothing.
+    not, so that grant is left out. Where a lease was adopted before its former owner told of a loss, the grant runs under the adopter,
+    and that loss says nothing.
     """
     steps = [json.loads(record.value) for record in audit]
-    adopted = {step["owner"]: step["adopted"] for step in steps if step.get("adopted")}
+    adoptions = [step for step in steps if step.get("adopted")]
     ended = _ends(writers)
     decided = [json.loads(record.value) for record in decisions]
     aborts = {each["transaction"]: each["reason"] for each in decided if _is_word_of_loss(each)}
@@ -115,6 +115,7 @@ def losses_under_a_grant(
     for step in steps:
         at = _at_ms(step)
         death = killed.get(step["agent"])
+        adopted = {each["owner"]: each["adopted"] for each in adoptions if _at_ms(each) <= at}
         if step["type"] != "lock-lost" or step["owner"] in adopted.values():
             continue
         if death is not None and at > death - SAME_DEATH_MS:
