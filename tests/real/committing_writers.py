@@ -92,7 +92,7 @@ class Writers:
     def _attempt(self, gate: CommitGate, writer: str, batch: int, chance: random.Random) -> str:
         with gate.transaction(table=self._given.table, writer=writer, batch_id=batch, lock=self._lock) as txn:
             txn.touch("p", str(chance.randrange(GROUPS)), "merge")
-            time.sleep(chance.uniform(0.0, 0.1))
+            time.sleep(chance.uniform(0.05, 0.5))
             with txn.commit() as grant:
                 seconds = chance.uniform(0.02, 0.6)
                 if self._long.is_set():

@@ -96,8 +96,8 @@ def losses_under_a_grant(
     """Each loss of a lease under which a grant was certainly still running when the agent told it.
 
     A grant runs until its transaction's end is read: an end that was sent before the loss was told may have been read or
-    not, so that grant is left out. Where a lease was adopted before its former owner told of a loss, the grant runs under the adopter,
-    and that loss says nothing.
+    not, so that grant is left out. Where a lease was adopted before its former owner told of a loss, the grant runs under
+    the adopter, and that loss says nothing.
     """
     steps = [json.loads(record.value) for record in audit]
     adoptions = [step for step in steps if step.get("adopted")]

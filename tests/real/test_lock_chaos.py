@@ -32,7 +32,7 @@ SHORTEST_SECONDS = 60.0
 """Of the storm."""
 TABLES = {"plain": False, "other": False, "hudi": True}
 """And whether a table's lock is shared with foreign holders."""
-HOLDERS = 2
+HOLDERS = 3
 ROOMY = {
     "validity_seconds": 15.0,
     "margin_seconds": 5.0,
