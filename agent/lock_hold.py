@@ -285,9 +285,11 @@ class _Holder:
 
     def _lose(self, ended: lease.LeaseEnded) -> None:
         assert self._lease is not None
-        holder = f"; owner {ended.holder} has it" if ended.holder else ""
+        why = ended.why + (f"; owner {ended.holder} has it" if ended.holder else "")
+        if ended.holder == ended.owner:
+            why = "somebody gave it back in our name"
         what = "" if self._command is None else "; the command is being ended"
-        self._order.say(f"lost {self._uri}: {ended.why}{holder}{what}")
+        self._order.say(f"lost {self._uri}: {why}{what}")
         self._lost, self._status = True, EXIT_LOST
         self._stop(min(GRACE_SECONDS, self._lease.expires_at - KILL_BEFORE_END_SECONDS - monotonic()))
 

@@ -215,20 +215,20 @@ def test_looking_changes_nothing(local: Place, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_hudi_table_is_found_where_hudi_keeps_it(place: Place) -> None:
-    own = place.table + HUDI_LOCK
-    assert _shown(place, "--hudi")["lock"] == own
-    place.write(b"hoodie.table.name=t\n", place.table + "/.hoodie/hoodie.properties")
-    assert _shown(place)["lock"] == own
-    place.write(held(owner="agent"))
-    assert _shown(place)["lock"] == place.lock
+def test_the_lock_of_a_hudi_table_is_found_where_hudi_keeps_it(local: Place) -> None:
+    own = local.table + HUDI_LOCK
+    assert _shown(local, "--hudi")["lock"] == own
+    local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
+    assert _shown(local)["lock"] == own
+    local.write(held(owner="agent"))
+    assert _shown(local)["lock"] == local.lock
 
-    place.write(held(owner="hudi"), own)
+    local.write(held(owner="hudi"), own)
 
-    found = _shown(place)
+    found = _shown(local)
     assert (found["lock"], found["owner"], found["shared_with_hudi"]) == (own, "hudi", True)
     assert found["drift_seconds"] == 1.0
-    assert _shown(place, "--lock", place.lock)["owner"] == "agent"
+    assert _shown(local, "--lock", local.lock)["owner"] == "agent"
 
 
 def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:
@@ -451,19 +451,19 @@ def test_a_killed_holder_takes_its_command_and_all_that_it_started_along(
     assert not local.record().expired
 
 
-def test_without_a_command_it_is_held_until_told_otherwise(place: Place) -> None:
-    with place.started("hold", place.table, "--seconds", "300") as holder:
+def test_without_a_command_it_is_held_until_told_otherwise(local: Place) -> None:
+    with local.started("hold", local.table, "--seconds", "300") as holder:
         assert holder.stdout is not None
         said = holder.stdout.readline()
-        first = place.record()
-        _until(lambda: place.record().valid_until > first.valid_until)
+        first = local.record()
+        _until(lambda: local.record().valid_until > first.valid_until)
         holder.send_signal(signal.SIGINT)
         rest, errors = holder.communicate(timeout=PATIENCE_SECONDS)
 
     assert holder.returncode == 0
-    assert said == f"holding {place.lock} as owner {first.owner}\n"
-    assert (rest, errors) == (f"released {place.lock}\n", "")
-    assert place.record().expired
+    assert said == f"holding {local.lock} as owner {first.owner}\n"
+    assert (rest, errors) == (f"released {local.lock}\n", "")
+    assert local.record().expired
 
 
 def test_without_a_command_it_ends_with_its_time(local: Place) -> None:
@@ -490,7 +490,7 @@ def test_a_lock_is_given_back_by_hand_for_its_owner_and_its_lease_kept(place: Pl
     assert place.record() == LockRecord(expired=True, valid_until=record.valid_until, owner="dead")
 
 
-def test_a_lock_that_is_not_that_owners_to_give_is_left_alone(place: Place) -> None:
+def test_a_lock_that_is_not_that_owners_to_give_is_left_alone(local: Place) -> None:
     refused: list[tuple[bytes | None, str]] = [(None, "there is no lock object at")]
     refused += [(held(owner="other"), "held by another owner, other")]
     refused += [(b"not json", "no lock record")]
@@ -498,11 +498,11 @@ def test_a_lock_that_is_not_that_owners_to_give_is_left_alone(place: Place) -> N
     refused += [(released, "already released by dead")]
     for body, told in refused:
         if body is not None:
-            place.write(body)
+            local.write(body)
 
-        _failed(place.run("release", place.table, "--if-owner", "dead"), 1, told)
+        _failed(local.run("release", local.table, "--if-owner", "dead"), 1, told)
 
-        assert body is None or place.read() == parse(body)
+        assert body is None or local.read() == parse(body)
 
 
 def test_a_holder_whose_lock_was_given_back_by_hand_ends_its_command(local: Place) -> None:
@@ -511,9 +511,10 @@ def test_a_holder_whose_lock_was_given_back_by_hand_ends_its_command(local: Plac
         holder.stdout.readline()
         owner = local.record().owner
         assert local.run("release", local.table, "--if-owner", owner).returncode == 0
-        holder.communicate(timeout=PATIENCE_SECONDS)
+        _, told = holder.communicate(timeout=PATIENCE_SECONDS)
 
     assert holder.returncode == 76
+    assert "somebody gave it back in our name" in told
 
 
 # -- audit -------------------------------------------------------------------------------------------------------------
@@ -603,21 +604,21 @@ def test_without_kafka_or_its_topic_the_audit_says_so(kafka: KafkaServer, local:
 # -- help --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["probe"], ["show"], ["hold"], ["release"], ["audit"]])
-def test_help_is_there_and_says_how_it_ends(local: Place, command: list[str]) -> None:
-    done = local.run(*command, "--help")
+@pytest.mark.parametrize("command", ["probe", "show", "hold", "release", "audit"])
+def test_help_says_how_a_command_ends(local: Place, command: str) -> None:
+    done = local.run(command, "--help")
 
     assert done.returncode == 0
     assert "Usage: " in done.stdout
-    assert not command or "Exit status" in done.stdout
+    assert "Exit status" in done.stdout
 
 
 def test_the_group_alone_says_what_there_is(local: Place) -> None:
     done = local.run()
 
     assert done.returncode == 2
-    assert [name for name in ("probe", "show", "hold", "release", "audit") if f"\n  {name} " in done.stderr]
-    assert "Commands:\n" in done.stderr
+    for name in ("probe", "show", "hold", "release", "audit"):
+        assert f"\n  {name} " in done.stderr
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
