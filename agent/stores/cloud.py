@@ -97,9 +97,7 @@ _GOOGLE: Final = _Cloud(
     credentials="GOOGLE_APPLICATION_CREDENTIALS, or run with a service account",
 )
 _AZURE: Final = _Cloud(
-    authority=re.compile(
-        r"(?P<container>[a-z0-9$][a-z0-9-]{2,62})(@[a-z0-9]{3,24}\.(dfs|blob)\.core\.windows\.net)?"
-    ),
+    authority=re.compile(r"[a-z0-9][a-z0-9-]{2,62}(@[a-z0-9]{3,24}\.(dfs|blob)\.core\.windows\.net)?"),
     spelling="az://container/key or abfs://container@account.dfs.core.windows.net/key",
     version="e_tag",
     form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
@@ -192,6 +190,7 @@ class CloudStore(AsyncContextManagerMixin):
     async def _ask(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
         if self._client is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
+        # obstore bounds each of its requests by itself, but a call may begin with some for credentials.
         with anyio.move_on_after(self._timeout):
             # obstore sends when it is called, not when it is awaited.
             await anyio.lowlevel.checkpoint_if_cancelled()
@@ -239,11 +238,14 @@ class CloudStore(AsyncContextManagerMixin):
             hint = "is that an endpoint without TLS? name it in the agent's settings, gcs_endpoint or azure_endpoint"
             return Answer(fault="unsent", message=f"{hint}: {text}")
         found = _ANSWERED.fullmatch(text)
-        status = 0 if found is None else int(found["status"])
         # A type of its own (not found, precondition, …) is given to nothing but an answer; any failure may be generic.
         if found is None or (type(error) is GenericError and not _GENERIC.fullmatch(found["before"])):
             return Answer(fault="silence", message=f"{type(error).__name__}: {text}")
-        code, message = _CODE.search(found["body"]), _MESSAGE.search(found["body"])
+        status, code, message = (
+            int(found["status"]),
+            _CODE.search(found["body"]),
+            _MESSAGE.search(found["body"]),
+        )
         said = message[1] if message else found["body"]
         if code is None:
             # Both clouds name what is missing; a 404 that doesn't is a page of something in between.
