@@ -19,6 +19,7 @@ import anyio
 
 from lakewarden.agent.locks import LockKeeper, Told
 from lakewarden.agent.stamp import audit
+from lakewarden.agent.stores import StoreUnreachableError
 from lakewarden.events import AuditEventUnion
 from lakewarden.handlers import lease
 from lakewarden.handlers.placement import LockPlace
@@ -89,6 +90,8 @@ class Agent:
         self._settings = settings
         self._locks = locks
         self._ids = 0
+        self._unreachable = site.random.choice((0, 0, 0, 1, 3))
+        """How often the store can't even be opened and probed, at first."""
 
     def start(self) -> None:
         """Bring the process up."""
@@ -117,6 +120,9 @@ class Agent:
         client = StoreClient(self._site.wire)
 
         async def opened() -> StoreClient:
+            if self._unreachable and not self._site.calm:
+                self._unreachable -= 1
+                raise StoreUnreachableError("the store could not be reached")
             return client
 
         async with anyio.create_task_group() as keepers:

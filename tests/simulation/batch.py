@@ -52,7 +52,11 @@ def replay(seed: int) -> str:
 
 def examine(seed: int) -> Result:
     """Run a seed."""
-    outcome = run(seed)
+    try:
+        outcome = run(seed)
+    except Exception as error:
+        error.add_note(f"in {replay(seed)}")
+        raise
     violation = outcome.violations[0] if outcome.violations else None
     story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
     return Result(seed, violation, story, digest(outcome.trace), outcome.seconds)

@@ -149,7 +149,7 @@ class Node:
                 return
             if not self.loop.run_one():
                 return
-        raise SpinningError(self.name)
+        raise SpinningError(f"{self.name} goes round without ever waiting")
 
     def _count_down(self) -> bool:
         assert self._stop_in is not None

@@ -9,7 +9,7 @@ from lakewarden.agent.stores.memory import Objects
 from tests.simulation.agents import Agent, Log
 from tests.simulation.hudi import HudiWriter
 from tests.simulation.network import Network
-from tests.simulation.node import Node
+from tests.simulation.node import Node, SpinningError
 from tests.simulation.oracles import Oracles
 from tests.simulation.scenario import Machine, Scenario, Stop, draw, draw_stop
 from tests.simulation.site import Site
@@ -73,7 +73,10 @@ class World:
         for uri, at, mended_at in scenario.meddles:
             meddle(uri, self.objects, self.oracles, timeline, meddling, at=at, mended_at=mended_at)
         promised = scenario.assumed.clocks_agree
-        timeline.run(scenario.bound if promised else scenario.calm_from, self._is_over)
+        try:
+            timeline.run(scenario.bound if promised else scenario.calm_from, self._is_over)
+        except SpinningError as error:
+            self.oracles.violated("it goes on", str(error))
         for node in self._nodes:
             self.oracles.judge_node(node)
         if promised and not self.oracles.violations:
@@ -99,7 +102,12 @@ class World:
 
     def _start_agent(self, machine: Machine, name: str, stops: tuple[Stop, ...]) -> None:
         node = self._node(machine, name)
-        agent = Agent(self._site(node), self._log, self.scenario.assumed.settings, self.scenario.locks)
+        agent = Agent(
+            self._site(node),
+            self._log,
+            self.scenario.assumed.settings,
+            self.scenario.locks,
+        )
         for stop in stops:
             self._plan_stop(node, stop)
         agent.start()

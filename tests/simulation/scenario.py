@@ -157,7 +157,7 @@ def _climate(
     random: Random, settings: LeaseSettings, calm_from: float, agents: list[str], *, calm: bool
 ) -> Climate:
     lease = settings.validity
-    worst = 0.0 if calm else random.choice((0.0, 0.02, 0.08))
+    worst = 0.0 if calm else random.choice((0.0, 0.03, 0.12))
     trouble = {each: random.uniform(0.0, worst) if random.random() < 0.7 else 0.0 for each in TROUBLES}
     possible: list[tuple[Weathers, str | None]] = [
         ("outage", None),
