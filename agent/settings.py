@@ -147,8 +147,13 @@ class Settings(KafkaSettings):
         default=None,
         description="where lock objects are kept (file:///folder, or s3, gs, az, abfs://bucket/…); default: the table's own bucket",
     )
-    s3_endpoint: str | None = Field(default=None, description="S3 endpoint; default: AWS")
-    s3_region: str | None = Field(default=None, description="S3 region; default: the credential chain's")
+    s3_endpoint: str | None = Field(
+        default=None, description="S3 endpoint; default: the AWS configuration's, or AWS"
+    )
+    s3_region: str | None = Field(
+        default=None,
+        description="S3 region; default: the credential chain's, or us-east-1 where an endpoint is set",
+    )
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto", description="S3 addressing; auto: path where an endpoint is set"
     )

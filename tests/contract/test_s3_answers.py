@@ -218,9 +218,10 @@ class Place:
         """The request, answered so. Behind it waits an answer that whoever asks twice would take for the first."""
         self.server.script[:] = [reply, READ if asked is None else DONE]
         store = self.impatient if reply.fault in ENDLESS else self.patient
-        if asked is None:
-            return await store.read(URI)
-        return await store.write(URI, b'{"expired":false}', asked)
+        with anyio.fail_after(30):
+            if asked is None:
+                return await store.read(URI)
+            return await store.write(URI, b'{"expired":false}', asked)
 
 
 @pytest.fixture(scope="module")

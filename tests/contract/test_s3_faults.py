@@ -180,3 +180,4 @@ async def test_conditions_and_body_go_out_as_they_are() -> None:
         assert not [name for name in received.headers if "checksum" in name or "trailer" in name]
         assert "transfer-encoding" not in received.headers
         assert "expect" not in received.headers
+        assert received.headers["user-agent"].startswith("lakewarden ")
