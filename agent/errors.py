@@ -19,5 +19,9 @@ class SleptError(AgentError):
     """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
 
 
+class PartitionsChangedError(AgentError):
+    """Tables have moved between partitions while they had a history. Nobody decides on them until a person has acted."""
+
+
 class LogBrokenError(AgentError):
     """A decision could not be published, so the state and the log differ. The session ends and is rebuilt from the log."""

@@ -17,7 +17,6 @@ There are no decisions on conflicts, grants or locks in this file: they are in `
 from __future__ import annotations
 
 import base64
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Literal, assert_never
@@ -29,6 +28,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent import stamp
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
+from lakewarden.agent.committed import CommitPoint
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
@@ -445,8 +445,8 @@ class PartitionOwner:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def commit_point(self) -> tuple[int, str] | None:
-        """Offset to be committed, and the position in `decisions` that belongs to it, as metadata."""
+    def commit_point(self) -> CommitPoint | None:
+        """What may be committed now; nothing before the replay is over."""
         if self.phase != "live":
             return None
         needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
@@ -455,7 +455,7 @@ class PartitionOwner:
         decided = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        return offset, json.dumps({"decisions": decided.offset, "term": decided.term})
+        return CommitPoint(offset, decided)
 
     def leave(self) -> None:
         """Decide nothing more."""
@@ -498,15 +498,6 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             log.debug("grant.renewed", **fields)
         case verdicts.SkipBatch(committed_transaction=committed):
             log.info("batch.already-committed", **fields, committed_transaction=committed)
-
-
-def decided_from(metadata: str) -> Position:
-    """The position in `decisions` that was committed with an offset; the beginning where there is none."""
-    try:
-        known = json.loads(metadata)
-        return Position(int(known["decisions"]), known.get("term"))
-    except (ValueError, KeyError, TypeError):
-        return Position(0, None)
 
 
 def published(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:

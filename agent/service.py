@@ -21,10 +21,12 @@ from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, To
 from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.clock import monotonic
+from lakewarden.agent.committed import CommitPoint, decided_from, partitions_then
 from lakewarden.agent.errors import (
     AgentError,
     KafkaUnreachableError,
     LogBrokenError,
+    PartitionsChangedError,
     SettingsError,
     SleptError,
 )
@@ -40,7 +42,7 @@ from lakewarden.agent.kafka import (
     stopped,
 )
 from lakewarden.agent.locks import Stores
-from lakewarden.agent.partition import PartitionOwner, decided_from
+from lakewarden.agent.partition import PartitionOwner
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, Undecodable, decode
@@ -53,6 +55,8 @@ RECORDS_AT_ONCE = 200
 COMMIT_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between sessions; the last one repeats."""
+METADATA_SECONDS = 30
+"""After so long a topic that was given more partitions is noticed."""
 MIN_ENDS_SECONDS = 1.0
 """For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
 REACH_SECONDS = 0.005
@@ -164,18 +168,21 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._topics = agent.settings.topics
         self._stores = stores
         self._owners: dict[int, PartitionOwner] = {}
-        self._committed: dict[int, tuple[int, str]] = {}
+        self._committed: dict[int, CommitPoint] = {}
+        self._partitions = 0
         self._assigned = False
         self._assigned_at = 0.0
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
         """Start the clients and join the group."""
         settings = self._settings
-        count = await ensure_topics(settings, self._topics, settings.partitions, settings.replication)
+        self._partitions = await ensure_topics(
+            settings, self._topics, settings.partitions, settings.replication
+        )
         log.info(
             "kafka.connected",
             bootstrap_servers=settings.bootstrap_servers,
-            partitions=count,
+            partitions=self._partitions,
             group=settings.group,
         )
         self._tasks = tasks
@@ -188,6 +195,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=FETCH_BYTES,
+            metadata_max_age_ms=METADATA_SECONDS * 1000,
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
             heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
         )
@@ -264,6 +272,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _load(self, owners: list[PartitionOwner]) -> None:
         settings, topics = self._settings, self._topics
+        self._require_partitions(self._partitions_now())
         for owner in owners:
             owner.take_over()
         await self._publisher.flush()
@@ -273,8 +282,9 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         starts: dict[int, tuple[int, Position]] = {}
         for number, partition in writers.items():
             known = committed.get(partition)
-            offset = known.offset if known else -1
-            decisions = decided_from(known.metadata if known else "")
+            offset, metadata = (known.offset, known.metadata) if known else (-1, "")
+            self._require_partitions(partitions_then(metadata))
+            decisions = decided_from(metadata)
             if 0 <= offset < beginnings[partition]:
                 log.error(
                     "log.beginning-lost",
@@ -348,6 +358,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         silent = False
         while True:
             await anyio.sleep(interval)
+            self._require_partitions(self._partitions_now())
             ends = await self._ends(ends_seconds)
             await self._reach(ends, interval)
             now = monotonic()
@@ -369,6 +380,20 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
             for owner in list(self._owners.values()):
                 owner.tick(now, ends.get(owner.number), stalled=stalled)
+
+    def _partitions_now(self) -> int | None:
+        """How many partitions the topic has, as far as the consumer has heard."""
+        return len(self._consumer.partitions_for_topic(self._topics.writers) or ()) or None
+
+    def _require_partitions(self, count: int | None) -> None:
+        """Stop where the topic's partitions were another number: a table's events are then in two of them."""
+        if count is not None and count != self._partitions:
+            topic = self._topics.writers
+            raise PartitionsChangedError(
+                f"topic {topic} has {max(count, self._partitions)} partitions and had {min(count, self._partitions)}: tables "
+                "have moved between them, and the order of their events is lost; stop agents and writers, and start both "
+                f"with another topic prefix (now {self._settings.topic_prefix})"
+            )
 
     async def _ends(self, timeout: float) -> dict[int, int]:
         """The log's ends, asked anew; nothing where Kafka does not answer in time."""
@@ -448,11 +473,13 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                     }
                 )
 
-    async def _commit(self, points: dict[int, tuple[int, str]]) -> None:
+    async def _commit(self, points: dict[int, CommitPoint]) -> None:
         offsets = {
-            TopicPartition(self._topics.writers, number): OffsetAndMetadata(offset, metadata)
-            for number, (offset, metadata) in points.items()
-            if offset >= self._committed.get(number, (0, ""))[0]
+            TopicPartition(self._topics.writers, number): OffsetAndMetadata(
+                point.offset, point.metadata(self._partitions)
+            )
+            for number, point in points.items()
+            if number not in self._committed or point.offset >= self._committed[number].offset
         }
         if not offsets:
             return

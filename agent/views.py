@@ -16,8 +16,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.committed import decided_from
 from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started
-from lakewarden.agent.partition import decided_from, published
+from lakewarden.agent.partition import published
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
