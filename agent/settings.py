@@ -145,7 +145,7 @@ class Settings(KafkaSettings):
     )
     lock_root: str | None = Field(
         default=None,
-        description="where lock objects are kept (file:///folder, or s3, gs, az, abfs://bucket/…); default: the table's own bucket",
+        description="where locks are kept (file:///folder, or s3, gs, az, abfs://bucket/…); default: the table's own bucket",
     )
     s3_endpoint: str | None = Field(
         default=None, description="S3 endpoint; default: the AWS configuration's, or AWS"
