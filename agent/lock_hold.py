@@ -303,6 +303,15 @@ class _Holder:
         if self._status is not None:
             return
         self._status = status
+        assert self._lease is not None
+        if (
+            status == 128 + signal.SIGKILL
+            and monotonic() >= self._lease.expires_at - GUARD_BEFORE_END_SECONDS
+        ):
+            self._order.say(
+                f"lost {self._uri}: we were stopped for too long; the guard has ended the command"
+            )
+            self._lost, self._status = True, EXIT_LOST
         if self._command is not None and not self._command.ended:
             self._order.say("ending what the command has left running")
             self._stop(GRACE_SECONDS)
