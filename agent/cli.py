@@ -23,6 +23,8 @@ from rich.tree import Tree
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.dev import run_dev
 from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.explain import AmbiguousError, explain, story_json
+from lakewarden.agent.explain_text import candidate_lines, story_lines
 from lakewarden.agent.lock_cli import lock_app
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.options import (
@@ -184,6 +186,42 @@ def status_command(
             typer.echo("no table has an open transaction or a lock")
 
     run(show)
+
+
+@app.command(name="explain")
+def explain_command(
+    transaction: Annotated[
+        str, typer.Argument(metavar="TRANSACTION", help="Its id, or the beginning of it that no other has.")
+    ],
+    table: Annotated[
+        str | None,
+        typer.Option("--table", metavar="T", help="Its table, where transactions of several begin so."),
+    ] = None,
+    output: Form = Output.TEXT,
+    bootstrap_servers: Bootstrap = None,
+    config: Config = None,
+) -> None:
+    """Print what happened to a transaction and why, event by event, from the log alone.
+
+    Exit status: 0 told; 1 there is no such transaction, or several begin so (then they are listed).
+    """
+    configure_logging("auto", "warning", stream=sys.stderr)
+    settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
+    try:
+        wanted = None if table is None else canonical_table(table)
+        story = run(lambda: explain(settings, transaction, wanted))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    except AmbiguousError as ambiguous:
+        if output is Output.TEXT:
+            for line in candidate_lines(ambiguous.candidates):
+                typer.echo(line)
+        raise
+    if output is Output.JSON:
+        typer.echo(story_json(story))
+    else:
+        for line in story_lines(story):
+            typer.echo(line)
 
 
 def main() -> None:

@@ -1,0 +1,428 @@
+"""A transaction's story as lines for people: where in the log, how long after the intent, what happened and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import assert_never
+
+from lakewarden.agent.explain import Candidate
+from lakewarden.events import ConflictEntry, Marker
+from lakewarden.handlers import story_steps as told
+from lakewarden.handlers.story_steps import Behind, Event, Fate, Shared, Story, Who
+from lakewarden.handlers.transactions import Phase
+
+MOST_NAMED = 3
+"""Places and names in one line; `--output json` has more."""
+MOST_CANDIDATES = 20
+"""Lines of a list that is only there to be chosen from."""
+
+
+def story_lines(story: Story) -> Iterator[str]:
+    """The whole report."""
+    who = story.who
+    batch = "" if who.batch_id is None else f", batch {who.batch_id}"
+    yield f"transaction  {who.transaction}"
+    yield f"writer       {who.writer}{batch}"
+    yield f"table        {story.table}"
+    yield f"outcome      {_outcome(story)}"
+    yield f"touched      {_count(story.markers, 'file group')}; {_beats(story.beats)}{_repeated(story.repeated)}"
+    yield ""
+    rows = [(_place(step), _time(story, step), _text(step)) for step in story.steps]
+    places = max((len(place) for place, _, _ in rows), default=0)
+    times = max((len(time) for _, time, _ in rows), default=0)
+    for place, time, text in rows:
+        yield f"{place:<{places}}  {time:>{times}}  {text}"
+    if story.others:
+        yield ""
+        yield from _others(story)
+    yield from _tries(story)
+
+
+def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
+    """The transactions that may be meant, the newest of them."""
+    shown = candidates[-MOST_CANDIDATES:]
+    width = max(len(each.transaction) for each in shown)
+    for each in shown:
+        batch = "" if each.batch_id is None else f", batch {each.batch_id}"
+        at = timestamp(each.at.timestamp() * 1000)
+        yield f"{each.transaction:<{width}}  {at}  writer {each.writer}{batch}, table {each.table}"
+
+
+def timestamp(epoch_ms: float) -> str:
+    """UTC, to the millisecond."""
+    moment = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
+    return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
+# -- frame -------------------------------------------------------------------------------------------------------------
+
+
+def _outcome(story: Story) -> str:
+    fate = _fate(story.fate)
+    if story.waits_for:
+        what = "its admission" if story.fate.phase is Phase.QUEUED else "its grant"
+        return f"{fate}: waits for {what}, behind {_all_behind(story.waits_for)}"
+    if story.fate.phase is Phase.QUEUED:
+        return "no agent has answered its intent yet"
+    if story.fate.phase is Phase.WAITING:
+        return "waits for its grant: nobody is before it, so the table's lock is being waited for, or no agent runs"
+    return fate
+
+
+def _beats(beats: told.Beats) -> str:
+    if not beats.count or beats.first is None or beats.last is None:
+        heard = "no heartbeats"
+    else:
+        heard = f"{_count(beats.count, 'heartbeat')} (writers:{beats.first.offset} to writers:{beats.last.offset})"
+    if beats.gap_after is None:
+        return heard
+    return (
+        f"{heard}; longest silence {_seconds(beats.longest_gap_ms)}, after writers:{beats.gap_after.offset}"
+    )
+
+
+def _repeated(repeated: int) -> str:
+    return (
+        f"; {_count(repeated, 'repeated delivery', 'repeated deliveries')} changed nothing"
+        if repeated
+        else ""
+    )
+
+
+def _place(step: told.Step) -> str:
+    where = step.where
+    first = getattr(step, "first", where)
+    until = f"-{where.offset}" if first.offset != where.offset else ""
+    return f"{where.topic}:{first.offset}{until}"
+
+
+def _time(story: Story, step: told.Step) -> str:
+    began = next((each.where for each in story.steps if isinstance(each, told.Opened)), None)
+    if began is None or isinstance(step, told.Opened):
+        return timestamp(step.where.recorded_ms)
+    first = getattr(step, "first", step.where)
+    return f"{(first.recorded_ms - began.recorded_ms) / 1000:+.3f} s"
+
+
+def _others(story: Story) -> Iterator[str]:
+    yield "the others"
+    for each in story.others:
+        met = f", shared {_count(each.places, 'place')} with it" if each.places else ""
+        yield f"  {_name(each.who)}: {_fate(each.fate)}{met}"
+
+
+def _tries(story: Story) -> Iterator[str]:
+    if len(story.attempts) < 2:
+        return
+    yield ""
+    batch = story.who.batch_id
+    yield f"tries of batch {batch}" if batch is not None else "what its writer did next"
+    for each in story.attempts:
+        mine = each.who.transaction == story.who.transaction
+        if batch is None and mine:
+            continue
+        yield f"  {each.who.transaction} at writers:{each.who.sequence}: {_fate(each.fate)}{'  <- this one' if mine else ''}"
+
+
+# -- one line a step ---------------------------------------------------------------------------------------------------
+
+
+def _text(step: told.Step) -> str:
+    match step:
+        case (
+            told.Opened()
+            | told.Asked()
+            | told.Touched()
+            | told.Completed()
+            | told.Abandoned()
+            | told.Ignored()
+        ):
+            return _writer_text(step)
+        case (
+            told.Admitted() | told.Granted() | told.Renewed() | told.Skipped() | told.Aborted() | told.Void()
+        ):
+            return _decision_text(step)
+        case told.Waiting(what=what, behind=behind):
+            return f"waits for its {what}, behind {_all_behind(behind)}"
+        case told.Met():
+            return _met(step)
+        case told.Won(victim=victim, against=against, cause=cause, reason=reason):
+            return f"{_name(victim)} is aborted ({reason}) because of it: {_loss(victim, against, cause)}"
+        case told.Taken(agent=agent):
+            return f"agent {agent} took the partition over"
+        case told.Lock():
+            return _lock(step)
+        case _:
+            assert_never(step)
+
+
+WriterStep = told.Opened | told.Asked | told.Touched | told.Completed | told.Abandoned | told.Ignored
+DecisionStep = told.Admitted | told.Granted | told.Renewed | told.Skipped | told.Aborted | told.Void
+
+
+def _writer_text(step: WriterStep) -> str:
+    match step:
+        case told.Opened():
+            return _opened(step)
+        case told.Touched(events=events, markers=markers, new=new, partitions=partitions):
+            again = "" if new == markers else f", {new} of them new"
+            inside = _few([each or "(unpartitioned)" for each in partitions], len(partitions))
+            return f"{_count(markers, 'marker')} in {_count(events, 'event')}{again}: {inside}"
+        case told.Asked(markers=markers):
+            last = f", with {_count(markers, 'last marker')}" if markers else ""
+            return f"asks for its grant{last}"
+        case told.Completed(version=version, stood=stood):
+            named = "" if version is None else f" as version {version}"
+            return f"its writer says that the commit is durable{named}{_unexpected(stood)}"
+        case told.Abandoned(reason=reason):
+            return f"its writer gives up: {reason}"
+        case told.Ignored(type=kind, events=events, stood=stood):
+            why = "no intent of it is known" if stood is None else f"it was {_phase(stood)}"
+            return f"{_count(events, kind)} changed nothing: {why}"
+        case _:
+            assert_never(step)
+
+
+def _opened(step: told.Opened) -> str:
+    scope = f", scope {_few([_marker(each) for each in step.scope], step.scope_size)}" if step.scope else ""
+    lock = f", lock {step.lock}" if step.lock else ""
+    before = (
+        f"; open before it: {_few([_name(each) for each in step.alongside], step.open_before)}"
+        if step.open_before
+        else "; nobody else was open"
+    )
+    return (
+        f"intent: {step.admission}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
+        f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
+    )
+
+
+def _unexpected(stood: Phase | None) -> str:
+    if stood is Phase.GRANTED:
+        return ""
+    if stood is Phase.UNKNOWN:
+        return "; its lease had lapsed, and it landed all the same"
+    if stood is Phase.COMMITTED:
+        return " (said again)"
+    known = "no intent of it is known" if stood is None else f"it was {_phase(stood)}"
+    return f", WITHOUT A GRANT: {known}"
+
+
+def _decision_text(step: DecisionStep) -> str:
+    match step:
+        case told.Admitted(agent=agent, waited_ms=waited, freed_by=freed):
+            after = "" if freed is None else f" after {_seconds(waited)} in line: {_ended(freed)}"
+            return f"admitted by agent {agent}{after}"
+        case told.Granted(agent=agent, lease_seconds=lease, waited_ms=waited, freed_by=freed):
+            after = "" if freed is None else f": {_ended(freed)}"
+            covered = "" if step.lock_owner is None else f", under lock owner {_short(step.lock_owner)}"
+            return (
+                f"commit granted by agent {agent} {_seconds(waited)} after it asked{after}; lease {lease:.1f} s from its seq "
+                f"{step.seq}, fencing token {step.where.offset}{covered}"
+            )
+        case told.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
+            often = "" if times == 1 else f" {times} times"
+            under = "" if owner is None else f", under lock owner {_short(owner)}"
+            return f"lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{under}"
+        case told.Skipped(committed_transaction=committed, version=version):
+            named = "" if version is None else f" as version {version}"
+            return f"already committed, by {committed}{named}: nothing to do"
+        case told.Void(agent=agent, type=kind, reason=reason, taken_by=taken_by, taken_at=taken_at):
+            why = "" if reason is None else f" ({reason})"
+            since = "" if taken_at is None else f" at decisions:{taken_at.offset}"
+            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} took the partition over{since}"
+        case told.Aborted():
+            return _aborted(step)
+        case _:
+            assert_never(step)
+
+
+def _aborted(step: told.Aborted) -> str:
+    retry = "may try again" if step.retriable else "not to be tried again as it is"
+    detail = f": {step.detail}" if step.detail else ""
+    if step.stood is Phase.GRANTED and step.reason == "outcome-unknown":
+        return f"LEASE LAPSED{detail} (agent {step.agent})"
+    if step.stood is Phase.GRANTED:
+        return (
+            f"GRANT REVOKED ({step.reason}){detail} (agent {step.agent}); "
+            "it counts until its end is heard of, or its lease is over"
+        )
+    if step.stood is Phase.ABORTED:
+        return f"told again that it is aborted ({step.reason}), by agent {step.agent}"
+    losses = f", loss {step.losses} in a row" if step.losses else ""
+    head = f"ABORTED ({step.reason}) by agent {step.agent}, {retry}{losses}"
+    found = (
+        ""
+        if step.detected_after_ms is None
+        else f"; found {step.detected_after_ms:.1f} ms after the marker was read"
+    )
+    spent = "" if step.age_seconds is None else f", {step.age_seconds:.1f} s after its intent was"
+    if not step.against:
+        by = _caused(step.cause)
+        return f"{head}{detail}{by}"
+    reasons = "; and ".join(_loss(None, each, step.cause) for each in step.against[:MOST_NAMED])
+    more = f"; and to {len(step.against) - MOST_NAMED} more" if len(step.against) > MOST_NAMED else ""
+    return f"{head}: {reasons}{more}{found}{spent}"
+
+
+def _loss(victim: Who | None, against: told.Against, cause: told.Cause) -> str:
+    """`victim` is None where it is the story's own transaction."""
+    mine = "it" if victim is None else victim.writer
+    winner = _name(against.winner)
+    where = _few([_entry(each) for each in against.entries], against.places)
+    return f"{_evidence(against, cause, mine, winner, where)}; {_rule(against, mine)}"
+
+
+def _evidence(against: told.Against, cause: told.Cause, mine: str, winner: str, where: str) -> str:
+    event = cause.event
+    before = "" if against.theirs is None else f" by {_event(against.theirs)}"
+    if event is None:
+        return f"because a check up to writers:{cause.offset} found it on {where}, which {winner} touched{before}"
+    at = f"writers:{event.where.offset}"
+    if event.type == "commit-completed":
+        return f"because {winner} committed at {at}, having touched {where}, as {mine} had"
+    if event.transaction == against.winner.transaction:
+        own = "" if against.mine is None else f" by {_event(against.mine)}"
+        return f"because {event.type} of {winner} at {at} touched {where}, which {mine} had touched{own}"
+    whose = "its" if mine == "it" else f"{mine}'s"
+    return f"because {whose} {event.type} at {at} touched {where}, which {winner} had touched{before}"
+
+
+def _rule(against: told.Against, mine: str) -> str:
+    other = against.winner.writer
+    match against.by:
+        case "landed" if against.phase is Phase.UNKNOWN:
+            return f"{other} may have committed since {mine} began"
+        case "landed":
+            return f"{other} has committed since {mine} began"
+        case "granted":
+            return f"{other} holds the grant, and a granted one is never the victim"
+        case "protected":
+            return f"{other} has lost so often in a row that it is protected"
+        case "priority":
+            return f"{other} has the larger priority"
+        case "sequence":
+            return (
+                f"{other} is older by {_count(against.offsets_older or 0, 'offset')}, and the younger loses"
+            )
+        case None:
+            return f"{other} is not in the log any more"
+        case _:
+            assert_never(against.by)
+
+
+def _met(step: told.Met) -> str:
+    where = _few([_shared(each) for each in step.shared], step.places)
+    first = "touched what it had touched" if step.came_second == "other" else "had touched the same"
+    judged = (
+        "a conflict, but nobody was to be aborted then"
+        if step.conflict
+        else f"no conflict by rule {step.rule}"
+    )
+    return f"{_name(step.who)} ({_phase(step.phase)}) {first}: {where}; {judged}"
+
+
+def _lock(step: told.Lock) -> str:
+    detail = f": {step.detail}" if step.detail else ""
+    times = "" if step.times == 1 else f", {step.times} times"
+    until = timestamp(step.valid_until)
+    match step.type:
+        case "lock-acquired":
+            return f"agent {step.agent} has the table's lock, as owner {_short(step.owner)}, until {until}"
+        case "lock-lost":
+            holder = f"; owner {_short(step.holder)} has it" if step.holder else ""
+            return f"agent {step.agent} LOST the table's lock{detail}{holder}"
+        case _:
+            holder = f", which owner {_short(step.holder)} holds until {until}" if step.holder else ""
+            return f"agent {step.agent} did not get the table's lock{holder}{times}{detail}"
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _caused(cause: told.Cause) -> str:
+    if cause.event is None:
+        return f"; by a check, with the log read up to writers:{cause.offset}"
+    return f"; caused by {_event(cause.event)}"
+
+
+def _event(event: Event) -> str:
+    return f"{event.type} at writers:{event.where.offset}"
+
+
+def _ended(ended: told.Ended) -> str:
+    return f"{_name(ended.who)} {_fate(ended.fate)}"
+
+
+def _all_behind(behind: tuple[Behind, ...]) -> str:
+    return _few([_behind(each) for each in behind], len(behind))
+
+
+def _behind(behind: Behind) -> str:
+    on = f" on {_few([_shared(each) for each in behind.shared], len(behind.shared))}" if behind.shared else ""
+    match behind.why:
+        case "computing":
+            return f"{_name(behind.who)}, which computes{on}"
+        case "earlier in the line":
+            return f"{_name(behind.who)}, which stands before it in the line{on}"
+        case "granted":
+            return f"{_name(behind.who)}, which holds the grant{on}"
+        case "publishing":
+            return f"{_name(behind.who)}, its own writer's older one, which may be publishing"
+        case _:
+            assert_never(behind.why)
+
+
+def _fate(fate: Fate) -> str:
+    at = "" if fate.where is None else f" at {fate.where.topic}:{fate.where.offset}"
+    version = "" if fate.version is None else f" as version {fate.version}"
+    reason = "" if fate.reason is None else f" ({fate.reason})"
+    return f"{_phase(fate.phase)}{reason}{version}{at}"
+
+
+def _phase(phase: Phase) -> str:
+    return {
+        Phase.QUEUED: "in line",
+        Phase.ACTIVE: "computing",
+        Phase.WAITING: "waiting for its grant",
+        Phase.UNKNOWN: "ended unheard",
+    }.get(phase, phase.value)
+
+
+def _name(who: Who) -> str:
+    return f"{who.writer} ({who.transaction})"
+
+
+def _short(owner: str) -> str:
+    """The first block of a UUID: enough to tell owners apart."""
+    return owner.split("-", 1)[0]
+
+
+def _where(partition: str, file_group: str) -> str:
+    return f"{partition or '(unpartitioned)'} {file_group}"
+
+
+def _marker(marker: Marker) -> str:
+    return _where(marker.partition, marker.file_group)
+
+
+def _entry(entry: ConflictEntry) -> str:
+    return f"{_where(entry.partition, entry.file_group)} ({entry.operation}/{entry.other_operation})"
+
+
+def _shared(shared: Shared) -> str:
+    return _where(shared.partition, shared.file_group)
+
+
+def _few(names: list[str], count: int) -> str:
+    shown = ", ".join(names[:MOST_NAMED])
+    return shown if count <= MOST_NAMED else f"{shown} and {count - MOST_NAMED} more"
+
+
+def _count(number: int, noun: str, several: str | None = None) -> str:
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
+def _seconds(milliseconds: float) -> str:
+    return f"{milliseconds / 1000:.2f} s"
