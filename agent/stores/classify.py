@@ -249,19 +249,18 @@ def row_of(answer: Answer, asked: Asked) -> Row:
 def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
     """What a store's answer to a conditional write tells the lock."""
     row = row_of(answer, condition)
-    why = _why(row, answer)
     match row.meaning(condition):
         case "won":
             assert answer.version is not None
             return Won(answer.version)
         case "lost":
-            return Lost(why)
+            return Lost(_why(row, answer))
         case "throttled":
-            return Throttled(why)
+            return Throttled(_why(row, answer))
         case "unknown":
-            return Unknown(why)
+            return Unknown(_why(row, answer))
         case "refused":
-            return Refused(why)
+            return Refused(_why(row, answer))
         case "found" | "absent" as meaning:
             raise AssertionError(f"a write can't be {meaning}: {row.answer}")
         case never:
@@ -271,7 +270,6 @@ def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
 def classify_read(answer: Answer) -> ReadOutcome:
     """What a store's answer to an unconditional read tells the lock."""
     row = row_of(answer, None)
-    why = _why(row, answer)
     match row.meaning(None):
         case "found":
             assert answer.version is not None
@@ -279,11 +277,11 @@ def classify_read(answer: Answer) -> ReadOutcome:
         case "absent":
             return Absent()
         case "throttled":
-            return Throttled(why)
+            return Throttled(_why(row, answer))
         case "unknown":
-            return Unknown(why)
+            return Unknown(_why(row, answer))
         case "refused":
-            return Refused(why)
+            return Refused(_why(row, answer))
         case "won" | "lost" as meaning:
             raise AssertionError(f"a read can't be {meaning}: {row.answer}")
         case never:
