@@ -19,7 +19,7 @@ the drift; a monotonic clock gains or loses at most half the drift a lease; the 
 | heard in time | a holder that ran all through its `margin` still believes when the lease ends |
 | no self-block | an agent is denied the lock in the name of an owner that it wrote itself |
 | no false loss | a lease is ended in favour of a holder who never wrote |
-| patience | a waiting agent asks more than once in `poll_seconds`, and more than hand-overs, faults and ends explain |
+| patience | a waiting agent asks more than once in `poll_seconds`, and more than hand-overs, races, faults and ends explain |
 | doubts are settled | an answer was lost, nobody else wrote, and a 4th request that was answered has not settled it |
 | foreign objects | an object that is no lock record is overwritten by anything but a person |
 | versions | a version of the object comes twice |
@@ -92,7 +92,7 @@ class Wait:
     since: float
     requests: int = 0
     excuses: int = 0
-    """Hand-overs, faults, and ends of leases at which it is right to look."""
+    """Hand-overs, lost races, faults, and ends of leases at which it is right to look."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class Oracles:
         if write:
             seen.awaited.pop(node.name, None)
         answered = isinstance(outcome, Absent | Found | Won | Lost)
-        if not answered and node.name in seen.waits:
+        if (not answered or isinstance(outcome, Lost)) and node.name in seen.waits:
             seen.waits[node.name].excuses += 2
         if node.name in seen.unsettled:
             seen.unsettled[node.name] = seen.unsettled[node.name] + 1 if answered else 0
