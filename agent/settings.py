@@ -26,7 +26,7 @@ from pydantic_settings import (
 )
 
 from lakewarden.agent.errors import SettingsError
-from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_table
+from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
 from lakewarden.handlers.lease import LeaseSettings
 from lakewarden.handlers.placement import Placement
 from lakewarden.handlers.state import TableSettings
@@ -38,7 +38,7 @@ RENEWALS_PER_VALIDITY = 10
 
 _config_file: ContextVar[Path | None] = ContextVar("the settings file being read", default=None)
 
-_CLOUDS = ("gs", "az", "abfs", "abfss")
+_CLOUDS = ("gs", "az", "abfs")
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -254,11 +254,12 @@ class Settings(KafkaSettings):
             return None
         value = "file://" + value if value.startswith("/") else value
         scheme, separator, rest = value.partition("://")
-        if not separator or scheme not in ("file", "s3", "s3a", *_CLOUDS, "memory") or not rest.strip("/"):
+        scheme = canonical_scheme(scheme)
+        if not separator or scheme not in ("file", "s3", *_CLOUDS, "memory") or not rest.strip("/"):
             raise ValueError(
                 f"{value!r} is no place for locks; write file:///folder or s3://bucket[/prefix], or gs, az, abfs for s3"
             )
-        return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}"
+        return f"{scheme}://{rest.rstrip('/')}"
 
     @model_validator(mode="after")
     def _ratios(self) -> Self:
@@ -321,14 +322,16 @@ def _canonical_glob(glob: str) -> str:
     """A glob whose fixed beginning is canonical; it is compared with canonical URIs."""
     if glob.startswith("/"):
         glob = "file://" + glob
-    for alias in ("s3a://", "s3n://"):
-        if glob.startswith(alias):
-            glob = "s3://" + glob.removeprefix(alias)
-    if "://" not in glob:
+    scheme, separator, rest = glob.partition("://")
+    if not separator:
         raise ValueError(
             f"{glob!r} is no table; write a URI such as s3://bucket/warehouse/* or file:///data/*"
         )
-    return glob if any(wild in glob for wild in "*?[") else canonical_table(glob)
+    return (
+        f"{canonical_scheme(scheme)}://{rest}"
+        if any(wild in glob for wild in "*?[")
+        else canonical_table(glob)
+    )
 
 
 def _check_file(path: Path, known: set[str]) -> None:

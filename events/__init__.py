@@ -53,7 +53,7 @@ from lakewarden.events.operator import (
     LockReleased,
     LockRenewed,
 )
-from lakewarden.events.tables import canonical_table, require_canonical
+from lakewarden.events.tables import canonical_scheme, canonical_table, require_canonical
 from lakewarden.events.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, TopicSettings, ledger_key
 from lakewarden.events.writer import (
     DEFAULT_HEARTBEAT_SECONDS,
@@ -127,6 +127,7 @@ __all__ = [
     "WriterEvent",
     "WriterEventUnion",
     "WriterHeartbeat",
+    "canonical_scheme",
     "canonical_table",
     "counts",
     "decode",

@@ -1,7 +1,7 @@
 """The canonical name of a table: one URI for one table, whoever writes it down.
 
 `scheme://authority/path`, the scheme in lower case, no trailing or doubled slash, no `.` or `..` segment;
-`s3a` and `s3n` are written `s3`. Local tables are `file:///path`. Percent signs are left as they are:
+`s3a` and `s3n` are written `s3`, `abfss` is written `abfs`. Local tables are `file:///path`. Percent signs are left as they are:
 the name is compared as text and never decoded.
 """
 
@@ -10,7 +10,13 @@ from __future__ import annotations
 import re
 
 _URI = re.compile(r"^(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/]*)(?P<path>/.*)?$", re.DOTALL)
-_ALIASES = {"s3a": "s3", "s3n": "s3"}
+_ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
+
+
+def canonical_scheme(scheme: str) -> str:
+    """The one spelling of a scheme: Hadoop has several for one store."""
+    lowered = scheme.lower()
+    return _ALIASES.get(lowered, lowered)
 
 
 def canonical_table(table: str) -> str:
@@ -27,7 +33,7 @@ def canonical_table(table: str) -> str:
         raise ValueError(
             f"not a table URI: {table!r}; write scheme://authority/path or an absolute local path"
         )
-    scheme = match["scheme"].lower()
+    scheme = canonical_scheme(match["scheme"])
     segments = [segment for segment in (match["path"] or "").split("/") if segment not in ("", ".")]
     if ".." in segments:
         raise ValueError(f"table URI has a '..' segment: {table!r}; write the path that it means")
@@ -40,7 +46,7 @@ def canonical_table(table: str) -> str:
     authority = "" if scheme == "file" else match["authority"]
     if scheme != "file" and not authority:
         raise ValueError(f"table URI names no bucket or host: {table!r}")
-    return f"{_ALIASES.get(scheme, scheme)}://{authority}/{'/'.join(segments)}"
+    return f"{scheme}://{authority}/{'/'.join(segments)}"
 
 
 def require_canonical(table: str) -> str:

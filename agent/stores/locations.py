@@ -13,10 +13,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from lakewarden.agent.errors import AgentError
+from lakewarden.events import canonical_scheme
 
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_ALIASES: Final = {"s3a": "s3", "abfss": "abfs"}
 
 
 class LocationError(AgentError, ValueError):
@@ -38,12 +38,11 @@ class Location:
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme in lower case, `s3a` written `s3` and `abfss` written `abfs`."""
+    """The canonical scheme."""
     scheme, separator, _ = uri.partition("://")
     if not separator or not scheme:
         raise LocationError(f"a location is written scheme://authority/path: uri={uri!r}")
-    lowered = scheme.lower()
-    return _ALIASES.get(lowered, lowered)
+    return canonical_scheme(scheme)
 
 
 def parse_location(uri: str) -> Location:

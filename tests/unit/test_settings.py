@@ -153,10 +153,19 @@ def test_globs_and_roots_are_made_canonical() -> None:
 
 
 @pytest.mark.parametrize(
-    "root", ["gs://bucket/locks", "az://container", "abfss://container@account.dfs.core.windows.net/locks"]
+    "root, canonical",
+    [
+        ("gs://bucket/locks", "gs://bucket/locks"),
+        ("az://container/", "az://container"),
+        ("s3a://bucket/locks", "s3://bucket/locks"),
+        ("abfss://c@account.dfs.core.windows.net/locks", "abfs://c@account.dfs.core.windows.net/locks"),
+    ],
 )
-def test_locks_may_be_kept_in_any_cloud(root: str) -> None:
-    assert Settings.load(lock_root=f"{root}/").lock_root == root
+def test_locks_may_be_kept_in_any_cloud_however_hadoop_spells_it(root: str, canonical: str) -> None:
+    settings = Settings.load(lock_root=root, allow="abfss://c@account.dfs.core.windows.net/*")
+
+    assert settings.lock_root == canonical
+    assert settings.allow == ("abfs://c@account.dfs.core.windows.net/*",)
 
 
 def test_several_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ segments = st.text(
 ).filter(lambda segment: segment not in (".", ".."))
 tables = st.builds(
     lambda scheme, bucket, path: f"{scheme}://{bucket}/{'/'.join(path)}",
-    st.sampled_from(["s3", "gs", "abfss", "hdfs"]),
+    st.sampled_from(["s3", "gs", "abfs", "hdfs"]),
     st.from_regex(r"[a-z][a-z0-9.-]{1,20}", fullmatch=True),
     st.lists(segments, min_size=1, max_size=4),
 ) | st.builds(lambda path: f"file:///{'/'.join(path)}", st.lists(segments, min_size=1, max_size=4))

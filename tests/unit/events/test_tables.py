@@ -22,7 +22,7 @@ from tests.unit.events.building import tables
         ("s3://lake/a=b/c_d", "s3://lake/a=b/c_d"),
         ("s3://lake/日本", "s3://lake/日本"),
         ("gs://lake/orders", "gs://lake/orders"),
-        ("abfss://fs@account.dfs.core.windows.net/t", "abfss://fs@account.dfs.core.windows.net/t"),
+        ("abfss://fs@account.dfs.core.windows.net/t", "abfs://fs@account.dfs.core.windows.net/t"),
         ("/data/orders/", "file:///data/orders"),
         ("file:/data/orders", "file:///data/orders"),
         ("file:///data//orders", "file:///data/orders"),

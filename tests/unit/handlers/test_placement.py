@@ -59,7 +59,7 @@ def digest(table: str) -> str:
                 None,
                 f"{bucket}/locks/sales-orders-{digest(f'{bucket}/sales/orders')}.json",
             )
-            for bucket in ("gs://lake", "az://lake", "abfss://lake@account.dfs.core.windows.net")
+            for bucket in ("gs://lake", "az://lake", "abfs://lake@account.dfs.core.windows.net")
         ),
         (TABLE, "s3://locks/prod/", f"s3://locks/prod/locks/sales-orders-{digest(TABLE)}.json"),
         (
