@@ -17,6 +17,8 @@ MOST_NAMED = 3
 MOST_CANDIDATES = 20
 """Lines of a list that is only there to be chosen from."""
 
+UUID_LENGTH = 36
+
 
 def story_lines(story: Story) -> Iterator[str]:
     """The whole report."""
@@ -395,8 +397,8 @@ def _name(who: Who) -> str:
 
 
 def _short(owner: str) -> str:
-    """The first block of a UUID: enough to tell owners apart."""
-    return owner.split("-", 1)[0]
+    """The first block of a UUID, enough to tell owners apart; anything else as it is."""
+    return owner.split("-", 1)[0] if len(owner) == UUID_LENGTH else owner
 
 
 def _where(partition: str, file_group: str) -> str:
