@@ -360,8 +360,8 @@ class PartitionOwner:
             case lease.LockDenied(fatal=True, why=why):
                 log.error("lock.refused", table=uri, why=why, lock=place.uri)
                 self._step(uri, LockForbidden(monotonic(), offset, f"lock {place.uri}: {why}"))
-            case lease.LockDenied(holder=holder, held_until=held_until):
-                log.info("lock.held-by-another", table=uri, holder=holder, until=held_until, lock=place.uri)
+            case lease.LockDenied(why=why, holder=holder, held_until=held_until):
+                log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
 
     def _keeper(self, uri: str) -> LockKeeper:
         if uri not in self._keepers:

@@ -9,8 +9,9 @@ Rules
 - A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may
   be our own whose first answer went missing. What the read-back finds decides: ours and live → a second write
   under the version just read, before anything is trusted; somebody else's → lost; unreadable → still unknown,
-  again after a jittered back-off. A write whose answer was lost may land late: until the version under which it
-  was sent is gone, further writes bear its owner, so that whichever of them lands is known as ours.
+  again after a jittered back-off, and told now and then while it goes on. A write whose answer was lost may land
+  late: until the version under which it was sent is gone, further writes bear its owner, so that whichever of them
+  lands is known as ours.
 - The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a
   challenger waits until `validUntil` is past by `drift` on its wall clock. Every write differs from the one
   before it: another owner, another `expired`, or a `validUntil` that strictly rises; so no version comes twice.
@@ -508,7 +509,10 @@ def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step
     if (work.release is not None or not work.wanted) and tries >= settings.release_tries:
         return _released(work, at, settings, why=f"left to lapse: {why}")
     wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
-    return Waiting(replace(work, tries=tries), at.now + wait), ()
+    told: tuple[Effect, ...] = ()
+    if work.wanted and work.lease is None and work.release is None and tries % settings.doubts_told == 0:
+        told = (LockDenied(f"it could not be taken yet: {why}", fatal=False, spent=work.spent),)
+    return Waiting(replace(work, tries=tries), at.now + wait), told
 
 
 def _refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:

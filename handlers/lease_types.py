@@ -25,6 +25,8 @@ class LeaseSettings:
     """How long a foreign holder is left alone before the object is read again."""
     refused_seconds: float = 30.0
     release_tries: int = 5
+    doubts_told: int = 5
+    """Every so many failed tries in a row it is told why the lock could not be taken yet."""
     turn_seconds: float = 0.25
     """How long each contender that waits before us is given once the lock is free."""
     strict: bool = False

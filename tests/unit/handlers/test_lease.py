@@ -641,6 +641,18 @@ def test_doubts_that_go_on_back_off() -> None:
     assert waits[-1] <= SETTINGS.renew_interval
 
 
+def test_doubts_that_go_on_are_told() -> None:
+    """A store that is out of reach for an hour: somebody should know why nothing commits."""
+    keeper = Keeper().want()
+    told = []
+    for _ in range(2 * SETTINGS.doubts_told):
+        told += keeper.reads(Unknown("no answer in time")).of(LockDenied)
+        keeper.timer()
+
+    assert [(each.fatal, each.holder) for each in told] == [(False, None), (False, None)]
+    assert "no answer in time" in told[0].why
+
+
 @pytest.mark.parametrize("state", ["writing", "renewing", "releasing"])
 def test_throttling_backs_off_and_asks_again(state: str) -> None:
     """503 SlowDown: nothing was written, and nothing is assumed."""
