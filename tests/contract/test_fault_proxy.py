@@ -13,7 +13,7 @@ pytestmark = pytest.mark.real
 
 TIMEOUT_SECONDS = 2.0
 """Long, so that a short delay is one on a slow machine too."""
-HANG_SECONDS = 0.2
+HANG_SECONDS = 0.5
 SEEN = {
     Fault.CUT_BEFORE: (Unknown, False),
     Fault.CUT_AFTER: (Unknown, True),
@@ -64,7 +64,8 @@ async def test_what_hangs_is_answered_never_and_may_be_done_afterwards(s3_creden
             for uri in uris:
                 assert isinstance(await hasty.write(uri, b"{}", IfAbsent()), Unknown)
             assert isinstance(await store.write(f"s3://{bucket}/other.json", b"{}", IfAbsent()), Won)
-            assert len(hang.caught) == proxy.injected[Fault.HANG] == len(uris)
+            assert 0 < len(hang.caught) == proxy.injected[Fault.HANG] <= len(uris)
+            assert hang.overtaken <= 1
         late = 0
         while late == 0:
             late = len([uri for uri in uris if isinstance(await store.read(uri), Found)])

@@ -26,7 +26,7 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -91,6 +91,10 @@ class Hang:
     caught: list[Request] = field(default_factory=list)
     first: anyio.Event = field(default_factory=anyio.Event)
     """Set when one is caught."""
+    waiting: set[asyncio.StreamReader] = field(default_factory=set)
+    """Connections on which a client still waits for its answer."""
+    overtaken: int = 0
+    """Other requests that were served while somebody waited."""
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -123,23 +127,24 @@ class FaultProxy:
             hang.over.set()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection: one request after the other, until a fault or the client ends it."""
+        """Serve one connection. It bears one request, because the server's answer closes it."""
         try:
-            while await self._serve(await _receive(reader), writer):
-                pass
+            await self._serve(await _receive(reader), reader, writer)
         except (asyncio.IncompleteReadError, OSError):
             _reset(writer)  # the client has gone, or the server: nobody is left to be told
         finally:
             writer.close()
 
-    async def _serve(self, request: Request, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection goes on; it doesn't, because the server's answer closes it."""
+    async def _serve(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self.requests += 1
         for hang in self._hangs:
             if hang.matches(request):
-                await self._hang(hang, request)
+                await self._hang(hang, request, reader)
                 _reset(writer)
-                return False
+                return
+            hang.overtaken += bool(hang.waiting)
         fault = self._draw()
         if fault is not None:
             self.injected[fault] += 1
@@ -164,7 +169,6 @@ class FaultProxy:
                 await self._around(request, writer, self._chance.uniform(1.2, 2.5) * self._timeout)
             case _:
                 await _send(writer, await self._forward(request))
-        return False
 
     async def _around(self, request: Request, writer: asyncio.StreamWriter, seconds: float) -> None:
         """Wait on the way there, or on the way back."""
@@ -174,11 +178,22 @@ class FaultProxy:
         await asyncio.sleep(0 if there else seconds)
         await _send(writer, answer)
 
-    async def _hang(self, hang: Hang, request: Request) -> None:
+    async def _hang(self, hang: Hang, request: Request, reader: asyncio.StreamReader) -> None:
+        async def watch() -> None:
+            with suppress(OSError):
+                await reader.read(
+                    1
+                )  # returns when the client has gone: it says nothing more on this connection
+            hang.waiting.discard(reader)
+
         self.injected[Fault.HANG] += 1
         hang.caught.append(request)
+        hang.waiting.add(reader)
         hang.first.set()
-        await hang.over.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch)
+            await hang.over.wait()
+            tasks.cancel_scope.cancel()
         if self._chance.random() < 0.5:
             await self._forward(request)
 
