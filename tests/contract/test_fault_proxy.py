@@ -65,7 +65,6 @@ async def test_what_hangs_is_answered_never_and_may_be_done_afterwards(s3_creden
                 assert isinstance(await hasty.write(uri, b"{}", IfAbsent()), Unknown)
             assert isinstance(await store.write(f"s3://{bucket}/other.json", b"{}", IfAbsent()), Won)
             assert 0 < len(hang.caught) == proxy.injected[Fault.HANG] <= len(uris)
-            assert hang.overtaken <= 1
         late = 0
         while late == 0:
             late = len([uri for uri in uris if isinstance(await store.read(uri), Found)])
