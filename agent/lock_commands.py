@@ -59,8 +59,8 @@ MOST_UNREADABLE = 20
 LockState = Literal["held", "lapsed", "released", "absent", "malformed"]
 
 
-class LockRefused(AgentError):
-    """The lock object is not as this command needs it. Nothing was written; look at it with `lakewarden lock show`."""
+class NotReleased(AgentError):
+    """The lock is not that owner's to give back. Nothing was written; look at it with `lakewarden lock show`."""
 
 
 class StoreSilentError(AgentError):
@@ -206,7 +206,7 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
         if isinstance(await reader.read(table + HUDI_PROPERTIES), Found):
             return TableLock(table, own)
     if isinstance(usual, NotAllowed):
-        raise LockRefused(
+        raise AgentError(
             f"local table {table} has no bucket for its lock; name the folder of the locks with --lock-root, "
             "or the object itself with --lock"
         )
@@ -268,7 +268,7 @@ def _extra(body: bytes) -> dict[str, Any]:
 
 
 async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
-    """Give the lock back for `owner`, if it is the one that holds it; `LockRefused` otherwise.
+    """Give the lock back for `owner`, if it is the one that holds it; `NotReleased` otherwise.
 
     One write under the version that was read. Where its answer is lost, the object is read back: whatever is found
     then, released or somebody else's, `owner` has it no more.
@@ -330,14 +330,14 @@ def _given(record: LockRecord, taken_by: str | None) -> Given:
 def _owned(uri: str, record: LockRecord | Malformed | None, owner: str) -> LockRecord:
     match record:
         case None:
-            raise LockRefused(f"nothing to release: there is no lock object at {uri}")
+            raise NotReleased(f"nothing to release: there is no lock object at {uri}")
         case Malformed(why=why):
-            raise LockRefused(f"{uri} is no lock record and is left alone: {why}")
+            raise NotReleased(f"{uri} is no lock record and is left alone: {why}")
         case LockRecord() if record.owner != owner:
             how = "was released by" if record.expired else "is held by"
-            raise LockRefused(f"nothing released: {uri} {how} another owner, {record.owner}")
+            raise NotReleased(f"nothing released: {uri} {how} another owner, {record.owner}")
         case LockRecord(expired=True):
-            raise LockRefused(f"nothing to release: {uri} was already released by {owner}")
+            raise NotReleased(f"nothing to release: {uri} was already released by {owner}")
         case _:
             return record
 

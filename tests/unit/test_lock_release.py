@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.lock_commands import RELEASE_TRIES, Given, LockRefused, release_in
+from lakewarden.agent.lock_commands import RELEASE_TRIES, Given, NotReleased, release_in
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.handlers.conditional import Lost, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
@@ -97,7 +97,7 @@ async def test_another_owner_in_between_is_left_alone() -> None:
     objects = {URI: render(HELD)}
     other = render(LockRecord(expired=False, valid_until=UNTIL, owner="y"))
 
-    with pytest.raises(LockRefused, match="held by another owner, y"):
+    with pytest.raises(NotReleased, match="held by another owner, y"):
         await released(objects, Trouble(meanwhile=lambda: objects.update({URI: other})))
 
     assert objects[URI] == other
