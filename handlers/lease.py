@@ -26,7 +26,8 @@ Rules
 - What other agents tell of the lock are hints that save waiting, never proof: they move the time of the next read,
   nothing else. Heard to be released: whoever waits first reads at once; each one behind gives those before it
   `turn_seconds` each. Heard to be taken: as after a read that found it held. Wanted while others wait: ours is the
-  last turn.
+  last turn. A read that is under way while it is heard to be released may find what was there before: if it does, the
+  object is read again, in our turn.
 - An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried
   again after `refused_seconds` because a person may have mended it.
 - Release writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most
@@ -269,6 +270,8 @@ def _in_turn(work: Work, at: Moment, settings: LeaseSettings) -> Step:
 
 
 def _heard_released(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
+    if isinstance(state, Reading):
+        return Reading(replace(state.work, heard_free=ahead)), ()
     if not _waits_for_another(state):
         return state, ()
     if ahead:
@@ -277,6 +280,8 @@ def _heard_released(state: State, at: Moment, settings: LeaseSettings, ahead: in
 
 
 def _heard_taken(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
+    if isinstance(state, Reading):
+        return Reading(replace(state.work, heard_free=None)), ()
     if not _waits_for_another(state):
         return state, ()
     lapses_in = (valid_until + settings.drift_ms - at.wall_ms) / 1000
@@ -395,7 +400,10 @@ def _found_while_wanted(
     denied = LockDenied(
         why, fatal=False, spent=work.spent, holder=record.owner, held_until=record.valid_until
     )
-    until = at.now + _patience(at, settings, binds_for)
+    if work.heard_free is None:
+        until = at.now + _patience(at, settings, binds_for)
+    else:
+        until = at.now + work.heard_free * settings.turn_seconds
     return Waiting(replace(work, tries=0, spent=Spent(0, work.spent.since)), until), (denied,)
 
 
@@ -472,7 +480,7 @@ def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings
 
 
 def _get(work: Work) -> Step:
-    return Reading(_spending(work)), (Get(),)
+    return Reading(replace(_spending(work), heard_free=None)), (Get(),)
 
 
 def _put_hold(

@@ -249,6 +249,8 @@ class Work:
     """That owner."""
     ahead: int = 0
     """Others whose turn comes before ours, if the lock was asked for again while it was being given back."""
+    heard_free: int | None = None
+    """How many were before us when the lock was heard to be released while our read was under way."""
     watched: Watched | None = None
     doubt: Condition | None = None
     """Under which condition a write of ours was sent whose fate is not known. It may still land while that condition

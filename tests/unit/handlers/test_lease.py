@@ -342,6 +342,31 @@ def test_when_another_took_its_turn_the_lock_is_left_alone_again() -> None:
     assert keeper.now - heard == pytest.approx(SETTINGS.poll_seconds)
 
 
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_read_that_was_overtaken_by_the_release_is_repeated_in_our_turn(ahead: int) -> None:
+    """Its answer took longer than the holder's release, and the word of it, to come here."""
+    keeper = Keeper().want().hear_released(ahead=ahead).reads(foreign(left=300.0), "f1")
+    denied = keeper.now
+    assert keeper.of(LockDenied)
+
+    keeper.timer()
+
+    assert keeper.of(Get) == [Get()]
+    assert keeper.now - denied == pytest.approx(ahead * SETTINGS.turn_seconds)
+
+
+def test_a_read_is_not_repeated_for_a_release_that_it_comes_after() -> None:
+    """Or whose lock was heard to be taken again: the next end to wait for is the new holder's."""
+    taken = Keeper().want().hear_released().hear_taken(left=300.0).reads(foreign(left=300.0), "f1")
+    repeated = Keeper().want().hear_released().reads(foreign(left=300.0), "f1").timer()
+    repeated.reads(foreign(left=300.0), "f2")
+
+    for keeper in (taken, repeated):
+        heard = keeper.now
+        keeper.timer()
+        assert keeper.now - heard == pytest.approx(SETTINGS.poll_seconds)
+
+
 def test_a_forged_hint_costs_reads_and_nothing_else() -> None:
     """Hints come from the network: a lock that the object says is held stays held, whatever was heard."""
     keeper = Keeper().want().reads(foreign(left=300.0), "f1")
