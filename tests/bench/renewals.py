@@ -79,8 +79,7 @@ async def _measure(
     history = await _history(settings)
     lease_ms, interval_ms = settings.validity_seconds * 1e3, interval * 1e3
     renewals = [each for each in _renewals(history, lease_ms, interval_ms) if calm.covers(each["sent"])]
-    overdue = [each for each in _renewals(history, lease_ms, interval_ms) if each["sent"] >= resumed]
-    first = {each["lock"]: each for each in reversed(overdue)}
+    after = _first_renewals_after(history, resumed)
     return {
         "locks": locks,
         "seconds": seconds,
@@ -95,11 +94,8 @@ async def _measure(
         "lost": sum(isinstance(event, LockLost) for events in history.values() for event in events),
         "pause": {
             "seconds": round((resumed - paused) / 1e3, 1),
-            "all_renewed_after_seconds": round(
-                (max(each["sent"] + each["took"] for each in first.values()) - resumed) / 1e3, 2
-            ),
-            "requests_a_renewal": round(sum(each["requests"] for each in first.values()) / len(first), 3),
-            "renewed": len(first),
+            "all_renewed_after_seconds": round(max(after) / 1e3, 2),
+            "renewed": len(after),
         },
     }
 
@@ -131,17 +127,25 @@ class _Span:
 def _renewals(
     history: dict[str, list[LockEvent]], lease_ms: float, interval_ms: float
 ) -> Iterable[dict[str, Any]]:
-    for lock, events in history.items():
+    for events in history.values():
         held = [each for each in events if isinstance(each, LockAcquired | LockRenewed)]
         for before, event in itertools.pairwise(held):
             if isinstance(event, LockRenewed):
                 yield {
-                    "lock": lock,
                     "sent": event.valid_until - lease_ms,
                     "late": event.valid_until - before.valid_until - interval_ms,
                     "took": event.duration_ms,
                     "requests": event.requests,
                 }
+
+
+def _first_renewals_after(history: dict[str, list[LockEvent]], wall_ms: float) -> list[float]:
+    """Of each lock: how long after this time a renewal was first confirmed."""
+    waits = []
+    for events in history.values():
+        confirmed = [each.at.timestamp() * 1e3 for each in events if isinstance(each, LockRenewed)]
+        waits.extend([at - wall_ms for at in confirmed if at >= wall_ms][:1])
+    return waits
 
 
 async def _all_taken(settings: Settings, locks: int) -> float:
