@@ -230,7 +230,7 @@ def _work(state: State) -> Work:
 
 def _want(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
     match state:
-        case Idle(mine=mine, quiet_until=quiet_until, adopted=adopted):
+        case Idle(mine=mine, quiet_until=quiet_until, adopted=adopted, doubt=doubt):
             return _in_turn(
                 Work(
                     wanted=True,
@@ -241,6 +241,7 @@ def _want(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, 
                     quiet_until=quiet_until,
                     adopted=adopted,
                     ahead=ahead,
+                    doubt=doubt,
                 ),
                 at,
                 settings,
@@ -313,18 +314,22 @@ def _drop(state: State, at: Moment) -> Step:
             return _put_release(work, at, lease.version)
         case Waiting(work=work):
             if work.lease is not None:
-                released = replace(work, wanted=False, lease=None, release=work.lease.record)
+                released = replace(
+                    work, wanted=False, lease=None, release=work.lease.record, spent=Spent(0, at.now)
+                )
                 return _put_release(released, at, work.lease.version)
             if work.release is None and work.doubt is None:
-                return Idle(work.mine, work.quiet_until, work.adopted), ()
+                return _idle(work), ()
             # A write that we don't know the fate of may have taken the lock: it is read back, and released.
-            return replace(state, work=replace(work, wanted=False, tries=0)), ()
+            return replace(state, work=replace(work, wanted=False, tries=0, spent=Spent(0, at.now))), ()
         case Reading(work=work):
             release = work.release or (work.lease.record if work.lease else None)
-            return Reading(replace(work, wanted=False, lease=None, release=release, tries=0)), ()
+            spent = Spent(1, at.now)
+            return Reading(replace(work, wanted=False, lease=None, release=release, tries=0, spent=spent)), ()
         case Writing(work=work):
             # What this write does to the object is known when it answers; then it is released.
-            return replace(state, work=replace(work, wanted=False, lease=None, tries=0)), ()
+            spent = Spent(1, at.now)
+            return replace(state, work=replace(work, wanted=False, lease=None, tries=0, spent=spent)), ()
         case _:
             assert_never(state)
 
@@ -381,6 +386,8 @@ def _found_while_wanted(
     if work.lease is not None:
         if ours and not record.expired:
             return _put_hold(work, at, settings, IfMatch(version), record)
+        if ours:
+            return _lost(work, at, why="somebody else released it in our name", holder=None)
         return _lost(work, at, why="another owner is in the lock object", holder=record.owner)
     if ours or record.expired:
         return _put_hold(work, at, settings, IfMatch(version), record)
@@ -555,13 +562,17 @@ def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     return Waiting(after, at.now), (ended,)
 
 
+def _idle(work: Work) -> Idle:
+    return Idle(work.mine, work.quiet_until, work.adopted, work.doubt)
+
+
 def _released(work: Work, at: Moment, settings: LeaseSettings, *, why: str | None) -> Step:
     record = work.release
     done: tuple[Effect, ...] = ()
     if record is not None:
         done = (Released(record.owner, record.valid_until, work.spent, why),)
     if not work.wanted:
-        return Idle(work.mine, work.quiet_until, work.adopted), done
-    work = replace(work, lease=None, release=None, doubt=None, tries=0, spent=Spent(0, at.now))
+        return _idle(work), done
+    work = replace(work, lease=None, release=None, tries=0, spent=Spent(0, at.now))
     after, effects = _in_turn(work, at, settings)
     return after, (*done, *effects)

@@ -211,6 +211,8 @@ class Idle:
     quiet_until: float = 0.0
     """As in `Work`: going idle ends no former owner's lease."""
     adopted: str | None = None
+    doubt: Condition | None = None
+    """As in `Work`: a write that was given up in doubt may still land."""
 
 
 @dataclass(frozen=True, slots=True)

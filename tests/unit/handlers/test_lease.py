@@ -968,6 +968,51 @@ def test_the_quiet_time_outlives_the_lease_itself(way: str) -> None:
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(300.5)
 
 
+@pytest.mark.parametrize("again", ["after the release", "before the release"])
+def test_a_write_that_lands_after_it_was_given_up_in_doubt_is_still_known_as_ours(again: str) -> None:
+    """Found by the simulation: sent, in doubt, dropped, wanted again, and then it lands: no self-block."""
+    keeper = Keeper().want().reads(foreign(expired=True), "v0")
+    late = keeper.written
+    keeper.writes(Unknown("timeout")).drop()
+    if again == "after the release":
+        keeper.reads(foreign(expired=True), "v0")
+        assert isinstance(keeper.state, Idle)
+        keeper.want()
+    else:
+        keeper.want()
+    keeper.reads(foreign(expired=True), "v0")
+    assert keeper.written.owner == late.owner
+
+    keeper.writes(Lost("412")).reads(late, "v1").writes(Won("v2"))
+
+    assert keeper.one(Confirmed).lease.record.owner == late.owner
+
+
+def test_a_release_in_our_name_is_told_as_such() -> None:
+    """`lakewarden lock release --if-owner`: nobody else holds it."""
+    keeper = renewing()
+    released = replace(keeper.written, expired=True)
+
+    ended = keeper.writes(Lost("412")).reads(released, "v9").one(LeaseEnded)
+
+    assert ended.holder is None
+    assert "in our name" in ended.why
+
+
+@pytest.mark.parametrize("state", ["renewing", "reading back"])
+def test_the_time_of_a_release_counts_from_when_it_was_asked_for(state: str) -> None:
+    """The audit's checker ends an owner's interval there."""
+    keeper = STATES[state]()
+    keeper.now += 0.5
+    dropped = keeper.drop().now
+    if state == "renewing":
+        keeper.writes(Won("v2"))
+    else:
+        keeper.reads(keeper.written, "v2")
+
+    assert keeper.writes(Won("v3")).one(Released).spent.since == dropped
+
+
 # -- every outcome in every writing state
 
 OUTCOMES: dict[str, WriteOutcome] = {
