@@ -99,6 +99,14 @@ def test_other_names_are_others_however_alike(
     assert w.aborted == {}
 
 
+def test_partitions_that_are_alike_are_kept_apart_within_one_event() -> None:
+    """A driver sends its markers sorted, so neighbours differ by a letter."""
+    w = world().intent("A").intent("B").touch("A", m("dt=1/f"), m("dt=10/g"), m("dt=1/h"), m("dt=10/f"))
+
+    assert w.touch("B", m("dt=1/g"), m("dt=10/h"), m("dt=100/f")).aborted == {}
+    assert w.touch("B", m("dt=10/g")).aborted == {"B": "conflict"}
+
+
 @pytest.mark.parametrize(("mine", "other"), [("*", "f"), ("f", "*"), ("*", "*"), ("*", "a%2F_ü")])
 @pytest.mark.parametrize("partition", ["", "p", "a/b", "*"])
 def test_a_star_is_all_of_its_own_partition(mine: str, other: str, partition: str) -> None:

@@ -139,14 +139,23 @@ def test_the_winner_is_told_whom_it_stopped() -> None:
     "mine, theirs", [("p/f", "p/*"), ("p/*", "p/f"), ("/f", "/f"), ("a_b/c%2F", "a_b/c%2F")]
 )
 def test_both_events_of_the_evidence_are_found_whatever_the_names(mine: str, theirs: str) -> None:
-    """A star covers what it does not name."""
-    w = world().intent("A").touch("A", m("q/z")).touch("A", m(theirs)).intent("B").touch("B", m(mine))
+    """A star covers what it does not name; what is said again later was said first before."""
+    star = theirs.rsplit("/", 1)[0] + "/*"
+    w = (
+        world()
+        .intent("A")
+        .touch("A", m("q/z"))
+        .touch("A", m(theirs))
+        .touch("A", m(theirs))
+        .touch("A", m(star))
+    )
+    w.intent("B").touch("B", m(mine))
 
     (against,) = one(story_of(w, "B"), told.Aborted).against
 
     assert against.mine is not None
     assert against.theirs is not None
-    assert (against.mine.where.offset, against.theirs.where.offset) == (4, 2)
+    assert (against.mine.where.offset, against.theirs.where.offset) == (6, 2)
 
 
 LOSSES = [each for each in VICTIMS if each[4] is not None]
@@ -207,9 +216,8 @@ def test_who_is_answered_in_the_same_step_did_not_wait() -> None:
 
 def test_one_that_a_silent_writer_kept_waiting_is_told_so() -> None:
     """Nothing but the clock came between: no event says that it waited, only the decision before its own."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
-    w.now += 14
-    w.beat("B").tick(2)
+    w = world().intent("A").touch("A", m("p/f"))
+    w.intent("B", m("p/f"), admission="queued", heartbeat_seconds=100).tick(16)
 
     story = story_of(w, "B")
 
@@ -250,9 +258,12 @@ def test_a_lapse_and_the_commit_that_is_heard_of_after_it() -> None:
 
 def test_a_revoked_grant_stands_until_its_end() -> None:
     """The lock was lost while it published; the commit had landed."""
-    w = world().intent("A").lock().request("A").lose_lock("renewal not confirmed").complete("A", version="2")
+    w = world().intent("A").lock().request("A").lose_lock("renewal not confirmed")
 
-    story = story_of(w, "A")
+    meanwhile = story_of(w, "A").fate
+    story = story_of(w.complete("A", version="2"), "A")
+
+    assert (meanwhile.phase, meanwhile.reason, meanwhile.where) == (Phase.GRANTED, "lease-lost", None)
 
     revoked = one(story, told.Aborted)
     assert (revoked.reason, revoked.stood) == ("lease-lost", Phase.GRANTED)
@@ -304,6 +315,31 @@ def test_two_appends_under_deleted_file_meet_without_a_conflict() -> None:
         "deleted-file",
         "mine",
     )
+
+
+def test_who_landed_before_it_began_was_not_met() -> None:
+    """Its commit is in the base; it is kept as evidence only for an older one."""
+    w = (
+        world()
+        .intent("old")
+        .intent("A")
+        .lock()
+        .touch("A", m("p/f"))
+        .commits("A")
+        .intent("B")
+        .touch("B", m("p/f"))
+    )
+
+    assert kinds(story_of(w, "B")) == ["Opened", "Admitted", "Touched"]
+    (other,) = story_of(w.touch("old", m("p/f")), "old").others[:1]
+    assert (other.who.transaction, other.fate.phase, other.places) == ("A", Phase.COMMITTED, 1)
+
+
+def test_the_protection_is_told_first_though_more_speaks_for_the_winner() -> None:
+    """As `conflicts.loser_of` asks for it first."""
+    winner, victim = a_transaction("w", priority=5), a_transaction("v", sequence=2)
+
+    assert victim_rule(victim, winner, {"w-w": 3}, 3) == "protected"
 
 
 def test_a_decision_of_an_agent_that_had_lost_the_partition_is_told_as_void() -> None:
