@@ -16,7 +16,8 @@ Rules
   challenger waits until `validUntil` is past by `drift` on its wall clock. Every write differs from the one
   before it: another owner, another `expired`, or a `validUntil` that strictly rises; so no version comes twice.
   The `validUntil` of another owner is exceeded only while it binds: a wrong clock's far future is not inherited.
-- Renewal starts `renew_interval` after the last write was sent. A lease that is not confirmed `margin` before its
+- Renewal starts `renew_interval` after the last write was sent, and later by chance where that write took long: many that
+  fell due together, and had to wait for each other, part again. A lease that is not confirmed `margin` before its
   end is given up then: whoever relies on it has that long to hear of it.
 - Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first,
   with jitter.
@@ -470,11 +471,12 @@ def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSet
 
 def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
     work = state.work
+    apart = at.jitter * min(at.now - state.sent_at, settings.renew_interval / 2)
     lease = Lease(
         state.record,
         version,
         expires_at=state.sent_at + settings.validity - settings.drift,
-        renew_at=state.sent_at + settings.renew_interval,
+        renew_at=state.sent_at + settings.renew_interval + apart,
         quiet_until=work.quiet_until,
         adopted=work.adopted if at.now < work.quiet_until else None,
     )

@@ -570,6 +570,24 @@ def test_a_lost_write_that_was_our_own_first_one_is_not_lost() -> None:
     assert keeper.of(Confirmed)
 
 
+@pytest.mark.parametrize(
+    ("took", "jitter", "apart"), [(0.4, 0.0, 0.0), (0.4, 0.5, 0.2), (0.002, 0.9, 0.0018), (9.0, 0.8, 1.2)]
+)
+def test_renewals_that_had_to_wait_for_each_other_part_again(
+    took: float, jitter: float, apart: float
+) -> None:
+    """A thousand locks that were taken at one moment; a store that answers at once is asked when it is due."""
+    keeper = Keeper(jitter=jitter).want().reads(Absent())
+    sent = keeper.now
+
+    keeper.writes(Won("v1"), after=took)
+
+    due = deadline(keeper.state, SETTINGS)
+    assert due == pytest.approx(sent + SETTINGS.renew_interval + apart)
+    keeper.timer()
+    assert keeper.of(Put)
+
+
 def test_an_unknown_renewal_that_took_effect_keeps_the_lease() -> None:
     """A timeout in the middle of a publish must not abort it."""
     keeper = renewing().writes(Unknown("timeout"))
