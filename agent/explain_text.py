@@ -331,7 +331,8 @@ def _lock(step: told.Lock) -> str:
     until = timestamp(step.valid_until)
     match step.type:
         case "lock-acquired":
-            return f"agent {step.agent} has the table's lock, as owner {_short(step.owner)}, until {until}"
+            taken = "" if step.adopted is None else f", taken over from owner {_short(step.adopted)}"
+            return f"agent {step.agent} has the table's lock, as owner {_short(step.owner)}{taken}, until {until}"
         case "lock-lost":
             holder = f"; owner {_short(step.holder)} has it" if step.holder else ""
             return f"agent {step.agent} LOST the table's lock{detail}{holder}"

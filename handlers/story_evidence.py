@@ -128,6 +128,7 @@ def _lock_steps(
             event.holder,
             event.valid_until,
             event.detail,
+            event.adopted if isinstance(event, LockAcquired) else None,
         )
         if (
             found

@@ -335,6 +335,8 @@ class Lock:
     holder: str | None
     valid_until: int
     detail: str | None
+    adopted: str | None = None
+    """The owner whose running lease was taken over."""
     times: int = 1
 
 
