@@ -1,0 +1,201 @@
+"""The agents: `agent/service.py` and all below it as they are, in a process whose clock, chance, Kafka and store are simulated.
+
+What is put in place of the real thing, and nothing else:
+
+- in `agent/clock.py`, the one place where time and chance are read: the process's own
+- aiokafka's three clients, where `agent/kafka.py` and `agent/service.py` name them
+- `Stores` of `agent/service.py`: stores that are opened already, and answer by the production table (`../store.py`)
+- `PartitionOwner`: the same, but that the oracles hear of what it decides (`Watched`)
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, tzinfo
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+from aiokafka.structs import TopicPartition
+
+from lakewarden.agent import clock, kafka, service
+from lakewarden.agent.committed import decided_from
+from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.publisher import Outgoing
+from lakewarden.agent.settings import Settings
+from lakewarden.handlers.state import TableState
+from tests.simulation.store import StoreClient
+from tests.simulation.whole import clients
+from tests.simulation.whole.broker import Broker
+from tests.simulation.whole.oracles import Oracles
+from tests.simulation.whole.processes import here
+from tests.simulation.whole.scenario import TOPICS
+from tests.unit.handlers.world import facts
+
+
+class _Time:
+    """In place of the module `time`."""
+
+    def clock_gettime(self, _: int) -> float:
+        return here().node.now()
+
+    def time_ns(self) -> int:
+        return here().node.wall_ms() * 1_000_000
+
+
+class _Datetime:
+    """In place of the class `datetime`."""
+
+    def now(self, zone: tzinfo) -> datetime:
+        return datetime.fromtimestamp(here().node.wall_ms() / 1000, zone)
+
+
+def _uuid4() -> uuid.UUID:
+    return uuid.UUID(int=here().random.getrandbits(128))
+
+
+class SimStores:
+    """In place of `agent/locks.py`'s `Stores`: one store, open and honest."""
+
+    def __init__(self, *_: object) -> None:
+        self._client = StoreClient(here().store)
+
+    async def for_lock(self, uri: str) -> StoreClient:
+        del uri
+        return self._client
+
+
+@contextmanager
+def simulated(broker: Broker, oracles: Oracles) -> Iterator[list[Watched]]:
+    """Within this, production code runs in simulated processes; the owners of partitions that there are."""
+    owners: list[Watched] = []
+
+    def watched(*given: Any) -> Watched:
+        owner = Watched(broker, oracles, *given)
+        owners.append(owner)
+        return owner
+
+    kept = structlog.get_config() if structlog.is_configured() else None
+    with ExitStack() as stack:
+        for where, what, instead in (
+            (clock, "time", _Time()),
+            (clock, "datetime", _Datetime()),
+            (clock, "uuid", SimpleNamespace(uuid4=_uuid4)),
+            (clock, "random", SimpleNamespace(random=lambda: here().random.random())),
+            (kafka, "AIOKafkaConsumer", clients.SimConsumer),
+            (kafka, "AIOKafkaProducer", clients.SimProducer),
+            (kafka, "AIOKafkaAdminClient", clients.SimAdmin),
+            (service, "AIOKafkaConsumer", clients.SimConsumer),
+            (service, "Stores", SimStores),
+            (service, "PartitionOwner", watched),
+        ):
+            stack.enter_context(patch.object(where, what, instead))
+        structlog.configure(
+            processors=[_into_trace],
+            wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+            cache_logger_on_first_use=False,
+        )
+        try:
+            yield owners
+        finally:
+            structlog.reset_defaults()
+            if kept is not None:
+                structlog.configure(**kept)
+
+
+def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
+    process = here()
+    what = event.pop("event")
+    if what == "table.stopped":
+        process.oracle("it goes on", f"a table is stopped: {event['story']}")
+    told = " ".join(f"{name}={value}" for name, value in event.items())
+    process.node.say(f"{what} {told}")
+    raise structlog.DropEvent
+
+
+class Watched(PartitionOwner):
+    """A partition's owner whose decisions the oracles hear of at the instant at which they are made."""
+
+    def __init__(self, broker: Broker, oracles: Oracles, number: int, settings: Settings, *rest: Any) -> None:
+        super().__init__(number, settings, *rest)
+        self.node = here().node
+        self.broker = broker
+        self._oracles = oracles
+
+    def _publish_decision(self, key: bytes, value: bytes) -> None:
+        writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
+        self._oracles.decided(self.node, self.number, value, writers)
+        super()._publish_decision(key, value)
+
+    async def compare(self) -> None:
+        """Replay the log from where the group stands, and look whether the outcome is what is here."""
+        if self.phase != "live" or not self._settled():
+            return
+        rebuilt, told = _replayed(self)
+        mine, theirs = _kept(self.tables), _kept(rebuilt.tables)
+        for uri in sorted({*mine, *theirs}):
+            if mine.get(uri) != theirs.get(uri):
+                self._oracles.violated("a replay agrees", f"{uri} {_difference(mine.get(uri), theirs.get(uri))}")
+                return
+        if told:
+            self._oracles.violated("a replay agrees", f"a replay decides what the living did not: {told[0]!r}")
+
+    def _settled(self) -> bool:
+        """Whether all that was decided is in the log, and the partition is still ours."""
+        publisher = self._publisher
+        if publisher._waiting or publisher._unacknowledged or self.stopped:
+            return False
+        decisions = self.broker.logs[TopicPartition(TOPICS.decisions, self.number)]
+        taken = [each.value for each in decisions if b'"partition-taken"' in each.value]
+        return bool(taken) and self.term.encode() in taken[-1]
+
+
+class _Told:
+    """In place of a publisher: keeps what a replay says."""
+
+    def __init__(self) -> None:
+        self.decisions: list[bytes] = []
+
+    def put(self, record: Outgoing) -> None:
+        if record.topic == TOPICS.decisions:
+            self.decisions.append(record.value)
+
+
+class _Nobody:
+    """In place of a task group: a replay's locks are never asked for."""
+
+    def start_soon(self, *_: object, **__: object) -> None:
+        return
+
+
+def _replayed(owner: Watched) -> tuple[PartitionOwner, list[bytes]]:
+    told, nobody, stores = _Told(), _Nobody(), SimStores()
+    given: tuple[Any, ...] = (owner.number, owner._settings, told, stores, nobody)
+    rebuilt = PartitionOwner(*given)
+    logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
+    known = owner.broker.group.committed.get(writers)
+    start, decided = (known.offset, decided_from(known.metadata)) if known else (0, decided_from(""))
+    read: Callable[[str], list[Any]] = lambda topic: logs[TopicPartition(topic, owner.number)]  # noqa: E731
+    rebuilt.take(logs[writers][start : owner.position], 0.0)
+    rebuilt.load(start, owner.position, decided, read(TOPICS.decisions)[decided.offset :], read(TOPICS.ledger))
+    return rebuilt, told.decisions
+
+
+def _kept(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:
+    """What must be the same: all facts but how the ended ones ended, of which a replay sees fewer; and of tables with any."""
+    found = {uri: facts(state) for uri, state in tables.items()}
+    for each in found.values():
+        del each["closed"]
+    return {uri: each for uri, each in found.items() if any(each.values())}
+
+
+def _difference(mine: dict[str, object] | None, theirs: dict[str, object] | None) -> str:
+    if mine is None or theirs is None:
+        return f"lives as {mine} and is replayed as {theirs}"
+    return "; ".join(
+        f"{name} is {mine[name]} and is replayed as {theirs[name]}" for name in mine if mine[name] != theirs[name]
+    )

@@ -1,0 +1,246 @@
+"""Kafka's side: logs of records in order, positions committed by a group, and who of the group reads what.
+
+A broker acts at instants of true time and forgets nothing. What is left out changes nothing for the rules that are under
+test: replicas, retention, compaction (the whole ledger is read), transactions.
+
+- *Producers* are idempotent: each numbers its records by partition; a number that is there already is acknowledged again and
+  not written again.
+- *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka: whoever joins, leaves or falls silent begins a round;
+  all others are told by their next heartbeat, and have the rebalance timeout to join again; whoever has not is no member any
+  more. Positions are committed by members of the present generation only. A member that was dropped doesn't know until it asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple, TypeAlias
+
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+
+from tests.simulation.timeline import Timeline
+
+FETCH_WAIT_SECONDS = 0.5
+"""`fetch.max.wait.ms`: for so long an empty fetch is held back."""
+RECORDS_A_FETCH = 500
+
+
+class Record(NamedTuple):
+    """As a consumer sees it, with the true time at which it was written."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    at: float
+
+
+class Sent(NamedTuple):
+    """As a producer sends it: its number in its partition, key and value."""
+
+    number: int
+    key: bytes | None
+    value: bytes
+
+
+Fetched: TypeAlias = dict[TopicPartition, list[Record]]
+
+
+@dataclass(slots=True)
+class Joined:
+    """What a member is told at the end of a round."""
+
+    member: str
+    generation: int
+    partitions: list[TopicPartition]
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of the group. Times in seconds."""
+
+    node: str
+    session: float
+    rebalance: float
+    heard_at: float
+    joining: Callable[[Joined | None], None] | None = None
+    """How it is answered at the end of the round; None while it has not joined."""
+
+
+class Group:
+    """The one consumer group, of one topic."""
+
+    def __init__(self, timeline: Timeline, random: Random, partitions: Sequence[TopicPartition]) -> None:
+        self.generation = 0
+        self.members: dict[str, Member] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._timeline = timeline
+        self._random = random
+        self._partitions = partitions
+        self._rebalancing = False
+        self._count = 0
+
+    def join(
+        self,
+        member: str | None,
+        node: str,
+        reply: Callable[[Joined | None], None],
+        *,
+        session: float,
+        rebalance: float,
+    ) -> None:
+        """Take part in the next round. The answer comes at its end: None for whoever is not known (any more)."""
+        if member is None:
+            self._count += 1
+            member = f"{node}#{self._count}"
+            self.members[member] = Member(node, session, rebalance, self._timeline.now)
+        known = self.members.get(member)
+        if known is None:
+            reply(None)
+            return
+        known.joining, known.heard_at = reply, self._timeline.now
+        self._begin_round(f"{member} joins")
+        self._end_round_if_all_joined()
+
+    def heartbeat(self, member: str, generation: int) -> str:
+        """`ok`, `rebalancing`: join again; or `unknown`: join as somebody new."""
+        known = self.members.get(member)
+        if known is None or generation != self.generation:
+            return "unknown"
+        known.heard_at = self._timeline.now
+        self._watch(member, known)
+        return "rebalancing" if self._rebalancing else "ok"
+
+    def leave(self, member: str) -> None:
+        """Be no member any more."""
+        if self.members.pop(member, None) is not None:
+            self._begin_round(f"{member} leaves")
+            self._end_round_if_all_joined()
+
+    def commit(
+        self, member: str, generation: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> bool:
+        """Remember positions; not for whoever is not a member of this generation."""
+        if member not in self.members or generation != self.generation:
+            return False
+        self.committed.update(offsets)
+        return True
+
+    def _watch(self, member: str, known: Member) -> None:
+        heard_at = known.heard_at
+        self._timeline.plan(heard_at + known.session, lambda: self._expire(member, known, heard_at))
+
+    def _expire(self, member: str, known: Member, heard_at: float) -> None:
+        silent = known.heard_at == heard_at and known.joining is None
+        if silent and self.members.get(member) is known:
+            del self.members[member]
+            self._begin_round(f"{member} was silent")
+            self._end_round_if_all_joined()
+
+    def _begin_round(self, why: str) -> None:
+        if self._rebalancing:
+            return
+        self._rebalancing = True
+        self._timeline.say("group", f"rebalances: {why}")
+        patience = max((each.rebalance for each in self.members.values()), default=0.0)
+        generation = self.generation
+        self._timeline.after(patience, lambda: self._end_round(generation))
+
+    def _end_round_if_all_joined(self) -> None:
+        if all(each.joining is not None for each in self.members.values()):
+            self._end_round(self.generation)
+
+    def _end_round(self, generation: int) -> None:
+        if not self._rebalancing or generation != self.generation:
+            return
+        self.members = {name: each for name, each in self.members.items() if each.joining is not None}
+        self._rebalancing = False
+        self.generation += 1
+        names = sorted(self.members)
+        self._random.shuffle(names)
+        shares: dict[str, list[TopicPartition]] = {name: [] for name in names}
+        for number, partition in enumerate(self._partitions):
+            if names:
+                shares[names[number % len(names)]].append(partition)
+        told = {name: [each.partition for each in share] for name, share in shares.items()}
+        self._timeline.say("group", f"generation {self.generation}: {told}")
+        for name, each in self.members.items():
+            reply, each.joining, each.heard_at = each.joining, None, self._timeline.now
+            self._watch(name, each)
+            assert reply is not None
+            reply(Joined(name, self.generation, shares[name]))
+
+
+class Broker:
+    """All logs."""
+
+    def __init__(
+        self, timeline: Timeline, random: Random, counts: Mapping[str, int], group_topic: str
+    ) -> None:
+        self.counts = counts
+        self.logs: dict[TopicPartition, list[Record]] = {
+            TopicPartition(topic, number): [] for topic, count in counts.items() for number in range(count)
+        }
+        self.group = Group(
+            timeline, random, [TopicPartition(group_topic, number) for number in range(counts[group_topic])]
+        )
+        self.wrote: Callable[[Record], None] = lambda _: None
+        """Is told of every record."""
+        self._timeline = timeline
+        self._numbers: dict[tuple[int, TopicPartition], list[int]] = {}
+        self._producers = 0
+        self._held: list[tuple[dict[TopicPartition, int], Callable[[Fetched], None]]] = []
+
+    def new_producer(self) -> int:
+        """An id of its own."""
+        self._producers += 1
+        return self._producers
+
+    def append(self, where: TopicPartition, key: bytes | None, value: bytes) -> int:
+        """Write a record; its offset."""
+        log = self.logs[where]
+        record = Record(where.topic, where.partition, len(log), key, value, self._timeline.now)
+        log.append(record)
+        self.wrote(record)
+        for held in [each for each in self._held if where in each[0]]:
+            self._held.remove(held)
+            self._answer(*held)
+        return record.offset
+
+    def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int]:
+        """Write what is not there yet; the offsets of all."""
+        there = self._numbers.setdefault((producer, where), [])
+        for each in batch:
+            assert each.number <= len(there), "a producer keeps its order"
+            if each.number == len(there):
+                there.append(self.append(where, each.key, each.value))
+        return [there[each.number] for each in batch]
+
+    def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the logs end."""
+        return {partition: len(self.logs[partition]) for partition in partitions}
+
+    def fetch(self, positions: dict[TopicPartition, int], reply: Callable[[Fetched], None]) -> None:
+        """Records from these positions on; if there is none yet, the answer waits for one, for a while."""
+        if any(len(self.logs[where]) > position for where, position in positions.items()):
+            self._answer(positions, reply)
+            return
+        held = (positions, reply)
+        self._held.append(held)
+        self._timeline.after(FETCH_WAIT_SECONDS, lambda: self._let_go(held))
+
+    def _let_go(self, held: tuple[dict[TopicPartition, int], Callable[[Fetched], None]]) -> None:
+        for index, each in enumerate(self._held):
+            if each is held:
+                del self._held[index]
+                self._answer(*held)
+                return
+
+    def _answer(self, positions: dict[TopicPartition, int], reply: Callable[[Fetched], None]) -> None:
+        found = {
+            where: self.logs[where][position : position + RECORDS_A_FETCH]
+            for where, position in positions.items()
+        }
+        reply({where: records for where, records in found.items() if records})

@@ -1,0 +1,98 @@
+"""A process's way to Kafka: requests that are delayed, lost on the way there or back, or act long after they were given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import anyio
+
+from tests.simulation.node import Node
+from tests.simulation.weather import Weather
+from tests.simulation.whole.broker import Broker
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 1.0
+"""After so long without an answer a client tries again."""
+AGAIN_SECONDS = 0.1
+"""Between two tries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What a node reads reaches it late for a while."""
+
+    node: str
+    since: float
+    until: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class Connection:
+    """One process's."""
+
+    node: Node
+    broker: Broker
+    weather: Weather
+    lags: tuple[Lag, ...] = ()
+    acted: Callable[[Node], None] = lambda _: None
+    """Is told of every request: the moments at which stopping a process is interesting."""
+
+    async def ask(
+        self,
+        act: Callable[[Callable[[T], None]], None],
+        *,
+        wait: float = ANSWER_SECONDS,
+        lagging: bool = False,
+    ) -> T | None:
+        """One try. `act` happens at the broker and is handed the way back; None: it broke, or took too long."""
+        node, timeline = self.node, self.node.timeline
+        fate = self.weather.fate(node.name, writes=True, now=timeline.now)
+        future: asyncio.Future[T | None] = node.loop.create_future()
+
+        def arrives(answer: T | None) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def reply(answer: T) -> None:
+            if fate.answers is not None and fate.answer is None:
+                late = self._lag(timeline.now) if lagging else 0.0
+                timeline.after(fate.answers + late, lambda: node.deliver(lambda: arrives(answer)))
+
+        if fate.acts is not None:
+            timeline.after(fate.acts, lambda: act(reply))
+        broken = fate.breaks if fate.answer is None else fate.answers
+        if broken is not None:
+            timeline.after(broken, lambda: node.deliver(lambda: arrives(None)))
+        self.acted(node)
+        with anyio.move_on_after(wait + (self._lag(timeline.now) if lagging else 0.0)):
+            return await future
+        return None
+
+    async def insist(
+        self,
+        act: Callable[[Callable[[T], None]], None],
+        *,
+        wait: float = ANSWER_SECONDS,
+        lagging: bool = False,
+    ) -> T:
+        """Ask until there is an answer: what is asked must bear to be done more than once."""
+        while (answer := await self.ask(act, wait=wait, lagging=lagging)) is None:
+            await anyio.sleep(AGAIN_SECONDS)
+        return answer
+
+    def _lag(self, now: float) -> float:
+        return sum(
+            each.seconds
+            for each in self.lags
+            if each.node == self.node.name and each.since <= now < each.until
+        )
+
+    def up_from(self, at: float) -> float:
+        """From when on, at that time or later, the broker can be reached by those whom nothing else cuts off."""
+        outages = [each for each in self.weather.climate.spells if each.what == "outage"]
+        return max([at, *(each.until for each in outages if each.since <= at < each.until)])

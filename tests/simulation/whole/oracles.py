@@ -1,0 +1,403 @@
+"""What must never happen, judged from outside: by true time, by the logs and by what is in the tables.
+
+Which decisions *count* is worked out here again, from `partition-taken` and the terms (`Judge`), and so is who loses a
+conflict; nothing here asks the code that is tested, but for G7, which compares it with itself.
+
+| oracle | a run violates it when |
+| --- | --- |
+| one grant | two transactions hold grants of one table that have time left by their own writers' clocks (G1) |
+| no foreign holder | a grant has time left while a writer that does not ask the agent believes in the lock object (G1) |
+| no longer than granted | a writer's deadline is later, in true time, than that of the agent which granted (G1) |
+| no overlap | two commits conflict, and each began before the other had landed, the window set aside (G2) |
+| one victim | two transactions lose the same conflict, each against the other (G3) |
+| right victim | who loses is not the one that the rules say: the protected one wins, then the priority, then the order (G3) |
+| granted is safe | a granted transaction is aborted for a conflict (G3) |
+| granted before | a commit lands whose transaction has no grant that counts, or that was not asked for (G4) |
+| once | a table that can tell, or that nobody left unknown, has a batch twice, the window set aside (G6) |
+| known is skipped | a batch that the log knows as committed is granted again, or one is skipped that isn't in the table (G6) |
+| one verdict | decisions that count contradict one another (G7) |
+| a replay agrees | the log, replayed from the committed position, gives another state than the living owner has (G7) |
+| lag is not death | a writer or a grant is given up while its word lies in the log, unread (design.md §4) |
+| it goes on | a program breaks, or a table is stopped because its state contradicts itself |
+| all get it | after the faults, a batch is not in its table when the run's bound has passed (G5) |
+
+The *window*: where the publish isn't fenced, a commit that lands after its grant's end is no violation, because no lock can
+stop it. `windows` counts them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from lakewarden.agent.locks import Told
+from lakewarden.events import (
+    DECISION_RECORD,
+    WRITER_EVENT,
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    CommitCompleted,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    GrantRenewed,
+    PartitionTaken,
+    TransactionAbandoned,
+    Undecodable,
+    decode,
+)
+from tests.simulation.node import Node
+from tests.simulation.oracles import Assumed, when_wall_shows
+from tests.simulation.oracles import Oracles as LockOracles
+from tests.simulation.timeline import Timeline
+from tests.simulation.whole.broker import Record
+from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.table import LakeTable, Landed, conflict
+
+UNREAD_SECONDS = 2.6
+"""How old may be what the agent knew of the end of the log when it judged: asked, and judged a stalled check later."""
+SAME_INSTANT = 1e-6
+
+
+@dataclass(slots=True)
+class Held:
+    """A grant in a writer's hands; true times."""
+
+    node: Node
+    until: float
+
+
+@dataclass(slots=True)
+class Story:
+    """What the logs say of a transaction."""
+
+    table: str
+    writer: str
+    batch: int | None
+    sequence: int
+    priority: int
+    requested: int | None = None
+    admitted: bool = False
+    granted: CommitGranted | None = None
+    ended: Abort | None = None
+    """The abort that ended it."""
+    lost_to: set[str] = field(default_factory=set)
+    words: list[tuple[int, float]] = field(default_factory=list)
+    """Offsets and times of all that its writer said."""
+    completed: int | None = None
+    abandoned: bool = False
+
+
+class Oracles:
+    """Watches a run. `violations` is what it has seen; the first one ends the run."""
+
+    def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
+        self.violations: list[str] = []
+        self.windows = 0
+        self.unknown_twice = 0
+        self._timeline = timeline
+        self._max_losses = max_losses
+        self._tables = tables
+        self._terms: dict[int, str] = {}
+        self._stories: dict[str, Story] = {}
+        self._losses: dict[tuple[str, str], tuple[int, int]] = {}
+        """By table and writer: losses in a row as last told, and the `cause_offset` of that."""
+        self._committed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+        """By table and writer: batches that the log knows as committed, with the completion's offset."""
+        self._held: dict[str, dict[str, Held]] = defaultdict(dict)
+        """By table: who holds a grant."""
+        self._foreign: dict[str, tuple[Node, float]] = {}
+        self._deadlines: dict[tuple[str, int], float] = {}
+        """By grant and seq: until when the agent counts it; true time."""
+
+    def violated(self, oracle: str, what: str) -> None:
+        """The run has shown a bug."""
+        self.violations.append(f"{oracle}: {what}")
+        self._timeline.say("ORACLE", self.violations[-1])
+
+    def wall(self, node: Node) -> datetime:
+        """What the node's wall clock shows."""
+        return datetime.fromtimestamp(node.wall_ms() / 1000, UTC)
+
+    # -- the logs ----------------------------------------------------------------------------------------------------
+
+    def wrote(self, record: Record) -> None:
+        """A record is in a log."""
+        if record.topic == TOPICS.writers:
+            self._heard_writer(record)
+        elif record.topic == TOPICS.decisions:
+            self._heard_decision(record)
+
+    def _heard_writer(self, record: Record) -> None:
+        event = decode(WRITER_EVENT, record.value)
+        assert not isinstance(event, Undecodable)
+        self._timeline.say("log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}")
+        if isinstance(event, CommitIntent):
+            self._stories.setdefault(
+                event.transaction,
+                Story(event.table, event.writer, event.batch_id, record.offset, event.priority),
+            )
+        story = self._stories.get(event.transaction)
+        if story is None:
+            return
+        story.words.append((record.offset, record.at))
+        if isinstance(event, CommitRequested) and story.requested is None:
+            story.requested = record.offset
+        story.abandoned = story.abandoned or isinstance(event, TransactionAbandoned)
+        if isinstance(event, CommitCompleted):
+            story.completed = story.completed or record.offset
+            if event.batch_id is not None:
+                self._committed[story.table, story.writer].append((record.offset, event.batch_id))
+
+    def _heard_decision(self, record: Record) -> None:
+        event = decode(DECISION_RECORD, record.value)
+        assert not isinstance(event, Undecodable)
+        if isinstance(event, PartitionTaken):
+            self._terms[record.partition] = event.term
+            self._timeline.say("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
+            return
+        counted = event.term == self._terms.get(record.partition)
+        reason = f" {event.reason}" if isinstance(event, Abort) else ""
+        self._timeline.say(
+            "log",
+            f"decisions-{record.partition} {record.offset}: {event.type}{reason} {event.transaction}"
+            f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
+        )
+        story = self._stories.get(event.transaction)
+        if counted and story is not None:
+            self._judge(event, story)
+
+    def _judge(self, event: DecisionEventUnion, story: Story) -> None:
+        name = event.transaction
+        match event:
+            case Admitted():
+                if story.admitted or story.ended:
+                    self.violated("one verdict", f"{name} is admitted, and was {story.ended or 'admitted'}")
+                story.admitted = True
+            case CommitGranted():
+                self._judge_grant(event, story)
+                story.granted = story.granted or event
+            case Abort():
+                self._judge_abort(event, story)
+            case AlreadyCommitted():
+                table = self._tables[story.table]
+                if story.batch is None or table.find(story.writer, story.batch) is None:
+                    self.violated("known is skipped", f"{name} skips batch {story.batch}, which is in no table")
+            case GrantRenewed():
+                pass
+
+    def _judge_grant(self, event: CommitGranted, story: Story) -> None:
+        name = event.transaction
+        if story.granted is not None:
+            self.violated("one verdict", f"{name} is granted twice: {story.granted.grant} and {event.grant}")
+        if story.ended is not None:
+            self.violated("one verdict", f"{name} is granted after abort {story.ended.reason}")
+        if story.requested is None or story.requested > event.cause_offset:
+            self.violated("granted before", f"{name} is granted and had not asked")
+        for offset, batch in self._committed[story.table, story.writer]:
+            if offset <= event.cause_offset and story.batch is not None and story.batch <= batch:
+                self.violated("known is skipped", f"{name} is granted batch {story.batch}; {batch} is committed")
+
+    def _judge_abort(self, event: Abort, story: Story) -> None:
+        name = event.transaction
+        if event.reason == "unknown-transaction":
+            if story.ended is None and story.completed is None and not story.abandoned:
+                self.violated("one verdict", f"{name} is open, and said to be unknown")
+            return
+        if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
+            if story.granted is not None:
+                self.violated("granted is safe", f"{name} is granted, and aborted for a conflict")
+            self._judge_victim(event, story)
+        if event.losses is not None:
+            self._losses[story.table, story.writer] = (event.losses, event.cause_offset)
+        if story.granted is None and story.ended is None:
+            story.ended = event
+        elif story.ended is not None and story.ended.reason != event.reason:
+            self.violated("one verdict", f"{name} is aborted for {event.reason} after {story.ended.reason}")
+        elif event.reason == "outcome-unknown" and not event.conflicts:
+            story.ended = event
+
+    def _judge_victim(self, event: Abort, story: Story) -> None:
+        for entry in event.conflicts:
+            other = self._stories.get(entry.other_transaction)
+            if other is None:
+                continue
+            story.lost_to.add(entry.other_transaction)
+            if event.transaction in other.lost_to:
+                self.violated("one victim", f"{event.transaction} and {entry.other_transaction} both lose")
+            if entry.kind == "marker" and other.granted is None:
+                self._judge_order(event, story, entry.other_transaction, other)
+
+    def _judge_order(self, event: Abort, story: Story, name: str, other: Story) -> None:
+        """By design.md §4. Where it is not clear whether a writer is protected, either may lose."""
+        if self._lost(other) >= self._max_losses:
+            return
+        mine, theirs = (story.priority, -story.sequence), (other.priority, -other.sequence)
+        if self._lost(story) >= self._max_losses and not self._has_committed_since(story):
+            self.violated("right victim", f"{event.transaction} is protected, and loses to {name}")
+        elif mine > theirs:
+            self.violated("right victim", f"{event.transaction} {mine} loses to {name} {theirs}")
+
+    def _lost(self, story: Story) -> int:
+        return self._losses.get((story.table, story.writer), (0, 0))[0]
+
+    def _has_committed_since(self, story: Story) -> bool:
+        _, since = self._losses[story.table, story.writer]
+        return any(offset >= since for offset, _ in self._committed[story.table, story.writer])
+
+    # -- what agents decide ------------------------------------------------------------------------------------------
+
+    def decided(self, node: Node, partition: int, value: bytes, writers: list[Record]) -> None:
+        """An agent decides this now; whether it counts is settled when it is in the log."""
+        event = decode(DECISION_RECORD, value)
+        if isinstance(event, CommitGranted | GrantRenewed):
+            until = node.clock.when(node.now() + event.lease_seconds)
+            key = (event.grant, event.seq)
+            self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
+        if isinstance(event, Abort):
+            self._judge_lag(event, writers)
+
+    def _judge_lag(self, event: Abort, writers: list[Record]) -> None:
+        story = self._stories.get(event.transaction)
+        lapse = event.reason == "outcome-unknown" and not event.conflicts
+        if story is None or not (lapse or event.reason == "writer-lost"):
+            return
+        known = self._timeline.now - UNREAD_SECONDS
+        if lapse:
+            unread = [story.completed] if story.completed is not None else []
+        else:
+            unread = [offset for offset, _ in story.words]
+        for offset in unread:
+            if offset > event.cause_offset and writers[offset].at < known:
+                old = self._timeline.now - writers[offset].at
+                self.violated(
+                    "lag is not death",
+                    f"{event.transaction} gets {event.reason}; its word at {offset} has been in the log for {old:.3f} s",
+                )
+                return
+
+    # -- what writers believe ----------------------------------------------------------------------------------------
+
+    def admitted(self, transaction: str) -> None:
+        """It computes from now on."""
+
+    def holds(self, transaction: str, node: Node, grant: str, until: float) -> None:
+        """A writer has heard a grant, or that it is renewed; true time."""
+        now = self._timeline.now
+        story = self._stories[transaction]
+        if until <= now:
+            return
+        latest = max((each for (name, _), each in self._deadlines.items() if name == grant), default=0.0)
+        if until > latest + SAME_INSTANT:
+            self.violated(
+                "no longer than granted",
+                f"{transaction} believes for {until - latest:.3f} s longer than the agent that granted",
+            )
+        held = self._held[story.table]
+        for name, other in held.items():
+            if name != transaction and other.until > now:
+                self.violated(
+                    "one grant", f"{transaction} and {name} hold grants, the latter for {other.until - now:.3f} s"
+                )
+        held[transaction] = Held(node, until)
+        self._judge_foreign(story.table)
+
+    def let_go(self, transaction: str) -> None:
+        """Its writer is done with the grant: committed, or never to publish."""
+        story = self._stories.get(transaction)
+        if story is not None:
+            self._held[story.table].pop(transaction, None)
+
+    def foreign(self, table: str, node: Node, until: float) -> None:
+        """A writer that does not ask the agent believes in the lock object until then."""
+        self._foreign[table] = (node, until)
+        self._judge_foreign(table)
+
+    def foreign_ends(self, table: str) -> None:
+        """And now no more."""
+        self._foreign.pop(table, None)
+
+    def _judge_foreign(self, table: str) -> None:
+        now = self._timeline.now
+        node, until = self._foreign.get(table, (None, 0.0))
+        if node is None or until <= now:
+            return
+        for name, held in self._held[table].items():
+            if held.until > now:
+                self.violated(
+                    "no foreign holder",
+                    f"{name} has {held.until - now:.3f} s left, {node.name} holds the lock for {until - now:.3f} s",
+                )
+
+    # -- the tables --------------------------------------------------------------------------------------------------
+
+    def landed(self, table: LakeTable, landed: Landed) -> None:
+        """A commit is in its table."""
+        commit, now = landed.commit, self._timeline.now
+        late = landed.late
+        self._timeline.say(
+            "table", f"{table.uri} {landed.version}: {commit.transaction}{', late' if late else ''}"
+        )
+        story = self._stories[commit.transaction]
+        if story.granted is None:
+            self.violated("granted before", f"{commit.transaction} lands and nobody granted it")
+        if late and not table.fenced:
+            self.windows += 1
+            return
+        for other in table.landed[:-1]:
+            if other.late and not table.fenced:
+                continue
+            if other.commit.writer == commit.writer and other.commit.batch == commit.batch:
+                self._twice(table, landed, other)
+            elif other.at > commit.began and conflict(commit.touched, commit.rule, other.commit):
+                self.violated(
+                    "no overlap",
+                    f"{commit.transaction} began {now - commit.began:.3f} s ago, and {other.commit.transaction}"
+                    f" landed {now - other.at:.3f} s ago",
+                )
+
+    def _twice(self, table: LakeTable, landed: Landed, other: Landed) -> None:
+        """Where the table can't tell, a batch whose first commit nobody heard of is written again."""
+        first, again = self._stories[other.commit.transaction], self._stories[landed.commit.transaction]
+        known = first.completed is not None and again.granted is not None
+        heard = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
+        if table.tells or heard:
+            batch = landed.commit.batch
+            self.violated("once", f"batch {batch} is there by {other.commit.transaction} and {landed.commit.transaction}")
+        else:
+            self.unknown_twice += 1
+
+
+class LockWatch(LockOracles):
+    """Looks at the lock objects for one thing alone: what Hudi's writer believes."""
+
+    def __init__(self, timeline: Timeline, assumed: Assumed, oracles: Oracles, tables: Mapping[str, str]) -> None:
+        super().__init__(timeline, assumed)
+        self._whole = oracles
+        self._table_of = tables
+        """By lock."""
+
+    def sent(self, node: object, uri: str, body: bytes | None) -> None:
+        """Nothing is judged: the lock's own simulation does."""
+
+    def heard(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
+        """Likewise."""
+
+    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
+        """Likewise."""
+
+    def told(self, node: Node, uri: str, what: Told, *, relied_on: bool) -> None:
+        """Likewise."""
+
+    def hudi_holds(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
+        """Its PUT was confirmed to it."""
+        now = self._timeline.now
+        self._whole.foreign(self._table_of[uri], node, when_wall_shows(node.clock, valid_until, now))
+
+    def hudi_ends(self, node: Node, uri: str) -> None:
+        """It gives it back."""
+        self._whole.foreign_ends(self._table_of[uri])

@@ -1,0 +1,101 @@
+"""Which process runs now: how production code that reads "the" clock, or opens "a" Kafka client, finds its own.
+
+Every process has an event loop of its own; whatever runs, runs in one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from tests.simulation.node import Node
+from tests.simulation.store import Wire
+from tests.simulation.whole.connection import Connection
+
+MAX_UNWINDING = 100_000
+"""Callbacks after which a program that was cancelled is taken never to end."""
+
+
+@dataclass(slots=True)
+class Process:
+    """A process, and what is at hand there."""
+
+    node: Node
+    random: Random
+    kafka: Connection
+    store: Wire
+    oracle: Callable[[str, str], None]
+    """Says that something was violated."""
+
+
+_processes: dict[asyncio.AbstractEventLoop, Process] = {}
+
+
+def here() -> Process:
+    """The process that runs."""
+    return _processes[asyncio.get_running_loop()]
+
+
+def register(process: Process) -> Process:
+    """Let production code find this process, while it runs."""
+    process.node.loop.set_task_factory(_Numbered().make)
+    _processes[process.node.loop] = process
+    return process
+
+
+def dispose(process: Process) -> None:
+    """Unwind what is left of a program, after the run: its time runs on for as long as that takes."""
+    node = process.node
+    tasks = [each for each in asyncio.all_tasks(node.loop) if not each.done()]
+    main = getattr(node, "_main")  # noqa: B009 - the lock's simulation ends its programs otherwise
+    asyncio.events._set_running_loop(node.loop)
+    try:
+        if main is not None:
+            main.cancel()
+        _unwind(node, [main] if main is not None else [])
+        for each in tasks:
+            each.cancel()
+        _unwind(node, tasks)
+        for each in tasks:
+            if each.done() and not each.cancelled():
+                each.exception()
+    finally:
+        asyncio.events._set_running_loop(None)
+        node.loop.close()
+        del _processes[node.loop]
+
+
+def _unwind(node: Node, tasks: list[asyncio.Task[Any]]) -> None:
+    for _ in range(MAX_UNWINDING):
+        if node.loop.run_one():
+            continue
+        when = node.loop.next_timer()
+        if when is None or all(each.done() for each in tasks):
+            return
+        node.timeline.now = max(node.timeline.now, node.clock.when(when) + 1e-6)
+        node.loop.ripen()
+
+
+class _Numbered:
+    """Makes tasks whose order in sets is the same in every run: a task's hash is otherwise where it lies in memory."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def make(
+        self, loop: asyncio.AbstractEventLoop, program: Coroutine[Any, Any, Any], **more: Any
+    ) -> asyncio.Task[Any]:
+        self._count += 1
+        return _Task(self._count, program, loop=loop, **more)
+
+
+class _Task(asyncio.Task[Any]):
+    def __init__(self, number: int, program: Coroutine[Any, Any, Any], **more: Any) -> None:
+        self.number = number  # before the task is entered anywhere
+        super().__init__(program, **more)
+
+    def __hash__(self) -> int:
+        return self.number

@@ -1,0 +1,255 @@
+"""One seed from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+
+from lakewarden.agent.service import Agent
+from lakewarden.agent.stores.memory import Objects
+from lakewarden.handlers.lease import LeaseSettings
+from tests.simulation.agents import Habits
+from tests.simulation.hudi import HudiSettings, HudiWriter
+from tests.simulation.network import Network
+from tests.simulation.node import Node, SpinningError
+from tests.simulation.oracles import Assumed
+from tests.simulation.site import Site
+from tests.simulation.store import ObjectStore, Wire
+from tests.simulation.timeline import Line, Timeline
+from tests.simulation.weather import Weather
+from tests.simulation.whole.agents import Watched, simulated
+from tests.simulation.whole.broker import Broker
+from tests.simulation.whole.connection import Connection
+from tests.simulation.whole.oracles import LockWatch, Oracles
+from tests.simulation.whole.processes import Process, dispose, register
+from tests.simulation.whole.scenario import TOPICS, Machine, Scenario, Stop, TablePlan, draw, draw_stop
+from tests.simulation.whole.table import LakeTable
+from tests.simulation.whole.writers import Driver, Job, WriterTiming
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run has shown."""
+
+    seed: int
+    violations: tuple[str, ...]
+    trace: tuple[Line, ...]
+    seconds: float
+    """Virtual."""
+    commits: int
+    windows: int
+    """Commits that landed after their grant's end where nothing can stop them."""
+
+
+def run(seed: int) -> Outcome:
+    """The same for the same seed, always."""
+    world = World(seed, draw(stream(seed, "scenario")))
+    with simulated(world.broker, world.oracles) as owners:
+        world.owners = owners
+        try:
+            return world.run()
+        finally:
+            world.dispose()
+
+
+def stream(seed: int, what: str) -> Random:
+    """Chance of its own for each part, all from one seed: a part that draws more changes no other's."""
+    return Random(f"whole/{seed}/{what}")
+
+
+class World:
+    """Everything that takes part in a run."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.seed = seed
+        self.scenario = scenario
+        self.timeline = Timeline()
+        self.owners: list[Watched] = []
+        self.tables = {
+            plan.uri: LakeTable(plan.uri, fenced=plan.fenced, tells=plan.tells, lock=plan.lock)
+            for plan in scenario.tables
+        }
+        self.oracles = Oracles(self.timeline, scenario.settings.max_losses, self.tables)
+        counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
+        self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
+        self.broker.wrote = self.oracles.wrote
+        self._kafka_weather = Weather(scenario.kafka, stream(seed, "kafka"))
+        self._store_weather = Weather(scenario.store, stream(seed, "store"))
+        self._table_weather = Weather(scenario.store, stream(seed, "tables"))
+        self._watch = LockWatch(
+            self.timeline, self._assumed(), self.oracles, {plan.lock or "": plan.uri for plan in scenario.tables}
+        )
+        self._network = Network(self.timeline, self._at_request, self._at_request)
+        self._objects = ObjectStore(Objects(), self._watch)
+        self._stops = stream(seed, "stops")
+        self._processes: list[Process] = []
+        self._programs: dict[str, Agent] = {}
+        self._jobs: list[Job] = []
+        self._agents_left: dict[str, bool] = {}
+        self._restarts = 0
+        self._looking: list[asyncio.Task[None]] = []
+        for table in self.tables.values():
+            table.watch = self.oracles.landed
+
+    def run(self) -> Outcome:
+        """From the start until every batch is in its table, or something was violated."""
+        scenario, timeline = self.scenario, self.timeline
+        for machine in scenario.agents:
+            timeline.plan(machine.starts, lambda machine=machine: self._start_agent(machine, machine.name, first=True))  # type: ignore[misc]
+        for plan in scenario.tables:
+            self._start_writers(plan)
+        for at in scenario.checks:
+            timeline.plan(at, self._compare)
+        try:
+            timeline.run(scenario.bound, self._is_over)
+        except SpinningError as error:
+            self.oracles.violated("it goes on", str(error))
+        if not self.oracles.violations:
+            self._compare()
+        for process in self._processes:
+            if (why := process.node.failure()) is not None:
+                self.oracles.violated("it goes on", f"{process.node.name} broke: {why}")
+        for each in self._looking:
+            if each.done() and not each.cancelled():
+                each.result()
+        if not self.oracles.violations:
+            self._judge_liveness()
+        return Outcome(
+            self.seed,
+            tuple(self.oracles.violations),
+            tuple(timeline.trace),
+            timeline.now,
+            sum(len(table.landed) for table in self.tables.values()),
+            self.oracles.windows,
+        )
+
+    def dispose(self) -> None:
+        """Leave nothing behind."""
+        for process in self._processes:
+            dispose(process)
+
+    def _is_over(self) -> bool:
+        if self.oracles.violations:
+            return True
+        return self.timeline.now > self.scenario.calm_from and all(job.done for job in self._jobs)
+
+    def _judge_liveness(self) -> None:
+        for job in self._jobs:
+            if not job.done:
+                self.oracles.violated("all get it", f"{job.writer} is still at batch {job.next_batch}")
+            for batch in range(job.next_batch):
+                if job.table.find(job.writer, batch) is None:
+                    self.oracles.violated("once", f"batch {batch} of {job.writer} is nowhere")
+
+    def _compare(self) -> None:
+        """Let every owner that runs look at itself, in its own process, between two things that it does."""
+        for owner in self.owners:
+            node = owner.node
+            if node.state == "running" and owner.phase == "live":
+                node.deliver(lambda node=node, owner=owner: self._looking.append(node.loop.create_task(owner.compare())))  # type: ignore[misc]
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _start_agent(self, machine: Machine, name: str, *, first: bool) -> None:
+        process = self._process(machine, name)
+        agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name}))
+        self._programs[name] = agent
+        process.node.say("starts")
+        process.node.start(agent.run())
+        for stop in machine.stops if first else ():
+            self._plan_stop(process.node, machine, stop)
+
+    def _start_writers(self, plan: TablePlan) -> None:
+        where = self._partition_of(plan.uri)
+        table = self.tables[plan.uri]
+        for machine, habits in plan.writers:
+            job = Job(f"{machine.name}", table, where, habits)
+            self._jobs.append(job)
+            self._start_driver(machine, job, machine.name, first=True)
+        if plan.hudi is not None and plan.lock is not None:
+            self._start_hudi(plan.hudi, plan.lock)
+
+    def _start_driver(self, machine: Machine, job: Job, name: str, *, first: bool) -> None:
+        process = self._process(machine, name)
+        job.process = name
+        driver = Driver(process, job, self.oracles, self._table_weather, WriterTiming())
+        process.node.start(driver.run())
+        for stop in machine.stops if first else ():
+            self._plan_stop(process.node, machine, stop)
+
+    def _start_hudi(self, machine: Machine, lock: str) -> None:
+        process = self._process(machine, machine.name)
+        settings = self.scenario.settings
+        hudi = HudiSettings(settings.hudi_validity_seconds, settings.hudi_renew_seconds, poll=0.5, buffer=0.5)
+        habits = Habits(hold=0.6, think=4.0, gives_up=0.0, waits_for_release=1.0)
+        site = Site(process.store, self._watch, process.random, self.scenario.calm_from)
+        HudiWriter(lock, site, settings=hudi, habits=habits).start()
+
+    def _process(self, machine: Machine, name: str) -> Process:
+        node = Node(name, machine.clock, self.timeline, stream(self.seed, f"{name}/order"))
+        kafka = Connection(node, self.broker, self._kafka_weather, self.scenario.lags, self._at_request)
+        store = Wire(
+            node, self._objects, self._network, self._store_weather, self.scenario.settings.request_timeout_seconds
+        )
+        process = register(Process(node, stream(self.seed, name), kafka, store, self.oracles.violated))
+        self._processes.append(process)
+        return process
+
+    def _partition_of(self, table: str) -> int:
+        from aiokafka.partitioner import DefaultPartitioner
+
+        every = list(range(self.scenario.partitions))
+        return int(DefaultPartitioner()(table.encode(), every, every))
+
+    def _assumed(self) -> Assumed:
+        settings = self.scenario.settings
+        lease = LeaseSettings(
+            validity=settings.hudi_validity_seconds,
+            renew_interval=settings.hudi_renew_seconds,
+            drift=settings.hudi_drift_seconds,
+            margin=settings.margin_seconds,
+        )
+        return Assumed(lease, clocks_agree=True, hudi_buffer=0.5, calm=False)
+
+    # -- stopping them -----------------------------------------------------------------------------------------------
+
+    def _plan_stop(self, node: Node, machine: Machine, stop: Stop) -> None:
+        self.timeline.plan(max(stop.at, self.timeline.now), lambda: self._stop(node, machine, stop))
+
+    def _stop(self, node: Node, machine: Machine, stop: Stop) -> None:
+        if node.state != "running":
+            return
+        if stop.orderly:
+            node.say("is asked to stop")
+            node.deliver(self._programs[node.name].stop)
+        else:
+            until = None if stop.seconds is None else self.timeline.now + stop.seconds
+            node.stop_within(self._stops.randrange(10), until, suspended=stop.suspended)
+        if stop.restart is not None:
+            self.timeline.after(stop.restart, lambda: self._restart(node, machine, kill=stop.seconds is None))
+
+    def _restart(self, node: Node, machine: Machine, *, kill: bool) -> None:
+        """Bring up another process of it. The old one is dead by then, or (a driver that is only silent) wakes up later."""
+        if kill:
+            node.kill()
+        self._restarts += 1
+        name = f"{machine.name}.{self._restarts}"
+        if node.name in self._programs:
+            self._start_agent(machine, name, first=False)
+            return
+        job = next(each for each in self._jobs if each.writer == machine.name)
+        if not job.done:
+            self._start_driver(machine, job, name, first=False)
+
+    def _at_request(self, node: Node) -> None:
+        """A node sends a request or takes an answer: the moments at which it matters most to be stopped."""
+        chance, now = self.scenario.stops_at_requests, self.timeline.now
+        if now < self.scenario.calm_from and self._stops.random() < chance and not node.name.startswith("hudi"):
+            machine = self._machine(node)
+            self._stop(node, machine, draw_stop(self._stops, now, self.scenario.calm_from, node.name))
+
+    def _machine(self, node: Node) -> Machine:
+        name = node.name.partition(".")[0]
+        writers = (machine for plan in self.scenario.tables for machine, _ in plan.writers)
+        return next(each for each in (*self.scenario.agents, *writers) if each.name == name)

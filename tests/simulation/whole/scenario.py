@@ -1,0 +1,268 @@
+"""What a seed means: everything that is drawn before the run.
+
+Lengths are a third of the production defaults or less (a lock lease of 10 s, a session of 4 s), as far apart as the settings demand
+it, and as the agent's own constants, which are seconds, allow. A run has faults for `calm_from` seconds, and then none
+until every batch of every writer is in its table, at the latest `bound` seconds after the start.
+
+`VERSION` counts changes of what seeds mean, as for the lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal, TypeAlias
+
+from lakewarden.agent.settings import Settings
+from lakewarden.events import TABLE_SERVICE_PRIORITY, ConflictRule, Marker, Operation, Topics
+from lakewarden.handlers.placement import HUDI_LOCK
+from tests.simulation.clocks import Clock, draw_clock
+from tests.simulation.weather import Climate, Spell, Weathers
+from tests.simulation.whole.connection import Lag
+
+VERSION = 1
+TOPICS = Topics("sim")
+
+Kind: TypeAlias = Literal["calm", "usual"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterHabits:
+    """What a writer writes, and how long it takes. Seconds are means."""
+
+    think: float
+    compute: float
+    publish: float
+    queued: bool
+    priority: int
+    rule: ConflictRule
+    operation: Operation
+    places: tuple[tuple[str, str], ...]
+    """Partitions and file groups that it may touch."""
+    most: int
+    """Markers of a batch."""
+
+    def draw_touches(self, random: Random) -> tuple[Marker, ...]:
+        """The markers of one batch."""
+        chosen = random.sample(self.places, k=random.randint(1, min(self.most, len(self.places))))
+        return tuple(Marker(partition=p, file_group=f, operation=self.operation) for p, f in chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A process is paused for so long, or killed (None); a new one is started so much later, if at all. Seconds."""
+
+    at: float
+    seconds: float | None
+    suspended: bool = False
+    restart: float | None = None
+    orderly: bool = False
+    """An agent that is asked to stop, in place of a kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A process: its clocks, and what happens to it."""
+
+    name: str
+    clock: Clock
+    starts: float
+    stops: tuple[Stop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """A table, and its writers."""
+
+    uri: str
+    fenced: bool
+    tells: bool
+    lock: str | None
+    writers: tuple[tuple[Machine, WriterHabits], ...]
+    hudi: Machine | None
+    """A writer that does not ask the agent and takes the lock object, as Hudi does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A run, as far as it is drawn beforehand."""
+
+    kind: Kind
+    settings: Settings
+    partitions: int
+    agents: tuple[Machine, ...]
+    tables: tuple[TablePlan, ...]
+    kafka: Climate
+    store: Climate
+    lags: tuple[Lag, ...]
+    stops_at_requests: float
+    checks: tuple[float, ...]
+    """When a replay is compared with the living."""
+    calm_from: float
+    bound: float
+
+
+SETTINGS = Settings(
+    bootstrap_servers="simulated",
+    topic_prefix="sim",
+    allow=("s3://lake/*",),
+    agent_id="a",
+    validity_seconds=10.0,
+    renew_seconds=1.0,
+    drift_seconds=0.3,
+    margin_seconds=0.7,
+    request_timeout_seconds=0.5,
+    hudi_validity_seconds=10.0,
+    hudi_renew_seconds=1.0,
+    hudi_drift_seconds=0.5,
+    grant_seconds=6.0,
+    heartbeat_misses=3,
+    check_seconds=0.5,
+    session_timeout_seconds=4.0,
+    shutdown_seconds=3.0,
+    kafka_request_timeout_seconds=5.0,
+)
+
+
+def draw(random: Random) -> Scenario:
+    """The scenario of a seed."""
+    kind: Kind = random.choices(("calm", "usual"), (0.06, 0.94))[0]
+    settings = SETTINGS.model_copy(
+        update={
+            "policy": random.choices(("first-intent", "first-committer"), (0.75, 0.25))[0],
+            "early_detection": random.random() < 0.9,
+            "hold": random.choice(("while-active", "per-commit")),
+        }
+    )
+    calm = kind == "calm"
+    calm_from = random.uniform(8.0, 24.0)
+    agents = random.choices((1, 2, 3), (0.2, 0.5, 0.3))[0]
+    names = [f"a{n + 1}" for n in range(agents)]
+    machines = tuple(
+        _machine(random, name, calm_from, calm=calm, starts=random.choice((0.0, 0.0, random.uniform(0, calm_from / 2))))
+        for name in names
+    )
+    machines = (replace(machines[0], starts=0.0), *machines[1:])
+    tables = tuple(
+        _table(random, number, calm_from, calm=calm) for number in range(random.choices((1, 2), (0.7, 0.3))[0])
+    )
+    everybody = [*names, *(machine.name for table in tables for machine, _ in table.writers)]
+    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.3)
+    return Scenario(
+        kind=kind,
+        settings=settings,
+        partitions=random.choice((1, 2, 3)),
+        agents=machines,
+        tables=tables,
+        kafka=_climate(random, calm_from, everybody, calm=calm, late=6.0),
+        store=_climate(random, calm_from, everybody, calm=calm, late=12.0),
+        lags=lags,
+        stops_at_requests=0.0 if calm else random.choice((0.0, 0.002, 0.01)),
+        checks=tuple(random.uniform(1.0, calm_from * 1.3) for _ in range(4)),
+        calm_from=calm_from,
+        bound=calm_from + 240.0,
+    )
+
+
+def _machine(random: Random, name: str, calm_from: float, *, calm: bool, starts: float = 0.0) -> Machine:
+    drift = SETTINGS.drift_seconds
+    clock = draw_clock(
+        random,
+        until=calm_from + 300.0,
+        band=(-drift / 2, drift / 2),
+        rate_error=0.5 * drift / SETTINGS.validity_seconds,
+        jumps=random.choice((0.0, 0.5)),
+    )
+    count = 0 if calm else random.choice((0, 0, 1, 1, 2))
+    stops = tuple(draw_stop(random, random.uniform(0.5, calm_from), calm_from, name) for _ in range(count))
+    return Machine(name, clock, starts, stops)
+
+
+def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
+    """A death, an orderly stop, or a pause about as long as the leases; sometimes somebody else has taken over by its end."""
+    drawn = random.random()
+    is_agent = name.startswith("a")
+    if drawn < 0.35:
+        return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
+    if is_agent and drawn < 0.5:
+        return Stop(at, None, orderly=True, restart=random.choice((0.1, 2.0, 6.0)))
+    seconds = min(random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, calm_from - at))
+    replaced = not is_agent and random.random() < 0.4
+    return Stop(
+        at,
+        seconds,
+        suspended=random.random() < 0.2,
+        restart=seconds * random.uniform(0.2, 1.0) if replaced else None,
+    )
+
+
+def _table(random: Random, number: int, calm_from: float, *, calm: bool) -> TablePlan:
+    uri = f"s3://lake/t{number}"
+    shared = random.random() < 0.15
+    fenced = not shared and random.random() < 0.6
+    writers = random.choices((1, 2, 3, 4), (0.1, 0.4, 0.3, 0.2))[0]
+    places = [(f"d={day}", group) for day in range(random.choice((1, 2, 3))) for group in ("f1", "f2", "f3")]
+    if random.random() < 0.3:
+        places = [(partition, "*") for partition in dict.fromkeys(each for each, _ in places)]
+    rule: ConflictRule = random.choice(("file-group", "file-group", "deleted-file")) if fenced else "file-group"
+    return TablePlan(
+        uri,
+        fenced=fenced,
+        tells=fenced or random.random() < 0.5,
+        lock=uri + HUDI_LOCK if shared else None,
+        writers=tuple(
+            (
+                _machine(random, f"w{number}{each + 1}", calm_from, calm=calm),
+                _habits(random, each, rule, tuple(places)),
+            )
+            for each in range(writers)
+        ),
+        hudi=_machine(random, f"hudi{number}", calm_from, calm=True) if shared else None,
+    )
+
+
+def _habits(
+    random: Random, number: int, rule: ConflictRule, places: tuple[tuple[str, str], ...]
+) -> WriterHabits:
+    compacts = number > 0 and random.random() < 0.2
+    operation: Operation = "delete" if compacts else random.choice(("merge", "merge", "append"))
+    return WriterHabits(
+        think=random.choice((0.1, 0.6, 2.0)),
+        compute=random.choice((0.05, 0.3, 1.0, 2.5)),
+        publish=random.choice((0.02, 0.2, 1.0)),
+        queued=random.random() < 0.2,
+        priority=TABLE_SERVICE_PRIORITY if compacts else random.choice((0, 0, 0, 1)),
+        rule=rule,
+        operation=operation,
+        places=places,
+        most=random.choice((1, 2, 3)),
+    )
+
+
+def _lag(random: Random, name: str, calm_from: float) -> Lag:
+    since = random.uniform(0.0, calm_from)
+    return Lag(
+        name, since, min(since + random.uniform(2.0, 12.0), calm_from), random.choice((0.3, 1.5, 3.0, 6.0))
+    )
+
+
+def _climate(random: Random, calm_from: float, names: list[str], *, calm: bool, late: float) -> Climate:
+    worst = 0.0 if calm else random.choice((0.0, 0.01, 0.05))
+    possible: list[tuple[Weathers, str | None]] = [
+        ("outage", None),
+        ("slow", None),
+        *(("cut off", name) for name in names),
+    ]
+    spells: list[Spell] = []
+    for what, node in random.sample(possible, k=0 if calm else random.choice((0, 0, 1, 2))):
+        since = random.uniform(0, calm_from)
+        spells.append(Spell(what, since, min(since + random.uniform(0.5, 9.0), calm_from), node))
+    return Climate(
+        latency=random.choice((0.002, 0.01, 0.03)),
+        spread=random.choice((0.1, 0.5)),
+        longest_latency=0.1,
+        trouble={"cut": random.uniform(0, worst), "silence": random.uniform(0, worst)},
+        late_seconds=late,
+        spells=tuple(spells),
+        calm_from=calm_from,
+    )

@@ -1,0 +1,568 @@
+"""The writers: drivers with their executors, by the rules of `spark_jobs/`.
+
+What a transaction knows is the production state machine (`progress.py`, with `lease.py`), and what it says are the production
+events. What is modelled, because it is made of threads and of Spark, is the waiting around it: `transaction.py` (`Attempt`),
+`conversation.py` (heartbeats, the shared counter, `completed` said twice), `channel.py` (the term that counts, a producer thrown
+away when a send took too long), `batches.py` (again, as `queued`, with all that was touched), and `paimon.py`'s order of
+looking: for the batch, for the base, for the grant, publish, read back.
+
+A driver is a process. What survives it is its `Job`: its name, and how far Spark's checkpoint is. Executors are no processes
+here: their markers reach Kafka whenever they do, in one or two copies, also when nobody waits for them any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+import anyio
+from aiokafka.structs import TopicPartition
+
+from lakewarden.events import (
+    DECISION_RECORD,
+    WRITER_EVENT,
+    Abort,
+    Admission,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    ConflictRule,
+    DecisionEventUnion,
+    Marker,
+    MarkerCreated,
+    PartitionTaken,
+    TransactionAbandoned,
+    Undecodable,
+    WriterEventUnion,
+    WriterHeartbeat,
+    counts,
+    decode,
+    encode,
+)
+from lakewarden.spark_jobs import progress
+from lakewarden.spark_jobs.progress import Held, Phase, Progress
+from tests.simulation.weather import Weather
+from tests.simulation.whole.clients import SimConsumer, SimProducer
+from tests.simulation.whole.oracles import Oracles
+from tests.simulation.whole.processes import Process
+from tests.simulation.whole.scenario import TOPICS, WriterHabits
+from tests.simulation.whole.table import Commit, LakeTable
+
+T = TypeVar("T")
+
+TABLE_ASKS = 3
+"""How often a table that does not answer is asked."""
+
+
+class Failed(Exception):
+    """The query fails; somebody starts it again."""
+
+
+class Stopped(Exception):
+    """This attempt is over: again, if `retriable`."""
+
+    def __init__(self, why: str, *, retriable: bool, abort: Abort | None = None) -> None:
+        super().__init__(why)
+        self.retriable = retriable
+        self.abort = abort
+
+
+@dataclass(slots=True)
+class Job:
+    """What survives a driver."""
+
+    writer: str
+    table: LakeTable
+    partition: int
+    habits: WriterHabits
+    next_batch: int = 0
+    process: str = ""
+    """The newest driver of it."""
+    done: bool = False
+    """A batch that was begun after the faults is in Spark's checkpoint."""
+
+
+class Channel:
+    """As `channel.py`: one producer, and a reader of one partition of `decisions`."""
+
+    def __init__(self, process: Process, job: Job, send_timeout: float) -> None:
+        self._process = process
+        self._job = job
+        self._timeout = send_timeout
+        self._producer: SimProducer | None = None
+        self._hearers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
+        self._term: str | None = None
+        self._opening = anyio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Stand at the end of `decisions`, and read on."""
+        where = TopicPartition(TOPICS.decisions, self._job.partition)
+        consumer = SimConsumer()
+        await consumer.start()
+        consumer.assign([where])
+        await consumer.seek_to_end(where)
+        self.spawn(self._read(consumer))
+
+    def spawn(self, program: Any) -> None:
+        """Run it beside."""
+        task = asyncio.create_task(program)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def listen(self, transaction: str, hear: Callable[[DecisionEventUnion, int], None]) -> None:
+        """Dispatch what concerns it."""
+        self._hearers[transaction] = hear
+
+    def forget(self, transaction: str) -> None:
+        """Dispatch no more of it."""
+        self._hearers.pop(transaction, None)
+
+    async def send(self, event: WriterEventUnion) -> int:
+        """Publish, and wait for the acknowledgement; `Failed` if it takes too long."""
+        return await self.acknowledged(await self.publish(event))
+
+    async def publish(self, event: WriterEventUnion) -> Awaitable[Any]:
+        """Hand it to the producer, whose order is the log's."""
+        async with self._opening:
+            if self._producer is None:
+                self._producer = SimProducer()
+            producer = self._producer
+        sent = await producer.send(TOPICS.writers, encode(event), event.table.encode(), self._job.partition)
+        return sent
+
+    async def acknowledged(self, sent: Awaitable[Any]) -> int:
+        """The offset, in time."""
+        with anyio.move_on_after(self._timeout):
+            return int((await sent).offset)
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            self.spawn(_stop(producer))
+        raise Failed("Kafka did not acknowledge in time")
+
+    async def _read(self, consumer: SimConsumer) -> None:
+        while True:
+            for records in (await consumer.getmany(timeout_ms=2_000)).values():
+                for record in records:
+                    self._dispatch(record.value, record.offset)
+
+    def _dispatch(self, value: bytes, offset: int) -> None:
+        decision = decode(DECISION_RECORD, value)
+        assert not isinstance(decision, Undecodable)
+        if isinstance(decision, PartitionTaken):
+            self._term = decision.term
+        elif counts(decision, self._term) and (hear := self._hearers.get(decision.transaction)):
+            hear(decision, offset)
+
+
+async def _stop(producer: SimProducer) -> None:
+    with anyio.move_on_after(2.0):
+        await producer.stop()
+
+
+@dataclass(slots=True)
+class Try:
+    """As `batches._Try`."""
+
+    number: int
+    admission: Admission
+    scope: tuple[Marker, ...]
+
+
+class Driver:
+    """One driver process of a job."""
+
+    def __init__(
+        self, process: Process, job: Job, oracles: Oracles, weather: Weather, timing: WriterTiming
+    ) -> None:
+        self.process = process
+        self.job = job
+        self.oracles = oracles
+        self.weather = weather
+        """Of the way to the table."""
+        self.timing = timing
+        self.random = process.random
+        self.calm_from = weather.climate.calm_from
+        self.channel = Channel(process, job, timing.send_timeout)
+
+    async def run(self) -> None:
+        """Batch after batch, until all are done, or a newer driver has taken the job over and this one fails."""
+        await self.channel.open()
+        while not self.job.done:
+            await anyio.sleep(self.drawn(self.job.habits.think))
+            batch, began = self.job.next_batch, self.process.node.timeline.now
+            try:
+                await self._batch(batch)
+            except Failed as error:
+                self.process.node.say(f"batch {batch} fails: {error}")
+                if self.job.process != self.process.node.name:
+                    return
+                await anyio.sleep(self.timing.restart_after_failure)
+                continue
+            # Spark's own commit log, a moment later: whoever dies in between does the batch again.
+            await anyio.sleep(self.drawn(0.02))
+            self.job.next_batch = max(self.job.next_batch, batch + 1)
+            self.job.done = self.job.done or began > self.calm_from
+
+    def drawn(self, mean: float) -> float:
+        """Some seconds."""
+        return min(self.random.expovariate(1 / mean), 5 * mean)
+
+    async def _batch(self, batch: int) -> None:
+        """As `BatchWriter.__call__`."""
+        touches = self.job.habits.draw_touches(self.random)
+        scope = touches if self.job.habits.queued else ()
+        attempt = Try(1, "queued" if scope else "optimistic", tuple(scope))
+        while True:
+            running = Attempt(self, batch, attempt, touches)
+            try:
+                await running.run()
+            except Stopped as stopped:
+                self.process.node.say(f"{running.name} stops: {stopped}")
+                if not stopped.retriable or attempt.number >= self.timing.max_attempts:
+                    raise Failed(str(stopped)) from None
+                attempt = await self._next(attempt, running, stopped)
+            else:
+                return
+
+    async def _next(self, last: Try, running: Attempt, stopped: Stopped) -> Try:
+        touched = dict.fromkeys((*last.scope, *running.said))
+        touched.update(dict.fromkeys(await running.read_back()))
+        if stopped.abort is None or not stopped.abort.conflicts:
+            await anyio.sleep(self.random.uniform(0, min(2.0, 0.1 * 2**last.number)))
+        return Try(last.number + 1, "queued", tuple(touched))
+
+
+@dataclass(frozen=True, slots=True)
+class WriterTiming:
+    """As `conversation.Timing`, and what surrounds it. Seconds."""
+
+    heartbeat: float = 1.5
+    admission_timeout: float = 10.0
+    queue_timeout: float = 60.0
+    grant_timeout: float = 60.0
+    margin: float = 0.4
+    send_timeout: float = 4.0
+    table_timeout: float = 0.8
+    restart_after_failure: float = 2.0
+    max_attempts: int = 5
+
+
+@dataclass(slots=True)
+class Publish:
+    """What is known of a publish: three answers."""
+
+    begun: bool = False
+    version: int | None = None
+    unanswered: bool = False
+
+
+class Attempt:
+    """One transaction: `transaction.Transaction`, and a body as the Paimon sink has one."""
+
+    def __init__(self, driver: Driver, batch: int, attempt: Try, touches: tuple[Marker, ...]) -> None:
+        self.driver = driver
+        self.job = driver.job
+        self.batch = batch
+        self.id = f"{self.job.writer}-{batch}-{driver.process.random.getrandbits(32):08x}"
+        self.said: list[Marker] = []
+        self._try = attempt
+        self._touches = touches
+        self._channel = driver.channel
+        self._node = driver.process.node
+        self._timing = driver.timing
+        self._oracles = driver.oracles
+        self._progress = Progress(driver.timing.margin)
+        self._changed = anyio.Event()
+        self._order = anyio.Lock()
+        self._intent_offset: int | None = None
+        self._publish = Publish()
+        self._touched: dict[Marker, None] = {}
+        self._events = 0
+
+    @property
+    def name(self) -> str:
+        """For the trace."""
+        return self.id
+
+    async def run(self) -> None:
+        """From the intent to the end; `Stopped` or `Failed` where it wasn't committed, or nobody knows."""
+        try:
+            await self._open()
+            await self._body()
+        except (Stopped, Failed) as error:
+            await self._finish(str(error))
+            raise
+        await self._finish(None)
+        if self._progress.abort is not None:
+            raise Stopped("aborted", retriable=self._progress.abort.retriable, abort=self._progress.abort)
+
+    async def read_back(self) -> list[Marker]:
+        """What was said of it in the log, by executors too; nothing where Kafka doesn't answer."""
+        start = self._intent_offset
+        kafka = self.driver.process.kafka
+        where = TopicPartition(TOPICS.writers, self.job.partition)
+        if start is None:
+            return []
+        records = await kafka.ask(lambda reply: reply(kafka.broker.logs[where][start:]))
+        found: list[Marker] = []
+        for record in records or []:
+            if self.id.encode() in record.value:
+                event = decode(WRITER_EVENT, record.value)
+                found.extend(getattr(event, "markers", ()))
+        return found
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        self._channel.listen(self.id, self._hear)
+        habits = self.job.habits
+        self._intent_offset = await self._channel.send(
+            CommitIntent(
+                **self._common(),
+                batch_id=self.batch,
+                admission=self._try.admission,
+                priority=habits.priority,
+                conflict_rule=habits.rule,
+                scope=self._try.scope,
+                lock=self.job.table.lock,
+                heartbeat_seconds=self._timing.heartbeat,
+            )
+        )
+        self._channel.spawn(self._beat())
+        queued = self._try.admission == "queued"
+        timeout = self._timing.queue_timeout if queued else self._timing.admission_timeout
+        await self._until(
+            lambda: self._progress.phase is not Phase.OPENING or self._progress.abort is not None, timeout
+        )
+        self._check()
+        if self._progress.committed is not None:
+            return
+        if self._progress.phase is Phase.OPENING:
+            raise Failed("nobody answered the intent")
+        self._oracles.admitted(self.id)
+
+    async def _beat(self) -> None:
+        while True:
+            await anyio.sleep(self._timing.heartbeat)
+            if self._progress.phase is Phase.ENDED:
+                return
+            try:
+                with anyio.move_on_after(self._timing.send_timeout):
+                    await self._counted(lambda seq: WriterHeartbeat(**self._common(), seq=seq))
+            except Failed:
+                continue
+
+    async def _counted(self, event: Callable[[int], WriterEventUnion]) -> None:
+        async with self._order:
+            sent = await self._channel.publish(event(self._progress.sends.sending(self._node.now())))
+        await self._channel.acknowledged(sent)
+
+    # -- the body ----------------------------------------------------------------------------------------------------
+
+    async def _body(self) -> None:
+        if self._progress.committed is not None:
+            return
+        table = self.job.table
+        if table.tells:
+            found = await self._ask_table(lambda: table.find(self.job.writer, self.batch))
+            if found is not None:
+                await self._commit(None, 0.0, replayed=found)
+                return
+        await self._touch(self._touches[:1], executors=False)
+        base = await self._ask_table(table.version)
+        assert base is not None
+        began = self._node.timeline.now
+        for marker in self._touches:
+            await self._touch((marker,), executors=self.driver.random.random() < 0.6)
+            await anyio.sleep(self.driver.drawn(self.job.habits.compute))
+            self._check()
+        await self._commit(base, began, replayed=None)
+
+    async def _touch(self, markers: tuple[Marker, ...], *, executors: bool) -> None:
+        self._check()
+        self._touched.update(dict.fromkeys(markers))
+        if executors:
+            await self._run_tasks(markers)
+        else:
+            await self._channel.send(MarkerCreated(**self._common(), markers=markers))
+            self.said.extend(markers)
+        self._check()
+
+    async def _run_tasks(self, markers: tuple[Marker, ...]) -> None:
+        """Executors say what they touch, before they write: the first copy that Kafka has ends the task."""
+        ended = anyio.Event()
+        kafka, timeline, random = self.driver.process.kafka, self._node.timeline, self.driver.random
+        where = TopicPartition(TOPICS.writers, self.job.partition)
+        for copy in range(1 if random.random() < 0.7 else 2):
+            event = MarkerCreated(**self._common(), markers=markers)
+            value, late = encode(event), random.random() < 0.3
+
+            def say(value: bytes = value) -> None:
+                kafka.broker.append(where, event.table.encode(), value)
+                self._node.deliver(ended.set)
+
+            seconds = random.expovariate(1 / 5.0) if copy and late else random.expovariate(1 / 0.05)
+            timeline.plan(kafka.up_from(timeline.now + seconds), say)
+        with anyio.move_on_after(self._timing.send_timeout) as waiting:
+            await ended.wait()
+        if waiting.cancelled_caught:
+            raise Failed("the tasks could not reach Kafka")
+
+    async def _commit(self, base: int | None, began: float, *, replayed: int | None) -> None:
+        """Ask for the grant, and publish under it."""
+        self._progress.request()
+        await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
+        await self._until(
+            lambda: self._progress.held is not None or self._progress.abort is not None,
+            self._timing.grant_timeout,
+        )
+        if self._progress.held is None and self._progress.abort is None:
+            self._progress.end()
+            raise Failed("no grant came in time")
+        self._require_held(self._progress.begin_publish(self._node.now()))
+        table = self.job.table
+        if replayed is None and table.tells:
+            replayed = await self._ask_table(lambda: table.find(self.job.writer, self.batch))
+        if replayed is not None:
+            self._publish.version = replayed
+        else:
+            assert base is not None
+            await self._land(base, began)
+        held = self._progress.held
+        assert held is not None
+        await self._say_completed(held.grant, self._publish.version)
+
+    async def _land(self, base: int, began: float) -> None:
+        """As `paimon_commit.publish`: look, write, and where there was no answer, read back."""
+        table = self.job.table
+        touched, rule = frozenset(self._touched), self.job.habits.rule
+        while self._publish.version is None:
+            await anyio.sleep(self.driver.drawn(self.job.habits.publish))
+            after: int | None = None
+            if table.fenced:
+                after = await self._ask_table(table.version)
+                same = await self._ask_table(lambda: table.unchanged(base, touched, rule))
+                if not same:
+                    raise Stopped("the base changed", retriable=True)
+            self._require_held(self._progress.still_held(self._node.now()))
+            held = self._progress.held
+            assert held is not None
+            assert held.deadline is not None
+            deadline = self._node.clock.when(held.deadline)
+            commit = Commit(self.id, self.job.writer, self.batch, touched, rule, began, deadline)
+            await self._write(commit, after)
+
+    async def _write(self, commit: Commit, after: int | None) -> None:
+        table, timeline = self.job.table, self._node.timeline
+        self._publish.begun = True
+        before, self._publish.unanswered = self._publish.unanswered, True
+        self._node.say(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
+        answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
+        if answered is not None:
+            self._publish.unanswered = before
+            self._publish.version = answered[0]
+            return
+        found = await self._ask_table(lambda: table.holds(self.id))
+        if found is None:
+            raise Failed("whether the publish landed is not known")
+        self._publish.version = found
+
+    async def _ask_table(self, question: Callable[[], T]) -> T:
+        for _ in range(TABLE_ASKS):
+            answer = await self._request(lambda: (question(),), writes=False)
+            if answer is not None:
+                return answer[0]
+        raise Failed("the table does not answer")
+
+    async def _request(self, act: Callable[[], tuple[T]], *, writes: bool) -> tuple[T] | None:
+        """One request to the table's storage; None where there was no answer."""
+        timeline, node = self._node.timeline, self._node
+        fate = self.driver.weather.fate(node.name, writes=writes, now=timeline.now)
+        future: asyncio.Future[tuple[T] | None] = node.loop.create_future()
+
+        def arrives(answer: tuple[T] | None) -> None:
+            if not future.done():
+                future.set_result(answer)
+
+        def acts() -> None:
+            answer = act()
+            if fate.answers is not None and fate.answer is None:
+                timeline.after(fate.answers, lambda: node.deliver(lambda: arrives(answer)))
+
+        if fate.acts is not None:
+            timeline.after(fate.acts, acts)
+        self.driver.process.kafka.acted(node)
+        with anyio.move_on_after(self._timing.table_timeout):
+            return await future
+        return None
+
+    async def _say_completed(self, grant: str, version: int | None) -> None:
+        event = CommitCompleted(**self._common(), grant=grant, version=str(version), batch_id=self.batch)
+        for _ in range(2):
+            try:
+                await self._channel.send(event)
+            except Failed:
+                continue
+            return
+
+    async def _finish(self, why: str | None) -> None:
+        known = self._progress.abort is not None or self._progress.committed is not None
+        self._progress.end()
+        published = self._publish.version is not None
+        unknown = self._publish.unanswered and not published
+        if not published and not unknown:
+            self._oracles.let_go(self.id)
+            if not known and self._intent_offset is not None:
+                try:
+                    await self._channel.send(TransactionAbandoned(**self._common(), reason=why or "nothing"))
+                except Failed:
+                    pass
+        elif published:
+            self._oracles.let_go(self.id)
+        self._channel.forget(self.id)
+
+    # -- hearing and waiting -----------------------------------------------------------------------------------------
+
+    def _hear(self, decision: DecisionEventUnion, offset: int) -> None:
+        before = self._progress.held
+        heard = self._progress.hear(decision, offset)
+        held = self._progress.held
+        if held is not None and held is not before and held.deadline is not None:
+            self._oracles.holds(self.id, self._node, held.grant, self._node.clock.when(held.deadline))
+        if heard is not progress.Heard.NOTHING:
+            self._node.say(
+                f"{self.id} hears {decision.type}{getattr(decision, 'reason', '') and ' ' + getattr(decision, 'reason', '')}"
+            )
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _until(self, holds: Callable[[], bool], timeout: float) -> None:
+        with anyio.move_on_after(timeout):
+            while not holds():
+                await self._changed.wait()
+
+    def _check(self) -> None:
+        abort = self._progress.abort
+        if abort is not None:
+            raise Stopped(f"abort {abort.reason}", retriable=abort.retriable, abort=abort)
+
+    def _require_held(self, verdict: Any) -> None:
+        if isinstance(verdict, Held):
+            return
+        if isinstance(verdict, Abort):
+            raise Stopped(f"abort {verdict.reason}", retriable=verdict.retriable, abort=verdict)
+        raise Stopped("the lease has run out", retriable=True)
+
+    def _common(self) -> dict[str, Any]:
+        self._events += 1
+        return {
+            "event_id": f"{self.id}/{self._node.name}/{self._events}",
+            "table": self.job.table.uri,
+            "transaction": self.id,
+            "writer": self.job.writer,
+            "at": self._oracles.wall(self._node),
+        }
