@@ -5,13 +5,15 @@ What is simulated is the world around them:
 
 - `timeline.py`: true time, and what happens when; nobody in the simulation can see it
 - `clocks.py`: each machine's own time: a wall clock that is off, a monotonic clock that runs fast or slow
-- `node.py`: a process with an event loop of its own, which can be paused between any two callbacks, or die there
+- `loop.py`, `node.py`: a process with an event loop of its own, which can be paused between any two callbacks, or die there
 - `network.py`: requests that are delayed, lost on the way there or on the way back, or act long after they were given up
 - `weather.py`: which of that happens when
 - `store.py`: the object store, whose core the contract suite vouches for, and its client
-- `agents.py`, `hudi.py`, `stranger.py`: who contends for the locks: ours, Hudi's rules with their defects, and a person
+- `agents.py`, `hudi.py`, `stranger.py`: who contends for the locks: ours, Hudi's rules with their defects, and a person;
+  `site.py`: what they are given
 - `oracles.py`: what must never happen, and what must happen in the end
-- `scenario.py`: what a seed means; `run.py`: one seed from beginning to end; `__main__.py`: many of them
+- `scenario.py`: what a seed means; `run.py`: one seed from beginning to end; `batch.py`, `__main__.py`: many of them, and
+  those that failed
 - `planted.py`: bugs that the oracles must find
 
 `python -m tests.simulation --seed 17 --trace` shows one run.

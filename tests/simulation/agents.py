@@ -29,6 +29,9 @@ from tests.simulation.site import Site
 from tests.simulation.store import StoreClient, name_of
 from tests.simulation.timeline import Timeline
 
+CHANGES_OF_MIND = (0, 0, 0, 2, 5)
+"""How often, at a time, a table gives its wish up within a few round trips to the store, and has it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Habits:
@@ -182,6 +185,9 @@ class LockUser:
         """Use the lock until the run is calm, then once more, to the end."""
         while not self._site.calm:
             await anyio.sleep(self._drawn(self._habits.think))
+            for _ in range(self._random.choice(CHANGES_OF_MIND)):
+                await self._use(patience=self._random.uniform(0, 8) * self._site.wire.weather.climate.latency)
+                await self.keeper.released()
             await self._use(patience=self._patience())
         await self._use(patience=math.inf)
         await self.keeper.released()

@@ -112,8 +112,6 @@ class Seen:
     """Owners that were taken over for the grant that ran under them: what they still believe is protected by the quiet time of
     the one who took over, and judged when that is told."""
     waits: dict[str, Wait] = field(default_factory=dict)
-    awaited: dict[str, bytes] = field(default_factory=dict)
-    """Each agent that waits for the answer to a write, and what it wrote."""
     unsettled: dict[str, int] = field(default_factory=dict)
     """Agents with a lost answer, and how many requests were answered since."""
 
@@ -148,7 +146,6 @@ class Oracles:
         if node.name in seen.waits:
             seen.waits[node.name].requests += 1
         if body is not None and isinstance(record := parse(body), LockRecord):
-            seen.awaited[node.name] = body
             owners = seen.wrote.setdefault(node.name, [])
             if record.owner not in owners:
                 owners.append(record.owner)
@@ -156,8 +153,6 @@ class Oracles:
     def heard(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
         """An answer, as the client takes it."""
         seen = self._seen(uri)
-        if write:
-            seen.awaited.pop(node.name, None)
         answered = isinstance(outcome, Absent | Found | Won | Lost)
         if (not answered or isinstance(outcome, Lost)) and node.name in seen.waits:
             seen.waits[node.name].excuses += 2
@@ -171,8 +166,8 @@ class Oracles:
         if write and isinstance(outcome, Unknown):
             seen.unsettled[node.name] = 0
 
-    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None) -> None:
-        """A write has changed the object."""
+    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
+        """A write has changed the object; late: its writer has given it up, and doesn't know."""
         seen = self._seen(uri)
         record = parse(body)
         former = None if before is None else parse(before)
@@ -188,9 +183,9 @@ class Oracles:
             if writer not in writers:
                 writers.append(writer)
         self._excuse(seen, record, former)
-        if writer in seen.waits and seen.awaited.get(writer) != body:
+        if writer in seen.waits and late:
             seen.waits[writer].excuses += 2
-        self._settle_others(seen, writer, body)
+        self._settle_others(seen, None if late else writer)
         self._judge_theft(seen, writer, uri, former)
 
     def overwritten(self, uri: str, body: bytes) -> None:
@@ -201,7 +196,7 @@ class Oracles:
             seen.writers.setdefault(record.owner, []).append("a person")
         for wait in seen.waits.values():
             wait.excuses += 2
-        self._settle_others(seen, "a person", body)
+        self._settle_others(seen, None)
 
     def _excuse(self, seen: Seen, record: object, former: LockRecord | None) -> None:
         """A hand-over is a reason to look at the object; a renewal is none."""
@@ -216,9 +211,9 @@ class Oracles:
             for wait in seen.waits.values():
                 wait.excuses += 2
 
-    def _settle_others(self, seen: Seen, writer: str, body: bytes) -> None:
+    def _settle_others(self, seen: Seen, writer: str | None) -> None:
         """Forget the doubts of those who are disturbed: others write, or a write lands that they had given up on."""
-        for name in [name for name in seen.unsettled if name != writer or seen.awaited.get(name) != body]:
+        for name in [name for name in seen.unsettled if name != writer]:
             del seen.unsettled[name]
 
     def _judge_theft(self, seen: Seen, writer: str, uri: str, former: LockRecord | None) -> None:

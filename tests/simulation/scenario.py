@@ -20,7 +20,7 @@ from tests.simulation.hudi import HudiSettings
 from tests.simulation.oracles import Assumed
 from tests.simulation.weather import TROUBLES, Climate, Spell, Weathers
 
-VERSION = 1
+VERSION = 2
 
 Kind: TypeAlias = Literal["calm", "usual", "clocks apart"]
 

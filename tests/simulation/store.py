@@ -41,8 +41,8 @@ class Watcher(Protocol):
         """A node takes an answer, or the lack of one, for this."""
         ...
 
-    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None) -> None:
-        """The object has become this."""
+    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
+        """The object has become this; late: its writer has given the request up."""
         ...
 
 
@@ -60,12 +60,13 @@ class ObjectStore:
             return Answer(404, "NoSuchKey")
         return Answer(200, version=found.version, body=found.body)
 
-    def write(self, writer: str, uri: str, body: bytes, condition: Condition) -> Answer:
+    def write(self, writer: str, uri: str, body: bytes, condition: Condition, *, late: bool) -> Answer:
         """PUT, at this instant."""
         before = self.objects.get(uri)
         outcome = self.objects.put(uri, body, condition)
         if isinstance(outcome, Won):
-            self.watcher.acted(writer, uri, body, before.body if isinstance(before, Found) else None)
+            former = before.body if isinstance(before, Found) else None
+            self.watcher.acted(writer, uri, body, former, late=late)
             return Answer(200, version=outcome.version)
         if isinstance(before, Absent):
             return Answer(404, "NoSuchKey")
@@ -96,11 +97,16 @@ class Wire:
         fate = self.weather.fate(self.node.name, writes=True, now=self.node.timeline.now)
         under = "if-absent" if isinstance(condition, IfAbsent) else f"if-match {condition.version[:7]}…"
         what = f"PUT {name_of(uri)} {under} {body.decode()}"
+        given_up = False
+
+        def act() -> Answer:
+            return self.store.write(self.node.name, uri, body, condition, late=given_up)
+
+        answer: Answer | None = None
         with anyio.move_on_after(self.timeout):
-            return await self.network.ask(
-                self.node, what, lambda: self.store.write(self.node.name, uri, body, condition), fate
-            )
-        return None
+            answer = await self.network.ask(self.node, what, act, fate)
+        given_up = True
+        return answer
 
 
 class StoreClient:

@@ -106,8 +106,7 @@ class Weather:
         side: Side = self._random.choice(SIDES) if writes else "never acts"
         acts: float | None = there
         if side == "acts later":
-            # Most races are lost by milliseconds, some by leases: every order of magnitude is as likely.
-            acts = there + self.climate.late_seconds * 10.0 ** self._random.uniform(-4.0, 0.0)
+            acts = there + self._lateness()
         elif side == "never acts":
             acts = None
         trouble_told = f"{trouble}, {side}"
@@ -116,6 +115,12 @@ class Weather:
         if trouble == "silence":
             return Fate(acts, None, trouble=trouble_told)
         return Fate(acts, there + back, ANSWERS[trouble], trouble=trouble_told)
+
+    def _lateness(self) -> float:
+        """As often within what the caller does next, a few round trips, as of any order of magnitude up to leases."""
+        if self._random.random() < 0.5:
+            return self._random.uniform(0, 12) * self.climate.latency
+        return self.climate.late_seconds * float(10.0 ** self._random.uniform(-3.0, 0.0))
 
     def _trouble(self, now: float) -> Trouble | None:
         for what, troubles in SPELLS.items():
