@@ -80,7 +80,7 @@ QUICK = Size(
     contention_seconds=1.0,
     locks=10,
     locks_seconds=2.0,
-    renew_seconds=0.5,
+    renew_seconds=1.5,
 )
 
 

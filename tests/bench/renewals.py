@@ -2,8 +2,9 @@
 
 As many tables as locks have an open transaction each, so that the agent holds their locks and renews each every 3 s. All of
 them begin at once. When the last lock is taken and some renewals have passed, the processor time of the agent and of the store
-is read, and read again at the end. The rest is in the audit log: a renewal's `validUntil` is the time when it was sent plus the
-lease, so the difference between two of them, less the interval, is how late the second was. Milliseconds.
+is read, and read again at the end. The rest is in the audit log, in milliseconds: a renewal's `validUntil` is the time when it
+was sent plus the lease, so the difference between two of them, less the interval, is how late the second was (what the agent
+puts off by chance so that renewals part is in it). How long it took counts from when it was due, until it was confirmed.
 
 Then the process is stopped for longer than an interval, which makes all renewals due at the same moment.
 """
@@ -32,7 +33,7 @@ from tests.servers.s3 import S3Server
 
 SETTLE_INTERVALS = 2
 PAUSE_INTERVALS = 1.5
-AFTER_PAUSE_INTERVALS = 3
+AFTER_PAUSE_INTERVALS = 2
 
 
 def measure(
@@ -96,6 +97,13 @@ async def _measure(
             "seconds": round((resumed - paused) / 1e3, 1),
             "all_renewed_after_seconds": round(max(after) / 1e3, 2),
             "renewed": len(after),
+            "took_ms": summary(
+                [
+                    each["took"]
+                    for each in _renewals(history, lease_ms, interval_ms)
+                    if each["sent"] >= resumed
+                ]
+            ),
         },
     }
 

@@ -87,7 +87,7 @@ def _check_locks(report: dict[str, Any]) -> None:
         assert 0 < report[name]["jain"]["median"] <= 1
         assert report[name]["requests_a_cycle"]["median"] > 2
     kept = report["renewals"]
-    assert kept["late_ms"]["count"] == kept["took_ms"]["count"] == kept["renewals"] >= kept["locks"]
+    assert kept["late_ms"]["count"] == kept["took_ms"]["count"] == kept["renewals"] > 0
     assert kept["pause"]["renewed"] == kept["locks"]
     assert kept["lost"] == 0
 
