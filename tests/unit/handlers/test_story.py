@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeVar
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
 import pytest
 
 from lakewarden.agent import stamp
+from lakewarden.agent.explain import story_json
+from lakewarden.agent.explain_text import story_lines
 from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
@@ -22,9 +26,10 @@ from lakewarden.handlers.conflicts import loser_of
 from lakewarden.handlers.story import Storyteller
 from lakewarden.handlers.story_evidence import victim_rule
 from lakewarden.handlers.story_steps import Story, Where, Who
-from lakewarden.handlers.transactions import Phase
+from lakewarden.handlers.transactions import OPEN, Phase
 from lakewarden.handlers.verdicts import ReportConflict
 from tests.unit.handlers.test_conflicts import VICTIMS, a_transaction
+from tests.unit.handlers.test_table_stateful import history
 from tests.unit.handlers.world import AT, TABLE, World, m, world
 
 S = TypeVar("S")
@@ -464,3 +469,45 @@ def test_the_longest_silence_is_told_with_where_it_began() -> None:
 
     assert beats.gap_after is not None
     assert (beats.count, beats.longest_gap_ms, beats.gap_after.offset) == (2, 3 * SECOND, 1)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_in_random_histories_every_story_ends_as_the_table_says(seed: int) -> None:
+    """Writers that restart, fall silent or are cut off, agents that crash, locks that are lost: see `history`."""
+    w = history(seed).w
+    opened = {
+        each[0].transaction for each in w.log if isinstance(each, tuple) and each[0].type == "commit-intent"
+    }
+
+    for transaction in sorted(opened):
+        story = story_of(w, transaction)
+
+        assert story.fate.phase is w.phase(transaction), transaction
+        assert [json.loads(story_json(story))["steps"][0]["kind"], kinds(story)[0]] == ["opened", "Opened"]
+        assert len(list(story_lines(story))) > len(story.steps)
+        verdicts = [each for each in w.log if not isinstance(each, tuple) and each.transaction == transaction]
+        assert _decisions(story) == len(verdicts)
+        for step in story.steps:
+            if isinstance(step, told.Aborted) and step.stood in OPEN:
+                assert all(each.by and each.mine and each.theirs for each in step.against), step
+
+
+def _decisions(story: Story) -> int:
+    """How many decisions on the transaction itself its story tells."""
+    one_each = told.Admitted | told.Granted | told.Skipped | told.Aborted
+    return sum(
+        each.times if isinstance(each, told.Renewed) else isinstance(each, one_each) for each in story.steps
+    )
+
+
+def test_the_documentation_names_every_kind_of_step_with_its_fields() -> None:
+    """Programs read them."""
+    text = (Path(__file__).parents[3] / "docs" / "conflicts.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+
+    for kind in get_args(told.Step):
+        row = rows[kind.__name__.lower()]
+        if kind is told.Opened:
+            continue  # the intent's own fields
+        for each in fields(kind):
+            assert each.name == "where" or f"`{each.name}`" in row, (kind, each.name)
