@@ -22,6 +22,7 @@ from lakewarden.spark_jobs.errors import (
     GateError,
     GrantTimeout,
     LeaseLost,
+    OutcomeUnknown,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.grant import Grant
     from lakewarden.spark_jobs.observer import GateEvent
     from lakewarden.spark_jobs.paimon import PaimonSink
+    from lakewarden.spark_jobs.sinks import Sink
     from lakewarden.spark_jobs.transaction import Transaction
 
 __all__ = [
@@ -43,7 +45,9 @@ __all__ = [
     "Grant",
     "GrantTimeout",
     "LeaseLost",
+    "OutcomeUnknown",
     "PaimonSink",
+    "Sink",
     "Transaction",
 ]
 
@@ -52,6 +56,7 @@ _WHERE = {
     "GateEvent": "observer",
     "Grant": "grant",
     "PaimonSink": "paimon",
+    "Sink": "sinks",
     "Transaction": "transaction",
 }
 

@@ -9,7 +9,8 @@
   computing and losing again. What was touched is read back from the log, so executors' markers count too, those of
   cancelled tasks included. After `max_attempts` the error is raised and the query fails: Spark's own retries, or a
   person, take over.
-- *Once.* A batch that the agent knows to be committed is skipped.
+- *Once.* A batch that the agent knows to be committed is skipped; so is one that the table has, where the sink can ask
+  it (`sinks.py`).
 - *Left without commit.* A body that returns without `txn.commit()` has nothing to commit; the batch counts as done for
   Spark, and the transaction as abandoned.
 """
@@ -20,13 +21,14 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import structlog
 
 from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
-from lakewarden.spark_jobs.errors import AlreadyCommitted, CommitAborted, GateError
+from lakewarden.spark_jobs.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.jobs import TaggedJobs
+from lakewarden.spark_jobs.sinks import Committed, Write
 from lakewarden.spark_jobs.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -48,12 +50,6 @@ log = structlog.get_logger("lakewarden.batches")
 
 Scope: TypeAlias = "Callable[[DataFrame], Iterable[Marker | str]]"
 """From a batch: the markers, or partition paths, that it is going to touch."""
-
-
-class Write(Protocol):
-    """What writes one batch: computes, touches, and publishes inside `txn.commit()`."""
-
-    def __call__(self, batch: DataFrame, txn: Transaction, /) -> object: ...
 
 
 @dataclass(slots=True)
@@ -95,6 +91,7 @@ class BatchWriter:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
         self._gate = gate
         self._write = write
+        self._committed: Committed | None = getattr(write, "committed", None)
         self._table = table
         self._writer = writer
         self._max_attempts = max_attempts
@@ -139,6 +136,8 @@ class BatchWriter:
             try:
                 with jobs:
                     txn.on_abort(lambda _: jobs.cancel_until_ended())
+                    if self._committed is not None:
+                        txn.recognise(self._committed)
                     self._write(batch.rows, txn)
             finally:
                 if txn.aborted:
@@ -167,6 +166,8 @@ class BatchWriter:
         return _Try(last.number + 1, "queued", tuple(touched))
 
     def _failed(self, batch: _Batch, attempt: _Try, error: GateError) -> None:
+        if isinstance(error, OutcomeUnknown):
+            return  # the transaction has told so itself, and "not committed" would be a claim
         for txn in batch.opened:
             txn.tell("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
 

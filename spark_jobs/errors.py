@@ -43,13 +43,15 @@ class AlreadyCommitted(GateError):
     """This writer's batch is in the table already: skip it. `foreach_batch` does so by itself."""
 
     def __init__(
-        self, *, table: str, writer: str, batch_id: int | None, transaction: str, version: str | None
+        self, *, table: str, writer: str, batch_id: int | None, transaction: str | None, version: str | None
     ) -> None:
+        """`transaction` is None where the table told, and not the agent."""
         self.table, self.writer, self.batch_id = table, writer, batch_id
         self.committed_transaction, self.version = transaction, version
+        told = "found in the table" if transaction is None else f"committed_transaction={transaction}"
         super().__init__(
             f"batch {batch_id} of writer {writer!r} is committed already: skip it; "
-            f"table={table} committed_transaction={transaction} version={version}"
+            f"table={table} {told} version={version}"
         )
 
 
@@ -65,6 +67,18 @@ class LeaseLost(GateError):
 
 class AgentUnreachable(GateError):
     """Kafka or the agent didn't answer. Nothing may be committed without them: check both, then restart the query."""
+
+
+class OutcomeUnknown(GateError):
+    """The publish failed, and whether it reached the table is not known: it may be there, or still come.
+
+    `retriable` where the sink can ask its table (`sinks.py`): a new transaction waits until the grant has lapsed, and
+    asks. Elsewhere look into the table before the batch is written again.
+    """
+
+    def __init__(self, message: str, *, retriable: bool) -> None:
+        self.retriable = retriable
+        super().__init__(message)
 
 
 class BaseChanged(GateError):

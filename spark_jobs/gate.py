@@ -48,7 +48,8 @@ from lakewarden.spark_jobs.transaction import Transaction
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from lakewarden.spark_jobs.batches import Scope, Write
+    from lakewarden.spark_jobs.batches import Scope
+    from lakewarden.spark_jobs.sinks import Sink, Write
 
 log = structlog.get_logger("lakewarden.gate")
 
@@ -148,7 +149,7 @@ class CommitGate:
 
     def foreach_batch(
         self,
-        write: Write,
+        write: Sink | Write,
         *,
         table: str,
         writer: str,
@@ -161,8 +162,9 @@ class CommitGate:
     ) -> Callable[[DataFrame, int], None]:
         """A function for `DataStreamWriter.foreachBatch` that runs `write(batch_df, txn)` in a transaction a batch.
 
-        See `batches.py` for what it does about aborts, retries and batches that are committed already. Without a
-        `conflict_rule`, the sink's own is taken (`write.conflict_rule`), else "file-group".
+        See `batches.py` for what it does about aborts, retries and batches that are committed already, and `sinks.py`
+        for what it takes to have each batch in the table exactly once. Without a `conflict_rule`, the sink's own is
+        taken (`write.conflict_rule`), else "file-group".
         """
         from lakewarden.spark_jobs.batches import BatchWriter
 

@@ -10,10 +10,11 @@ Executors stage files and publish markers first; the driver commits all of them 
 - **upsert** rewrites the partitions that the batch touches: it says so (`(partition, *, merge)`) as soon as they are
   known, then reads their files, merges (`merge.py`) and replaces exactly those files, all partitions in one snapshot.
   The base is read after the intent was admitted and the markers were published, so whoever commits to it in between
-  is known to the agent; whoever doesn't ask the agent is found under the grant (`BaseChanged`).
+  is known to the agent. Whoever doesn't ask the agent is found by looking: before the grant is asked for, under it, and
+  before each try to write the snapshot (`BaseChanged`, which names the files and the other commit user).
 
-A replayed batch finds its own snapshot, by commit user (the writer's wire name) and identifier (the batch id), and is
-reported and not written again.
+A replayed batch finds its own snapshot, by commit user (the writer's wire name) and identifier (the batch id): that is
+this sink's `committed` (`sinks.py`), and each batch is in the table once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import structlog
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
 from lakewarden.spark_jobs.errors import BaseChanged
-from lakewarden.spark_jobs.grant import Grant, Outcome
 from lakewarden.spark_jobs.merge import latest, merge
 from lakewarden.spark_jobs.paimon_commit import publish, remove_staged, sweep
 from lakewarden.spark_jobs.paimon_frames import all_columns, in_table_types, partitions_of, read_frame, staged
@@ -38,7 +38,9 @@ from lakewarden.spark_jobs.paimon_table import (
     Partition,
     TableAddress,
     address,
+    changed_by,
     find_commit,
+    latest_snapshot_id,
     partition_path,
     read_base,
     replacing,
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.transaction import Transaction
 
 Mode: TypeAlias = Literal["append", "upsert"]
+
+MAX_NAMED = 3
+"""Files and writers named in an error: enough to find them."""
 
 FOOTPRINT_SECONDS = 10.0
 """For asking the log which partitions cancelled tasks had announced."""
@@ -67,13 +72,8 @@ class _Work:
     partitions: tuple[Partition, ...] = ()
     paths: tuple[str, ...] = ()
     base: Base | None = None
-    grant: Grant | None = None
-    publishing: bool = False
-
-    @property
-    def uncommitted(self) -> bool:
-        """Whether it is known that nothing of this is, or can come, in the table."""
-        return not self.publishing or (self.grant is not None and self.grant.outcome is Outcome.NOT_PUBLISHED)
+    held_at: int = -1
+    """Newest snapshot that still held the base."""
 
 
 class PaimonSink:
@@ -113,14 +113,10 @@ class PaimonSink:
         table = self._address.open()
         require_supported(table, rewrites=self._mode == "upsert")
         self._sweep_leftovers(table)
-        user = txn.writer
-        found = _find(table, user, txn.batch_id)
-        if found is not None:
-            self._report_replay(txn, found)
-            return
+        txn.recognise(self.committed)
         staging = Staging(
             table=self._address,
-            user=user,
+            user=txn.writer,
             identifier=_identifier(txn.batch_id),
             prefix=f"data-{txn.id}-",
             channel=txn.executor_channel() if self._mode == "append" else None,
@@ -130,11 +126,17 @@ class PaimonSink:
         try:
             self._stage(table, batch, work, txn)
             if work.messages:
+                self._require_unchanged(table, work, txn)  # rather than wait in line for nothing
                 self._commit(table, work, txn)
         except BaseException:
-            if work.uncommitted:
+            if txn.discardable:
                 self._discard(table, work, txn)
             raise
+
+    def committed(self, writer: str, batch_id: int, /) -> str | None:
+        """The snapshot in which `writer` committed the batch."""
+        found = find_commit(self._address.open(), writer, batch_id)
+        return None if found is None else str(found)
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         """Write one batch as pypaimon does by itself, without agent, grant or check; the snapshot that it made.
@@ -209,23 +211,17 @@ class PaimonSink:
     def _commit(self, table: Any, work: _Work, txn: Transaction) -> None:
         staging = work.staging
         with txn.commit() as grant:
-            work.grant = grant
-            found = _find(table, staging.user, txn.batch_id)
-            if found is not None:  # an older process of this writer got there after we had looked
-                self._discard(table, work, txn)
-                grant.version = str(found)
-                return
 
-            checked_at: list[int] = []
-
-            def check(snapshot_id: int) -> None:
-                """Before every write of a snapshot: the one that it follows must hold the base that was read."""
-                if work.base is not None and snapshot_id not in checked_at:
-                    self._require_unchanged(table, work, txn)
-                    checked_at.append(snapshot_id)
+            def check() -> None:
+                """Before every try: the newest snapshot must hold the base that was read, and the grant must be ours."""
+                self._require_unchanged(table, work, txn)
                 grant.check()
 
-            work.publishing = True
+            try:
+                self._require_unchanged(table, work, txn)
+            except BaseException:
+                grant.not_published()
+                raise
             grant.version = publish(
                 table,
                 work.messages,
@@ -238,26 +234,18 @@ class PaimonSink:
 
     def _require_unchanged(self, table: Any, work: _Work, txn: Transaction) -> None:
         base = work.base
-        assert base is not None
+        if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.held_at):
+            return
         now = read_base(table, work.partitions)
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
+            who = _blamed(changed_by(table, work.partitions, base, now))
             raise BaseChanged(
                 f"the base changed under this batch: {len(added)} files came and {len(gone)} went in its partitions "
-                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent; nothing was published; "
+                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent: {who}; nothing was published; "
                 f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
             )
-
-    def _report_replay(self, txn: Transaction, snapshot_id: int) -> None:
-        log.info(
-            "paimon.replayed",
-            table=self.table,
-            writer=txn.writer,
-            batch_id=txn.batch_id,
-            snapshot=snapshot_id,
-        )
-        with txn.commit() as grant:
-            grant.version = str(snapshot_id)
+        work.held_at = now.snapshot_id
 
     # clearing away
 
@@ -289,5 +277,12 @@ def _identifier(batch_id: int | None) -> int:
     return UNNUMBERED if batch_id is None else batch_id
 
 
-def _find(table: Any, user: str, batch_id: int | None) -> int | None:
-    return None if batch_id is None else find_commit(table, user, batch_id)
+def _blamed(changes: Mapping[str, Sequence[str]]) -> str:
+    """Commit users and their files, the first few of each."""
+    named = [
+        f"commit user {user!r} changed {', '.join(files[:MAX_NAMED])}"
+        + (f" and {len(files) - MAX_NAMED} more" if len(files) > MAX_NAMED else "")
+        for user, files in list(changes.items())[:MAX_NAMED]
+    ]
+    more = [f"{len(changes) - MAX_NAMED} more"] if len(changes) > MAX_NAMED else []
+    return ", ".join(named + more)

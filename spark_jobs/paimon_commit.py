@@ -6,8 +6,8 @@
   grant, as Paimon does, and aborts nobody.
 - *A refusal is final.* pypaimon takes an `Exception` out of the publish for "uncertain" and retries it for many seconds;
   the refusal travels as a `BaseException`, which passes at once.
-- *Three answers.* Published; not published, when no try to write the snapshot was left without an answer; else unknown.
-  An unknown is read back by (user, identifier). What stays unknown is claimed by nobody, and no file of it is removed.
+- *Three answers.* Published; not published, when no try to write the snapshot was left without an answer; else unknown,
+  and then the gate asks the table by (user, identifier). What stays unknown is claimed by nobody, and no file removed.
 - *Removing.* Only what this transaction staged, and only when nothing was published: by the messages that the driver
   has, and by the transaction's file prefix for those of cancelled tasks, whose messages nobody has.
 """
@@ -17,16 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-import structlog
-
 from lakewarden.spark_jobs.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.grant import Grant
 from lakewarden.spark_jobs.paimon_table import find_commit
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """How pypaimon says that a file which this commit removes is gone (it has no class for it)."""
-
-log = structlog.get_logger("lakewarden.paimon")
 
 
 class Refused(BaseException):
@@ -40,16 +36,16 @@ class Refused(BaseException):
 class CheckedSnapshotCommit:
     """pypaimon's snapshot commit, asked right before it writes; in place of `FileStoreCommit.snapshot_commit`."""
 
-    def __init__(self, inner: Any, check: Callable[[int], None]) -> None:
+    def __init__(self, inner: Any, check: Callable[[], None]) -> None:
         self._inner = inner
         self._check = check
         self.snapshot_id: int | None = None
         self.unanswered = False
 
     def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:
-        """Check, then publish `snapshot`, which follows the snapshot with the id before its own."""
+        """Check, then publish `snapshot`."""
         try:
-            self._check(snapshot.id - 1)
+            self._check()
         except GateError as error:
             raise Refused(error) from error
         before, self.unanswered = self.unanswered, True
@@ -78,10 +74,10 @@ def publish(
     user: str,
     identifier: int,
     grant: Grant,
-    check: Callable[[int], None],
+    check: Callable[[], None],
     properties: dict[str, str],
 ) -> str:
-    """Commit all messages as one snapshot; its id. `check` gets the id of the snapshot that it would follow."""
+    """Commit all messages as one snapshot; its id. `check` refuses by raising."""
     builder = table.new_stream_write_builder()
     builder.commit_user = user
     committer = builder.new_commit()
@@ -93,8 +89,14 @@ def publish(
         if not checked.unanswered:
             grant.not_published()
         raise refused.error from None
-    except Exception as error:  # noqa: BLE001 - pypaimon raises bare ones; it is raised again where it counts
-        return _after_failure(error, table, user, identifier, grant, unanswered=checked.unanswered)
+    except Exception as error:
+        if checked.snapshot_id is not None:
+            grant.published(str(checked.snapshot_id))
+        elif not checked.unanswered:
+            grant.not_published()
+            if FILES_CONFLICT in str(error):
+                raise _files_gone(error, table, user) from error
+        raise
     finally:
         committer.close()
     found = checked.snapshot_id or find_commit(table, user, identifier)
@@ -102,23 +104,12 @@ def publish(
     return str(found)
 
 
-def _after_failure(
-    error: Exception, table: Any, user: str, identifier: int, grant: Grant, *, unanswered: bool
-) -> str:
-    found = find_commit(table, user, identifier)
-    if found is not None:
-        log.warning(
-            "paimon.published-after-all", table=table.table_path, snapshot=found, error=str(error)[:300]
-        )
-        return str(found)
-    if not unanswered:
-        grant.not_published()
-        if FILES_CONFLICT in str(error):
-            raise BaseChanged(
-                f"files that this batch replaces are gone: a writer without the agent rewrote them; nothing was "
-                f"published; the batch must be computed again; table={table.table_path} writer={user}: {error}"
-            ) from error
-    raise error
+def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged:
+    """pypaimon saw it first, between our look at the base and its own."""
+    return BaseChanged(
+        f"files that this batch replaces are gone: a writer without the agent rewrote them; nothing was "
+        f"published; the batch must be computed again; table={table.table_path} writer={user}: {error}"
+    )
 
 
 def remove_staged(table: Any, messages: Iterable[Any]) -> None:

@@ -24,6 +24,10 @@ UNNUMBERED = 0x7FFF_FFFF_FFFF_FFFF
 """The commit identifier of a batch without a number, as Paimon's batch writers use it; it can't be recognised."""
 
 
+MAX_BLAMED = 50
+"""Snapshots searched for who changed a base: each is a scan, and only an error message needs it."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableAddress:
     """Where the table is, and what pypaimon needs to reach it. Small, and pickles into a Spark closure."""
@@ -97,29 +101,56 @@ class Base:
 
     snapshot_id: int
     splits: tuple[Any, ...]
-
-    @property
-    def files(self) -> frozenset[tuple[str, int, str]]:
-        """Partition, bucket and name of every file."""
-        return frozenset(
-            (repr(tuple(split.partition.values)), int(split.bucket), str(file.file_name))
-            for split in self.splits
-            for file in split.files
-        )
+    files: frozenset[str]
+    """As people find them: `month=1/day=3/bucket-0/data-….parquet`."""
 
 
-def read_base(table: Any, partitions: Collection[Partition]) -> Base:
-    """What the table holds in these partitions now."""
+def latest_snapshot_id(table: Any) -> int:
+    """Of the newest snapshot; 0 for a table without any."""
     snapshot = table.snapshot_manager().get_latest_snapshot()
-    if snapshot is None:
-        return Base(0, ())
-    pinned = table.copy({"scan.snapshot-id": str(snapshot.id)})
+    return 0 if snapshot is None else int(snapshot.id)
+
+
+def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | None = None) -> Base:
+    """What the table holds in these partitions, now or in an earlier snapshot."""
+    at = latest_snapshot_id(table) if snapshot_id is None else snapshot_id
+    if at == 0:
+        return Base(0, (), frozenset())
+    pinned = table.copy({"scan.snapshot-id": str(at)})
     builder = pinned.new_read_builder()
     if table.partition_keys:
         builder = builder.with_filter(
             _is_one_of(builder.new_predicate_builder(), table.partition_keys, partitions)
         )
-    return Base(int(snapshot.id), tuple(builder.new_scan().plan().splits()))
+    splits = tuple(builder.new_scan().plan().splits())
+    return Base(at, splits, frozenset(_file_names(table, splits)))
+
+
+def _file_names(table: Any, splits: Iterable[Any]) -> Iterable[str]:
+    for split in splits:
+        partition = partition_path(table, tuple(split.partition.values))
+        folder = "/".join(part for part in (partition, f"bucket-{split.bucket}") if part)
+        for file in split.files:
+            yield f"{folder}/{file.file_name}"
+
+
+def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: Base) -> dict[str, list[str]]:
+    """Who changed these partitions between two snapshots, by commit user, and the files that each added or removed.
+
+    Snapshots that are gone again, and those beyond the last `MAX_BLAMED`, are laid to the user of the next one kept.
+    """
+    manager = table.snapshot_manager()
+    changes: dict[str, list[str]] = {}
+    before = base.files
+    for number in range(max(base.snapshot_id + 1, now.snapshot_id - MAX_BLAMED + 1), now.snapshot_id + 1):
+        snapshot = manager.get_snapshot_by_id(number)
+        if snapshot is None:
+            continue
+        files = now.files if number == now.snapshot_id else read_base(table, partitions, number).files
+        if files != before:
+            changes.setdefault(snapshot.commit_user, []).extend(sorted(files ^ before))
+        before = files
+    return changes
 
 
 def _is_one_of(predicates: Any, keys: Iterable[str], partitions: Collection[Partition]) -> Any:

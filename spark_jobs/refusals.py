@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from lakewarden.spark_jobs.channel import Channel
-from lakewarden.spark_jobs.errors import AgentUnreachable, GrantTimeout, LeaseLost
+from lakewarden.spark_jobs.errors import AgentUnreachable, GrantTimeout, LeaseLost, OutcomeUnknown
 from lakewarden.spark_jobs.progress import Lapsed
+
+MAX_CAUSE = 300
+"""Characters of a failed publish's own error: a store's answer can be a page."""
 
 
 def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
@@ -43,4 +46,19 @@ def lapsed(lapsed: Lapsed, facts: str) -> LeaseLost:
     return LeaseLost(
         f"grant refused: {how}; nothing was published under it; begin a new transaction; {facts} "
         f"grant={held.grant} token={held.token}"
+    )
+
+
+def outcome_unknown(error: Exception, facts: str, *, asked: bool) -> OutcomeUnknown:
+    """The publish raised, and nobody can say whether it took effect."""
+    why = " ".join(str(error).split())[:MAX_CAUSE] or type(error).__name__
+    advice = (
+        "a new transaction asks the table first"
+        if asked
+        else "look whether the table has it, before the batch is written again"
+    )
+    return OutcomeUnknown(
+        f"the publish failed and may have reached the table all the same: {why}; nothing was claimed and no file "
+        f"removed; {advice}; {facts}",
+        retriable=asked,
     )

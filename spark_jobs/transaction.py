@@ -7,8 +7,8 @@ module adds threads and waiting:
   hears something notifies, whoever waits has a deadline.
 - An abort starts a thread of its own at once, which runs the callbacks: the body may be deep inside a Spark job, and
   the channel's thread has other transactions to serve.
-- A publish that ended in an exception has an unknown outcome: nothing is claimed, unless the sink has read the table
-  and says `grant.published(…)` or `grant.not_published()`.
+- A publish that ended in an exception has an unknown outcome. The table is asked where it can be (`recognise`); else
+  nothing is claimed, unless the sink knows and says `grant.published(…)` or `grant.not_published()`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import structlog
+
 from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
 from lakewarden.spark_jobs import refusals
 from lakewarden.spark_jobs.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.channel import Channel
 from lakewarden.spark_jobs.conversation import Conversation, Intent, Timing
-from lakewarden.spark_jobs.errors import AlreadyCommitted, CommitAborted
+from lakewarden.spark_jobs.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.executor import ExecutorChannel
 from lakewarden.spark_jobs.footprint import as_marker, markers_said
 from lakewarden.spark_jobs.grant import Grant, Outcome
@@ -40,9 +42,12 @@ from lakewarden.spark_jobs.observer import (
     tell,
 )
 from lakewarden.spark_jobs.progress import Heard, Held, Lapsed, Phase, Progress
+from lakewarden.spark_jobs.sinks import Committed
 
 MAX_TOUCHED = 50_000
 """Markers remembered one by one, to be a retry's scope; beyond, only their partitions are."""
+
+log = structlog.get_logger("lakewarden.gate")
 
 
 class Transaction:
@@ -69,6 +74,8 @@ class Transaction:
         self._touched: dict[Marker, None] = {}
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
+        self._committed: Committed | None = None
+        self._found = False
         self.aborted_at: float | None = None
 
     # what the body sees
@@ -97,6 +104,28 @@ class Transaction:
     def touched(self) -> tuple[Marker, ...]:
         """What the driver touched; executors' markers are not among them (see `footprint`)."""
         return tuple(self._touched)
+
+    @property
+    def discardable(self) -> bool:
+        """Whether nothing of this transaction is, or can come, in the table: what it staged may be removed."""
+        return self._found or self._grant is None or self._grant.outcome is Outcome.NOT_PUBLISHED
+
+    def recognise(self, committed: Committed) -> None:
+        """Let the table tell what it has of this writer: now, under the grant, and after a publish that failed.
+
+        Raises `AlreadyCommitted`, now or from `commit`, where this batch is there: skip it. A transaction without
+        `batch_id` can't be recognised. See `sinks.py`.
+        """
+        if committed == self._committed or self.batch_id is None:
+            return
+        self._committed = committed
+        if self._version_there() is None:
+            return
+        with self.commit() as grant:  # finds it again, and says so
+            grant.not_published()
+            raise BaseChanged(
+                f"the table had this batch and lost it again; nothing was published; {self._facts()}"
+            )
 
     def check(self) -> None:
         """Raise `CommitAborted` if this transaction was aborted: a cheap look between two steps of the body."""
@@ -138,17 +167,29 @@ class Transaction:
 
     @contextmanager
     def commit(self) -> Iterator[Grant]:
-        """Wait for the grant; the block publishes. Leaving it normally means that the commit is durable."""
+        """Wait for the grant; the block publishes. Leaving it normally means that the commit is durable.
+
+        A block that raised and whose commit the table has nevertheless (`recognise`) was left normally, too.
+        """
         self.check()
         with self._changed:
             self._progress.request()
         self._said.request()
         self.tell("requested")
         held = self._await_grant()
-        grant = self._grant = Grant(held.grant, held.token, self._still_granted)
+        grant = Grant(held.grant, held.token, self._still_granted)
         self.tell("granted", token=held.token, lease_seconds=held.lease_seconds)
+        self._require_new(grant)
+        self._grant = grant
         try:
             yield grant
+        except Exception as error:
+            if self._published_after_all(grant, error):
+                return
+            if grant.outcome is Outcome.UNKNOWN and not isinstance(error, GateError):
+                asked = self._committed is not None
+                raise refusals.outcome_unknown(error, self._facts(), asked=asked) from error
+            raise
         except BaseException:
             if grant.outcome is Outcome.PUBLISHED:
                 self._completed(grant)
@@ -272,6 +313,46 @@ class Transaction:
                 raise refusals.lapsed(verdict, self._facts())
             case Abort():
                 raise CommitAborted(verdict)
+
+    # asking the table
+
+    def _version_there(self) -> str | None:
+        if self._committed is None or self.batch_id is None:
+            return None
+        return self._committed(self.writer, self.batch_id)
+
+    def _require_new(self, grant: Grant) -> None:
+        """Under the grant: report the batch that is there; else see that asking didn't outlast the lease."""
+        if self._committed is None:
+            return
+        version = self._version_there()
+        if version is None:
+            self._still_granted()
+            return
+        self._found, self._grant = True, grant
+        grant.published(version)
+        self._completed(grant)
+        raise AlreadyCommitted(
+            table=self.table, writer=self.writer, batch_id=self.batch_id, transaction=None, version=version
+        )
+
+    def _published_after_all(self, grant: Grant, error: Exception) -> bool:
+        """After a failed publish: whether the table has it. What the sink said of it counts first."""
+        if grant.outcome is Outcome.PUBLISHED:
+            self._completed(grant)
+        if grant.outcome is not Outcome.UNKNOWN:
+            return False
+        try:
+            version = self._version_there()
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
+            log.warning("gate.table-unreadable", facts=self._facts(), error=repr(failure))
+            return False
+        if version is None:
+            return False
+        grant.published(version)
+        log.warning("gate.published-after-all", facts=self._facts(), version=version, error=str(error)[:300])
+        self._completed(grant)
+        return True
 
     # hearing
 

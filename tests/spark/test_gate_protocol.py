@@ -23,6 +23,7 @@ from lakewarden.spark_jobs import (
     CommitGate,
     GrantTimeout,
     LeaseLost,
+    OutcomeUnknown,
 )
 from tests.spark.bench import Bench
 from tests.spark.fake_agent import (
@@ -298,11 +299,13 @@ def test_an_abort_after_the_publish_began_is_recorded_and_no_more(bench: Bench) 
 
 def test_a_publish_that_fails_claims_nothing(bench: Bench) -> None:
     agent = bench.agent(agreeable)
-    with pytest.raises(OSError, match="reset"):  # noqa: SIM117
+    with pytest.raises(OutcomeUnknown, match=r"may have reached the table .*: connection reset; ") as caught:  # noqa: SIM117
         with bench.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit():
                 raise OSError("connection reset")
 
+    assert not caught.value.retriable, "nobody can ask this table"
+    assert not txn.discardable
     assert agent.types() == ["commit-intent", "commit-requested"]
     assert bench.events[-1].what == "failed"
     assert bench.events[-1].detail["outcome"] == "unknown"
@@ -317,6 +320,99 @@ def test_a_publish_that_failed_and_was_read_back_is_completed(bench: Bench) -> N
                 raise OSError("connection reset")
 
     assert agent.wait_for("commit-completed")[0].version == "9"
+
+
+class Ledger:
+    """A table that knows what is in it; `answers` are given in turn, the last one for ever."""
+
+    def __init__(self, *answers: str | Exception | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[str, int]] = []
+
+    def committed(self, writer: str, batch_id: int) -> str | None:
+        self.asked.append((writer, batch_id))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_what_the_table_has_is_reported_and_not_computed(bench: Bench) -> None:
+    agent, ledger = bench.agent(agreeable), Ledger("12")
+    with (
+        pytest.raises(
+            AlreadyCommitted, match=r"batch 3 of writer 'w' .* found in the table version=12"
+        ) as caught,
+        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+    ):
+        txn.recognise(ledger.committed)
+        pytest.fail("it computed")
+
+    assert caught.value.version == "12"
+    assert agent.wait_for("commit-completed")[0].version == "12"
+    assert agent.types() == ["commit-intent", "commit-requested", "commit-completed"]
+    assert ledger.asked == [("w", 3), ("w", 3)], "before, and once more under the grant"
+
+
+def test_the_table_is_asked_again_under_the_grant(bench: Bench) -> None:
+    """An older process of this writer published while this one computed; what this one staged may go."""
+    agent, ledger = bench.agent(agreeable), Ledger(None, "12")
+    with pytest.raises(AlreadyCommitted):  # noqa: SIM117
+        with bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
+            txn.recognise(ledger.committed)
+            txn.recognise(ledger.committed)  # as a sink inside another does: asked once
+            with txn.commit():
+                pytest.fail("it published twice")
+
+    assert txn.discardable
+    assert agent.wait_for("commit-completed")[0].version == "12"
+    assert len(ledger.asked) == 2
+
+
+def test_a_publish_that_failed_is_looked_for_in_the_table(bench: Bench) -> None:
+    agent, ledger = bench.agent(agreeable), Ledger(None, None, "13")
+    with (
+        capture_logs() as logs,
+        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+    ):
+        txn.recognise(ledger.committed)
+        with txn.commit():
+            raise OSError("connection reset")
+
+    assert agent.wait_for("commit-completed")[0].version == "13"
+    assert not txn.discardable
+    assert [line["version"] for line in logs if line["event"] == "gate.published-after-all"] == ["13"]
+
+
+@pytest.mark.parametrize("answer", [None, OSError("no route to the table")])
+def test_a_publish_that_the_table_does_not_confirm_stays_unknown(
+    bench: Bench, answer: Exception | None
+) -> None:
+    """It may still be on its way. A new transaction waits until the grant has lapsed, and asks again."""
+    agent, ledger = bench.agent(agreeable), Ledger(None, None, answer)
+    with pytest.raises(OutcomeUnknown, match="a new transaction asks the table first") as caught:  # noqa: SIM117
+        with bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
+            txn.recognise(ledger.committed)
+            with txn.commit():
+                raise OSError("connection reset")
+
+    assert caught.value.retriable
+    assert not txn.discardable
+    assert isinstance(caught.value.__cause__, OSError)
+    assert agent.types() == ["commit-intent", "commit-requested"]
+
+
+def test_a_table_that_cannot_be_asked_stops_the_batch_before_it_is_computed(bench: Bench) -> None:
+    agent, ledger = bench.agent(agreeable), Ledger(OSError("no route to the table"))
+    with (
+        pytest.raises(OSError, match="no route"),
+        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+    ):
+        txn.recognise(ledger.committed)
+        pytest.fail("it computed")
+
+    assert txn.discardable
+    assert "no route" in agent.wait_for("transaction-abandoned")[0].reason
 
 
 def test_an_unheard_completion_is_a_warning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

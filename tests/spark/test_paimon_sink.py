@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.spark_jobs import BaseChanged, CommitAborted, PaimonSink
+from lakewarden.spark_jobs import BaseChanged, CommitAborted, OutcomeUnknown, PaimonSink
 from lakewarden.spark_jobs.paimon_table import address, find_commit
 from tests.spark.bench import Bench
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
@@ -231,6 +232,8 @@ def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
     reason = agent.wait_for("transaction-abandoned")[0].reason
     assert "BaseChanged" in reason
     assert "1 files came and 0 went" in reason
+    foreign = snapshots_of(table)[0].commit_user
+    assert f"commit user '{foreign}' changed month=1/day=1/bucket-0/data-" in reason
     intents = agent.wait_for("commit-intent", 2)
     assert [intent.admission for intent in intents] == ["optimistic", "queued"]
     assert {marker.partition for marker in intents[1].scope} == {"month=1/day=1", "month=1/day=2"}
@@ -262,7 +265,53 @@ def test_a_base_that_is_gone_is_retriable(bench: Bench, make_table: MakeTable, d
         )
 
     assert caught.value.retriable
+    foreign = snapshots_of(table)[-1].commit_user
+    assert re.search(
+        rf"1 files came and 1 went .* commit user '{foreign}' changed month=1/day=1/bucket-0/data-[^,]*\.parquet, "
+        rf"month=1/day=1/bucket-0/data-.*; nothing was published; .* writer=w ",
+        str(caught.value),
+    )
     assert [row["departure"] for row in rows_of(table)] == ["foreign"]
+
+
+def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for a grant only to be refused by the table."""
+    from lakewarden.spark_jobs import paimon_frames
+
+    agent, table = bench.agent(agreeable), make_table()
+    staged = paimon_frames.staged
+
+    def intruded(rows: DataFrame, staging: Any) -> list[Any]:
+        messages = staged(rows, staging)
+        foreign_append(table, {"month": 1, "day": 1, "flight": 77})
+        return messages
+
+    monkeypatch.setattr("lakewarden.spark_jobs.paimon.staged", intruded)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    with pytest.raises(BaseChanged):
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+            departures((1, 1, 1, "n")), 0
+        )
+
+    agent.wait_for("transaction-abandoned")
+    assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
+
+
+def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    """A source that isn't replayable gives batch 0 again with other rows: the batch id says that it is committed."""
+    bench.agent(agreeable)
+    table = make_table()
+    sink = PaimonSink(table)
+    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+
+    write(departures((1, 1, 1, "first")), 0)
+    write(departures((1, 1, 2, "other"), (1, 1, 3, "other")), 0)
+
+    assert [row["departure"] for row in rows_of(table)] == ["first"]
 
 
 def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
@@ -323,11 +372,41 @@ def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", dead)
     agent, table = bench.agent(agreeable), make_table(**{"commit.max-retries": "0"})
     sink = PaimonSink(table)
-    with pytest.raises(RuntimeError, match="Commit failed"):
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+    with pytest.raises(OutcomeUnknown, match=r"may have reached the table .* Commit failed") as caught:
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+            departures((1, 1, 1, "a")), 0
+        )
 
+    assert caught.value.retriable, "the table can be asked"
     assert agent.types()[-1] == "commit-requested"
     assert len(data_files_of(table)) == 1
+    assert [event.detail["outcome"] for event in bench.only("failed")] == ["unknown"]
+
+
+def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifests are written, the snapshot isn't. The files go, and the batch is tried again."""
+    from pypaimon.write.file_store_commit import FileStoreCommit
+
+    agent, table = bench.agent(agreeable), make_table()
+    prepare = FileStoreCommit._try_commit_once
+
+    def losing(self: Any, *given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
+        agent.say(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: bench.only("abort"))
+        return prepare(self, *given, **named)
+
+    monkeypatch.setattr(FileStoreCommit, "_try_commit_once", losing)
+    sink = PaimonSink(table)
+    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+
+    reason = agent.wait_for("transaction-abandoned")[0].reason
+    assert reason.startswith("CommitAborted: commit aborted: the agent lost the table's lock")
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [(1, "a")]
+    assert [snapshot.commit_identifier for snapshot in snapshots_of(table)] == [0]
+    assert len(data_files_of(table)) == 1, "the first attempt's file is gone"
 
 
 def test_equal_keys_in_one_batch_leave_the_greatest(
