@@ -79,7 +79,11 @@ async def _measure(
     await asyncio.sleep(AFTER_PAUSE_INTERVALS * interval)
     history = await _history(settings)
     lease_ms, interval_ms = settings.validity_seconds * 1e3, interval * 1e3
-    renewals = [each for each in _renewals(history, lease_ms, interval_ms) if calm.covers(each["sent"])]
+    renewals = [
+        each
+        for each in _renewals(history, lease_ms, interval_ms)
+        if calm.covers(each["sent"]) and calm.covers(each["done"])
+    ]
     after = _first_renewals_after(history, resumed)
     return {
         "locks": locks,
@@ -141,6 +145,7 @@ def _renewals(
             if isinstance(event, LockRenewed):
                 yield {
                     "sent": event.valid_until - lease_ms,
+                    "done": event.at.timestamp() * 1e3,
                     "late": event.valid_until - before.valid_until - interval_ms,
                     "took": event.duration_ms,
                     "requests": event.requests,
