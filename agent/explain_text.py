@@ -277,18 +277,20 @@ def _loss(victim: Who | None, against: told.Against, cause: told.Cause) -> str:
 
 
 def _evidence(against: told.Against, cause: told.Cause, mine: str, winner: str, where: str) -> str:
-    event = cause.event
-    before = "" if against.theirs is None else f" by {_event(against.theirs)}"
-    if event is None:
-        return f"because a check up to writers:{cause.offset} found it on {where}, which {winner} touched{before}"
-    at = f"writers:{event.where.offset}"
-    if event.type == "commit-completed":
-        return f"because {winner} committed at {at}, having touched {where}, as {mine} had"
-    if event.transaction == against.winner.transaction:
-        own = "" if against.mine is None else f" by {_event(against.mine)}"
-        return f"because {event.type} of {winner} at {at} touched {where}, which {mine} had touched{own}"
-    whose = "its" if mine == "it" else f"{mine}'s"
-    return f"because {whose} {event.type} at {at} touched {where}, which {winner} had touched{before}"
+    """By which events the two came to the same place, the one that was found out first."""
+    event, my_touch, their_touch = cause.event, against.mine, against.theirs
+    if event is not None and event == my_touch:
+        whose = "its" if mine == "it" else f"{mine}'s"
+        before = "" if their_touch is None else f" by {_event(their_touch)}"
+        return f"because {whose} {_event(event)} touched {where}, which {winner} had touched{before}"
+    if event is not None and event == their_touch:
+        before = "" if my_touch is None else f" by {_event(my_touch)}"
+        theirs = f"{event.type} of {winner} at writers:{event.where.offset}"
+        return f"because {theirs} touched {where}, which {mine} had touched{before}"
+    mine_by = "" if my_touch is None else f", {mine} by {_event(my_touch)}"
+    theirs_by = "" if their_touch is None else f", {winner} by {_event(their_touch)}"
+    found = f"a check up to writers:{cause.offset}" if event is None else f"{event.writer}'s {_event(event)}"
+    return f"because both touched {where}{mine_by}{theirs_by}, found with {found}"
 
 
 def _rule(against: told.Against, mine: str) -> str:
@@ -380,8 +382,13 @@ def _behind(behind: Behind) -> str:
 def _fate(fate: Fate) -> str:
     at = "" if fate.where is None else f" at {fate.where.topic}:{fate.where.offset}"
     version = "" if fate.version is None else f" as version {fate.version}"
+    if fate.phase is None:
+        return "its intent is not in the log any more"
+    if fate.reason == "already-committed":
+        return f"nothing to do{at}: its batch was committed before{version}"
+    revoked = ", but revoked" if fate.phase is Phase.GRANTED and fate.reason else ""
     reason = "" if fate.reason is None else f" ({fate.reason})"
-    return f"{_phase(fate.phase)}{reason}{version}{at}"
+    return f"{_phase(fate.phase)}{revoked}{reason}{version}{at}"
 
 
 def _phase(phase: Phase) -> str:

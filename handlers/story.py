@@ -62,7 +62,7 @@ MAX_KNOWN = 20_000
 MAX_ATTEMPTS = 100
 """Of one batch."""
 
-GONE = Fate(Phase.ABORTED, "unknown")
+GONE = Fate(None)
 
 
 @dataclass(slots=True)
@@ -207,6 +207,8 @@ class Storyteller:
                 self._who = who
             self._forget()
         known = self._known.get(event.transaction)
+        if known is None and event.transaction == self._id and isinstance(event, CommitCompleted):
+            known = self._known[self._id] = _Known(self._who, GONE)
         if known is None or known.fate.phase is Phase.COMMITTED:
             return
         if isinstance(event, CommitCompleted):

@@ -76,7 +76,8 @@ class Shared:
 class Fate:
     """How a transaction ended, or where it stands. `reason` of an abort; `abandoned` where its writer gave up."""
 
-    phase: Phase
+    phase: Phase | None
+    """None where the log does not say: its intent is not in it any more."""
     reason: str | None = None
     version: str | None = None
     where: Where | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -459,6 +460,78 @@ def test_a_transaction_whose_intent_is_older_than_the_log_has_a_story_too() -> N
     assert kinds(story) == ["Ignored", "Aborted"]
     assert (story.fate.phase, story.fate.reason) == (Phase.ABORTED, "unknown-transaction")
     assert story.who.sequence is None
+
+
+def test_a_commit_of_a_transaction_older_than_the_log_is_a_commit() -> None:
+    """It is told as one, and that nobody granted it as far as the log goes."""
+    story = story_of(world().complete("A", version="3"), "A")
+
+    assert (story.fate.phase, story.fate.version) == (Phase.COMMITTED, "3")
+    assert one(story, told.Completed).stood is None
+
+
+@pytest.mark.parametrize(
+    "life, said",
+    [
+        (
+            lambda w: w.intent("V").touch("V", m("p/f")).intent("W", priority=1).touch("W", m("p/f")),
+            (
+                "because marker-created of w-W (W) at writers:3 touched p f (merge/merge), which it had touched by marker-created at "
+                "writers:1; w-W has the larger priority"
+            ),
+        ),
+        (
+            lambda w: w.intent("W").intent("V").lock().touch("W", m("p/f")).commits("W").touch("V", m("p/f")),
+            (
+                "because its marker-created at writers:5 touched p f (merge/merge), which w-W (W) had touched by marker-created at "
+                "writers:2; w-W has committed since it began"
+            ),
+        ),
+        (
+            lambda w: (
+                w.intent("W")
+                .intent("V")
+                .lock()
+                .touch("W", m("/f"))
+                .request("W")
+                .touch("V", m("/*", "delete"))
+            ),
+            (
+                "because its marker-created at writers:4 touched (unpartitioned) * (delete/merge), which w-W (W) had touched by "
+                "marker-created at writers:2; w-W holds the grant, and a granted one is never the victim"
+            ),
+        ),
+    ],
+    ids=["priority", "landed", "granted"],
+)
+def test_an_abort_reads_as_what_happened(life: Callable[[World], World], said: str) -> None:
+    """Which event met which, and why that meant this one."""
+    assert said in "\n".join(story_lines(story_of(life(world()), "V")))
+
+
+def test_an_abort_that_no_marker_set_off_says_what_did() -> None:
+    """Early detection is off, so it was found with the request; under `first-committer`, with the other's."""
+    off = (
+        world(early_detection=False).intent("V").intent("W").lock().touch("V", m("p/f")).touch("W", m("p/f"))
+    )
+    off.commits("W").request("V")
+    late = (
+        world(policy="first-committer")
+        .intent("V")
+        .intent("W")
+        .lock()
+        .touch("V", m("p/f"))
+        .touch("W", m("p/f"))
+    )
+    late.request("W")
+
+    both = "because both touched p f (merge/merge), it by marker-created at writers:2, w-W (W) by marker-created at writers:3"
+    assert f"{both}, found with w-V's commit-requested at writers:6" in "\n".join(
+        story_lines(story_of(off, "V"))
+    )
+    assert f"{both}, found with w-W's commit-requested at writers:4" in "\n".join(
+        story_lines(story_of(late, "V"))
+    )
 
 
 def test_the_longest_silence_is_told_with_where_it_began() -> None:
