@@ -476,15 +476,15 @@ def test_a_commit_of_a_transaction_older_than_the_log_is_a_commit() -> None:
         (
             lambda w: w.intent("V").touch("V", m("p/f")).intent("W", priority=1).touch("W", m("p/f")),
             (
-                "because marker-created of w-W (W) at writers:3 touched p f (merge/merge), which it had touched by marker-created at "
-                "writers:1; w-W has the larger priority"
+                "because marker-created of w-W (W) at writers:3 touched p f (merge/merge), "
+                "which it had touched by marker-created at writers:1; w-W has the larger priority"
             ),
         ),
         (
             lambda w: w.intent("W").intent("V").lock().touch("W", m("p/f")).commits("W").touch("V", m("p/f")),
             (
-                "because its marker-created at writers:5 touched p f (merge/merge), which w-W (W) had touched by marker-created at "
-                "writers:2; w-W has committed since it began"
+                "because its marker-created at writers:5 touched p f (merge/merge), "
+                "which w-W (W) had touched by marker-created at writers:2; w-W has committed since it began"
             ),
         ),
         (
