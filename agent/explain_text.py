@@ -18,6 +18,8 @@ MOST_CANDIDATES = 20
 """Lines of a list that is only there to be chosen from."""
 
 UUID_LENGTH = 36
+WORTH_TELLING_MS = 500
+"""Of waiting for the lock or an agent; a grant's own way through Kafka takes a few."""
 
 
 def story_lines(story: Story) -> Iterator[str]:
@@ -216,13 +218,8 @@ def _decision_text(step: DecisionStep) -> str:
         case told.Admitted(agent=agent, waited_ms=waited, freed_by=freed):
             after = "" if freed is None else f" after {_seconds(waited)} in line: {_ended(freed)}"
             return f"admitted by agent {agent}{after}"
-        case told.Granted(agent=agent, lease_seconds=lease, waited_ms=waited, freed_by=freed):
-            after = "" if freed is None else f": {_ended(freed)}"
-            covered = "" if step.lock_owner is None else f", under lock owner {_short(step.lock_owner)}"
-            return (
-                f"commit granted by agent {agent} {_seconds(waited)} after it asked{after}; lease {lease:.1f} s from its seq "
-                f"{step.seq}, fencing token {step.where.offset}{covered}"
-            )
+        case told.Granted():
+            return _granted(step)
         case told.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
             often = "" if times == 1 else f" {times} times"
             under = "" if owner is None else f", under lock owner {_short(owner)}"
@@ -238,6 +235,20 @@ def _decision_text(step: DecisionStep) -> str:
             return _aborted(step)
         case _:
             assert_never(step)
+
+
+def _granted(step: told.Granted) -> str:
+    after = "" if step.freed_by is None else f": {_ended(step.freed_by)}"
+    alone = (
+        f", {_seconds(step.alone_ms)} of that with nobody before it"
+        if step.alone_ms >= WORTH_TELLING_MS
+        else ""
+    )
+    covered = "" if step.lock_owner is None else f", under lock owner {_short(step.lock_owner)}"
+    return (
+        f"commit granted by agent {step.agent} {_seconds(step.waited_ms)} after it asked{after}{alone}; lease "
+        f"{step.lease_seconds:.1f} s from its seq {step.seq}, fencing token {step.where.offset}{covered}"
+    )
 
 
 def _aborted(step: told.Aborted) -> str:

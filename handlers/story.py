@@ -452,12 +452,8 @@ class Storyteller:
                 freed_by = self._freed_by()
                 self._waited_for = set()
                 self._steps.append(told.Admitted(where, agent, cause, waited, freed_by))
-            case CommitGranted(grant=grant, lease_seconds=lease, seq=seq, lock_owner=owner):
-                waited = _between(self._asked, where)
-                freed_by = self._freed_by()
-                self._steps.append(
-                    told.Granted(where, agent, grant, lease, seq, owner, cause, waited, freed_by)
-                )
+            case CommitGranted():
+                self._tell_grant(where, decision, cause)
             case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
                 self._tell_renewal(told.Renewed(where, where, agent, 1, lease, seq, owner))
             case AlreadyCommitted(committed_transaction=committed, version=version):
@@ -476,6 +472,25 @@ class Storyteller:
                         against=tuple(self._against(self._id, decision.conflicts)),
                     )
                 )
+
+    def _tell_grant(self, where: Where, decision: CommitGranted, cause: told.Cause) -> None:
+        freed_by = self._freed_by()
+        waited = _between(self._asked, where)
+        alone = waited if freed_by is None else min(waited, _between(freed_by.fate.where, where))
+        self._steps.append(
+            told.Granted(
+                where,
+                decision.agent,
+                decision.grant,
+                decision.lease_seconds,
+                decision.seq,
+                decision.lock_owner,
+                cause,
+                waited,
+                freed_by,
+                alone,
+            )
+        )
 
     def _tell_renewal(self, step: told.Renewed) -> None:
         last = self._steps[-1] if self._steps else None

@@ -249,6 +249,8 @@ class Granted:
     cause: Cause
     waited_ms: int
     freed_by: Ended | None
+    alone_ms: int
+    """Of the wait, with nobody before it any more: for the table's lock, or for an agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def test_who_waits_for_a_grant_is_told_who_holds_it_and_who_asked_before() -> No
     granted = one(story, told.Granted)
     assert granted.freed_by is not None
     assert granted.freed_by.who.transaction == "B"
-    assert granted.waited_ms == 2 * SECOND + 500
+    assert (granted.waited_ms, granted.alone_ms) == (2 * SECOND + 500, 500)
 
 
 def test_a_lapse_and_the_commit_that_is_heard_of_after_it() -> None:
