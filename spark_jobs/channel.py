@@ -85,11 +85,11 @@ class Channel:
 
     # called by any thread
 
-    def listen(self, table: str, transaction: str, hear: Hear) -> None:
+    def listen(self, table: str, transaction: str, hear: Hear, *, about: str) -> None:
         """From now on `hear` gets every decision about `transaction`, in the channel's own thread: it must not wait."""
         self._hearers[transaction] = hear
         try:
-            self.run(lambda: self._listening(table), doing="listening for decisions")
+            self.run(lambda: self._listening(table), doing="listening for decisions", about=about)
         except BaseException:
             self.forget(transaction)
             raise
@@ -104,11 +104,19 @@ class Channel:
         async def sending() -> int:
             return await (await self.publish(event))
 
-        return self.run(sending, doing=f"publishing {event.type}")
+        about = f"table={event.table} writer={event.writer} transaction={event.transaction}"
+        return self.run(sending, doing=f"publishing {event.type}", about=about)
 
-    def run(self, function: Callable[[], Awaitable[T]], *, doing: str, timeout: float | None = None) -> T:
+    def run(
+        self,
+        function: Callable[[], Awaitable[T]],
+        *,
+        doing: str,
+        about: str = "",
+        timeout: float | None = None,
+    ) -> T:
         """Run an own coroutine in the channel's loop and wait for it, bounded as a send is."""
-        return self._thread.call(function, timeout=timeout or self.timeout, doing=doing)
+        return self._thread.call(function, timeout=timeout or self.timeout, doing=doing, about=about)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `function` in the background until it ends by itself; it handles its own errors."""

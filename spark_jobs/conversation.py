@@ -117,7 +117,11 @@ class Conversation:
         async def requesting() -> None:
             await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
 
-        self._channel.run(requesting, doing="publishing commit-requested")
+        self._channel.run(
+            requesting,
+            doing="publishing commit-requested",
+            about=f"table={self._intent.table} writer={self._intent.writer} transaction={self._transaction}",
+        )
 
     def start_heartbeats(self, *, until: Callable[[], bool]) -> None:
         """Say again and again, in the background, that this writer lives."""

@@ -64,7 +64,8 @@ class ExecutorChannel:
                 at=datetime.now(UTC),
                 markers=chunk,
             )
-            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout)
+            about = f"table={self.table} writer={self.writer} transaction={self.transaction}"
+            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout, about)
 
 
 class _ProducerThread:
@@ -77,9 +78,11 @@ class _ProducerThread:
         self._opening = anyio.Lock()
         self._producer: Any = None
 
-    def send(self, topic: str, key: bytes, value: bytes, timeout: float) -> None:
+    def send(self, topic: str, key: bytes, value: bytes, timeout: float, about: str) -> None:
         """Publish one record and wait for its acknowledgement."""
-        self._thread.call(self._sending(topic, key, value), timeout=timeout, doing="publishing markers")
+        self._thread.call(
+            self._sending(topic, key, value), timeout=timeout, doing="publishing markers", about=about
+        )
 
     def stop(self) -> None:
         """Say goodbye to Kafka, as far as it goes."""

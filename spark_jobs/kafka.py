@@ -114,8 +114,8 @@ class LoopThread:
                 self._hosting, self._tasks = self._portal.start_task(_host)
             return self._portal
 
-    def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str) -> T:
-        """Run `function` in the loop and wait for its result, at most `timeout` seconds."""
+    def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str, about: str = "") -> T:
+        """Run `function` in the loop and wait for its result, at most `timeout` seconds. `about` ends every error."""
 
         async def bounded() -> T:
             with anyio.fail_after(timeout):
@@ -124,9 +124,11 @@ class LoopThread:
         future: Future[T] = self.portal().start_task_soon(bounded)
         try:
             return future.result(timeout + GRACE_SECONDS)
+        except AgentUnreachable as error:
+            raise AgentUnreachable(f"{error} {about}".rstrip()) from error.__cause__
         except (KafkaError, OSError, TimeoutError, FutureTimeout) as error:
             future.cancel()
-            raise unreachable(self.bootstrap_servers, doing, timeout, error) from error
+            raise unreachable(self.bootstrap_servers, doing, timeout, error, about) from error
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `function` in the background until it ends; it handles its own errors."""
@@ -168,11 +170,13 @@ async def _host(*, task_status: TaskStatus[TaskGroup]) -> None:
         await anyio.sleep_forever()
 
 
-def unreachable(bootstrap_servers: str, doing: str, timeout: float, error: BaseException) -> AgentUnreachable:
+def unreachable(
+    bootstrap_servers: str, doing: str, timeout: float, error: BaseException, about: str
+) -> AgentUnreachable:
     """What a caller gets for a Kafka that doesn't answer."""
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     why = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
         f"kafka is unreachable: {doing} failed: {why}; nothing was committed by it; check the brokers and "
-        f"their security settings, then restart the query; brokers={bootstrap_servers}"
+        f"their security settings, then restart the query; brokers={bootstrap_servers} {about}".rstrip()
     )

@@ -217,7 +217,7 @@ class Transaction:
     def open(self) -> None:
         """Publish the intent and wait until an agent has it in hands."""
         intent = self.intent
-        self._channel.listen(self.table, self.id, self._hear)
+        self._channel.listen(self.table, self.id, self._hear, about=self._facts())
         try:
             self._intent_offset = self._said.intent()
             self.tell(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from lakewarden.agent.embedded_kafka import EmbeddedKafka
 from lakewarden.events import (
     CommitIntent,
     CommitRequested,
@@ -25,6 +29,7 @@ from lakewarden.spark_jobs import (
     LeaseLost,
     OutcomeUnknown,
 )
+from tests.kafka_fixture import KafkaServer
 from tests.spark.bench import Bench
 from tests.spark.fake_agent import (
     aborted,
@@ -112,7 +117,9 @@ def test_an_unreachable_kafka_is_named_within_its_timeout() -> None:
     with CommitGate("127.0.0.1:1") as gate:
         began = time.monotonic()
         with (
-            pytest.raises(AgentUnreachable, match=r"brokers=127\.0\.0\.1:1"),
+            pytest.raises(
+                AgentUnreachable, match=rf"brokers=127\.0\.0\.1:1 table={TABLE} writer=w transaction=\w+$"
+            ),
             gate.transaction(table=TABLE, writer="w"),
         ):
             pytest.fail("the body ran")
@@ -121,10 +128,44 @@ def test_an_unreachable_kafka_is_named_within_its_timeout() -> None:
 
 def test_missing_topics_are_named(bench: Bench) -> None:
     with (
-        pytest.raises(AgentUnreachable, match=r"topics don't exist: .*\.writers.*start an agent"),
+        pytest.raises(
+            AgentUnreachable,
+            match=rf"topics don't exist: .*\.writers.*start an agent.* table={TABLE} writer=w",
+        ),
         bench.gate().transaction(table=TABLE, writer="w"),
     ):
         pytest.fail("the body ran")
+
+
+@pytest.mark.timeout(150)
+def test_kafka_away_in_the_middle_of_a_transaction(bench: Bench, tmp_path: Path) -> None:
+    """It stands still, as one that is cut off does. Nothing is published, and the same gate goes on when it is back."""
+    with EmbeddedKafka(tmp_path / "kafka") as broker:
+        own = Bench(KafkaServer(broker.bootstrap_servers, "its own"), bench.prefix)
+        with own:
+            agent = own.agent(agreeable)
+            gate = own.gate()
+            facts = rf"table={TABLE} writer=w transaction=\w+$"
+            with pytest.raises(AgentUnreachable, match=rf"publishing commit-requested failed.*{facts}"):  # noqa: SIM117
+                with gate.transaction(table=TABLE, writer="w", batch_id=0) as txn:
+                    patience, gate._channel.timeout = gate._channel.timeout, 1.0
+                    os.kill(broker.pid or 0, signal.SIGSTOP)
+                    try:
+                        with pytest.raises(
+                            AgentUnreachable, match=rf"publishing marker-created failed: no answer.*{facts}"
+                        ):
+                            while True:  # its last threads may still be stopping
+                                txn.touch("month=1/day=3", "*", "merge")
+                        with txn.commit():
+                            pytest.fail("it published")
+                    finally:
+                        os.kill(broker.pid or 0, signal.SIGCONT)
+                        gate._channel.timeout = patience
+            assert txn.discardable
+
+            with gate.transaction(table=TABLE, writer="w", batch_id=0) as again, again.commit() as grant:
+                grant.version = "1"
+            assert agent.wait_for("commit-completed")[0].transaction == again.id
 
 
 def test_a_batch_that_is_committed_is_not_run_again(bench: Bench) -> None:
@@ -442,7 +483,10 @@ def test_two_topics_of_different_width_are_refused(bench: Bench) -> None:
     async def widen() -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=bench.kafka.bootstrap_servers)
         await admin.start()
-        await admin.create_partitions({f"{bench.prefix}.decisions": NewPartitions(4)})
+        decisions = f"{bench.prefix}.decisions"
+        await admin.create_partitions({decisions: NewPartitions(4)})
+        while len((await admin.describe_topics([decisions]))[0]["partitions"]) < 4:
+            await asyncio.sleep(0.05)
         await admin.close()
 
     asyncio.run(widen())
