@@ -1,0 +1,296 @@
+"""The check alone, in memory, from few markers to a million and from two writers to a thousand; no Kafka.
+
+Measured is the production core, in a process of its own for each size, by the time that its thread had a processor: nothing
+here waits, and a busy machine would show itself otherwise. Events are built outside of what is timed; what they cost to
+decode is in the throughput figures.
+
+- arrival: what a marker costs that arrives in events of up to 100, the writers by turns (`handlers.table.step`): entered,
+  checked, and what follows decided. Part of it is an event's, whatever its markers: with 1,500 markers of 1,000 writers
+  an event has one or two.
+- sweep: everything once more from the index alone (`handlers.detection.sweep`), as after a replay. Apart: no two
+  writers touch the same. Shared: a tenth of a second writer's places are another's too, which both may touch (Paimon's rule,
+  both merge), so each of these is looked at and nobody is aborted. Conflicting: as a replay may leave it, each writer but
+  the first in conflict with the first in one place; all of them are aborted, and all that they touched is removed.
+- memory: growth of the process while the index is built, by marker. Only where there are enough of them to show.
+- quiet tables: the periodic check of a partition's owner with one busy table, alone and beside many quiet ones.
+
+Sizes are markers in all, and how many writers share them. `HUDI` has the sizes that were measured of Hudi, beside its figures.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import anyio.abc
+import psutil
+
+from lakewarden.agent.locks import Stores
+from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.settings import Settings
+from lakewarden.events import CommitIntent, Marker
+from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.detection import sweep
+from lakewarden.handlers.state import TableSettings, TableState
+from lakewarden.handlers.table import Read, Replayed, replay_event, step
+from lakewarden.handlers.verdicts import AbortTransaction, Admit, Cause
+from tests.bench import words
+
+BATCH = 100
+PARTITIONS = 336
+SHARED_EVERY = 10
+"""Of so many places of every second writer one is another's too, where the variant is `shared`."""
+MEMORY_FROM = 100_000
+"""Markers; below, a process grows in steps too coarse to divide."""
+QUIET_TABLES = 10_000
+TABLE = f"{words.TABLES}/detection"
+
+Variant = Literal["apart", "shared", "conflicting"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One size."""
+
+    markers: int
+    writers: int
+    aim_ms: float | None = None
+    """For the sweep of all, apart."""
+    hudi: str = ""
+    """What Hudi 1.2.0's asynchronous check takes with as many, warm (one writer's check; all of them run it)."""
+
+
+HUDI = (
+    Cell(2 * 1_500, 2, 0.5, "6.7 ms"),
+    Cell(10 * 1_500, 10, None, "27 ms"),
+    Cell(50 * 1_500, 50, 15.0, "268 ms"),
+    Cell(2 * 15_000, 2, None, "28.8 ms"),
+    Cell(2 * 150_000, 2, None, "292 ms"),
+)
+GRID = tuple(
+    Cell(markers, writers, 200.0 if markers == 1_000_000 else None)
+    for markers in (1_500, 15_000, 150_000, 1_000_000)
+    for writers in (2, 10, 50, 1_000)
+    if (markers, writers) != (1_000_000, 10)  # between its neighbours, and each of these takes its time
+)
+QUICK = (Cell(300, 2), Cell(1_500, 10))
+
+
+def measure(cells: Sequence[Cell], *, repetitions: int) -> dict[str, Any]:
+    """Medians over the repetitions; each size in a fresh process."""
+    return {
+        "batch": BATCH,
+        "repetitions": repetitions,
+        "cells": [_in_a_process(cell, repetitions) for cell in cells],
+        "quiet": measure_quiet(repetitions),
+    }
+
+
+def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A heading, and a row a size."""
+    yield (
+        "the check in memory",
+        "arrival",
+        "sweep, apart",
+        "aim",
+        "some shared",
+        "all conflict",
+        "memory",
+        "Hudi 1.2.0 (**)",
+    )
+    for cell in report["cells"]:
+        sweep = cell["sweep_ms"]
+        yield (
+            f"{cell['markers']:,} markers, {cell['writers']:,} writers",
+            f"{cell['arrival_ns']['apart']:,.0f} ns a marker",
+            f"{sweep['apart']:.2f} ms",
+            f"< {cell['aim_ms']:g} ms" if cell["aim_ms"] else "",
+            f"{sweep['shared']:.2f} ms",
+            f"{sweep['conflicting']:.1f} ms",
+            f"{cell['bytes_a_marker']} bytes a marker" if cell["bytes_a_marker"] else "",
+            cell["hudi"],
+        )
+    quiet = report["quiet"]
+    yield (
+        f"periodic check beside {quiet['tables']:,} quiet tables",
+        "",
+        f"{quiet['beside_ms']:.2f} ms",
+        f"{quiet['alone_ms']:.2f} ms alone",
+        *[""] * 4,
+    )
+
+
+FOOTNOTE = (
+    "(**) Its asynchronous early detection, one writer's check of all others' markers on a local disk, warm; measured once on a\n"
+    "     machine like this one, not measured again here. It runs every 30 s."
+)
+
+
+def _in_a_process(cell: Cell, repetitions: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tests.bench.detection",
+            str(cell.markers),
+            str(cell.writers),
+            str(repetitions),
+        ],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return {
+        "markers": cell.markers,
+        "writers": cell.writers,
+        "aim_ms": cell.aim_ms,
+        "hudi": cell.hudi,
+        **figures,
+    }
+
+
+def measure_cell(markers: int, writers: int, repetitions: int) -> dict[str, Any]:
+    """All figures of one size, of this process, which has done nothing else before."""
+    _arrive(BATCH * writers, writers, "apart")  # warm
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    state, nanoseconds = _arrive(markers, writers, "apart")
+    gc.collect()
+    grown = psutil.Process().memory_info().rss - before
+    arrival, sweeps = {"apart": nanoseconds}, {"apart": _sweeps(state, repetitions)}
+    del state
+    state, arrival["shared"] = _arrive(markers, writers, "shared")
+    sweeps["shared"] = _sweeps(state, repetitions)
+    del state
+    sweeps["conflicting"] = _sweep_seconds(_replayed(markers, writers), aborts=writers - 1)
+    return {
+        "arrival_ns": {name: round(value, 1) for name, value in arrival.items()},
+        "sweep_ms": {name: round(seconds * 1e3, 4) for name, seconds in sweeps.items()},
+        "bytes_a_marker": round(grown / markers) if markers >= MEMORY_FROM else None,
+    }
+
+
+def measure_quiet(repetitions: int) -> dict[str, Any]:
+    """The periodic check of everything that a partition's owner has; and what a quiet table costs in memory."""
+    alone = _owner(0)
+    beside = _owner(QUIET_TABLES)
+    return {
+        "tables": QUIET_TABLES,
+        "alone_ms": round(_tick_seconds(alone, repetitions) * 1e3, 4),
+        "beside_ms": round(_tick_seconds(beside, repetitions) * 1e3, 4),
+    }
+
+
+def _arrive(markers: int, writers: int, variant: Variant) -> tuple[TableState, float]:
+    """The state with all entered, and nanoseconds a marker."""
+    state = _opened(writers, variant)
+    clock, taken = time.thread_time_ns, 0
+    for read in _events(markers, writers, variant):
+        began = clock()
+        step(state, read)
+        taken += clock() - began
+    assert len(state.open()) == writers, "somebody was aborted"
+    return state, taken / markers
+
+
+def _replayed(markers: int, writers: int) -> TableState:
+    state = _opened(writers, "conflicting")
+    for read in _events(markers, writers, "conflicting"):
+        replay_event(state, read.event, read.offset, read.now)
+    return state
+
+
+def _opened(writers: int, variant: Variant) -> TableState:
+    state = TableState(TABLE, TableSettings())
+    for number in range(writers):
+        effects = step(state, Read(_intent(number, variant), number, 0.0, 0.0))
+        assert any(isinstance(each, Admit) for each in effects)
+    return state
+
+
+def _intent(number: int, variant: Variant) -> CommitIntent:
+    intent = words.make_intent(TABLE, f"writer-{number}")
+    rule: Literal["deleted-file", "file-group"] = "deleted-file" if variant == "shared" else "file-group"
+    return intent.model_copy(update={"conflict_rule": rule})
+
+
+def _events(markers: int, writers: int, variant: Variant) -> Iterator[Read]:
+    """Each writer's share in events of up to `BATCH`, the writers by turns."""
+    each, more = divmod(markers, writers)
+    shares = [each + (number < more) for number in range(writers)]
+    offset = writers
+    for start in range(0, shares[0], BATCH):
+        for writer, share in enumerate(shares):
+            numbers = range(start, min(start + BATCH, share))
+            if numbers:
+                touched = [_marker(writer, number, shares[0], writers, variant) for number in numbers]
+                yield Read(words.make_touched(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0)
+                offset += 1
+
+
+def _marker(writer: int, number: int, each: int, writers: int, variant: Variant) -> Marker:
+    """A place of this writer's own, or one that the variant has it share."""
+    place = writer * each + number
+    if variant == "shared" and number % SHARED_EVERY == 0 and writer % 2 and writers > 1:
+        place = (writer - 1) * each + number
+    elif variant == "conflicting" and number == 0:
+        place = 0
+    return words.marker(place, place % PARTITIONS)
+
+
+def _sweeps(state: TableState, repetitions: int) -> float:
+    return statistics.median(_sweep_seconds(state, aborts=0) for _ in range(repetitions))
+
+
+def _sweep_seconds(state: TableState, *, aborts: int) -> float:
+    deciding = Deciding(state, 0.0, 0.0, Cause(None, 0))
+    began = time.thread_time()
+    sweep(deciding)
+    seconds = time.thread_time() - began
+    aborted = sum(isinstance(each, AbortTransaction) for each in deciding.effects)
+    assert aborted == aborts, f"{aborted} aborted, not {aborts}"
+    return seconds
+
+
+def _replayed_seconds(state: TableState) -> float:
+    began = time.thread_time()
+    step(state, Replayed(0.0, 0))
+    return time.thread_time() - began
+
+
+def _owner(quiet: int) -> PartitionOwner:
+    """Live, with one busy table; what it tells goes nowhere."""
+    settings = Settings.load(allow=[f"{words.TABLES}/*"])
+    owner = PartitionOwner(
+        0, settings, cast("Publisher", None), cast("Stores", None), cast("anyio.abc.TaskGroup", None)
+    )
+    owner.tables[TABLE], _ = _arrive(3_000, 2, "apart")
+    for number in range(quiet):
+        uri = f"{words.TABLES}/quiet-{number}"
+        owner.tables[uri] = TableState(uri, owner.tables[TABLE].settings)
+    owner.phase = "live"
+    return owner
+
+
+def _tick_seconds(owner: PartitionOwner, repetitions: int) -> float:
+    def tick() -> float:
+        began = time.thread_time()
+        owner.tick(0.0, 0, stalled=False)
+        return time.thread_time() - began
+
+    tick()
+    return statistics.median(tick() for _ in range(repetitions))
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_cell(*map(int, sys.argv[1:4]))))
