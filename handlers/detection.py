@@ -10,7 +10,8 @@
 - When a transaction lands (committed, or its outcome is unknown) whoever began before it and still computes on
   the same is aborted.
 - At grant time a transaction is checked once more against all that landed since it began.
-- `early_detection` off: only the last of these, which is plain optimistic control. Policy `first-committer`:
+- `early_detection` off: only the last of these, which is plain optimistic control, except that it too yields to a
+  protected writer that computes on the same. Policy `first-committer`:
   markers alone abort nobody; who computes on the same as the one that is granted is aborted at that moment,
   unless it is protected by its losses: then the one about to be granted yields.
 - A granted transaction is never a victim, whatever it touches late.
@@ -65,8 +66,8 @@ def may_be_granted(deciding: Deciding, transaction: Transaction) -> bool:
     if landed:
         _abort_for(deciding, transaction, landed)
         return False
-    if state.settings.policy != "first-committer" or not state.settings.early_detection:
-        return True
+    if state.settings.policy == "first-intent" and state.settings.early_detection:
+        return True  # markers alone have judged those who compute
     alive = [each for each in conflicts if each.other.transaction.phase in COMPUTING]
     protected = [each for each in alive if _protected(deciding, each.other.transaction)]
     if protected and not _protected(deciding, transaction):

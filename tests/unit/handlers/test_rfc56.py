@@ -270,9 +270,10 @@ def test_without_early_detection_one_of_many_commits_and_the_others_pay_at_the_e
 
 
 @pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
-def test_a_slow_writer_among_fast_ones_commits_within_its_losses(policy: str) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_a_slow_writer_among_fast_ones_commits_within_its_losses(policy: str, early: bool) -> None:
     """Computes 30 s against four that compute 1 to 2 s, all on one file group, for ten minutes."""
-    w = world(policy=policy, max_losses=3)
+    w = world(policy=policy, max_losses=3, early_detection=early)
     w.heartbeat = 300
     slow = Job("slow", 30.0)
     fast = [Job(f"fast-{n}", 1.0 + n / 4) for n in range(4)]
