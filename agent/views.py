@@ -34,10 +34,11 @@ from lakewarden.events import (
     Undecodable,
     decode,
 )
+from lakewarden.handlers.admission import ahead
 from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import TableSettings, TableState
 from lakewarden.handlers.table import replay_event, replay_verdict
-from lakewarden.handlers.transactions import OPEN, Phase, Transaction
+from lakewarden.handlers.transactions import Phase, Transaction
 from lakewarden.handlers.verdicts import verdict_of
 
 AUDIT_WINDOW = timedelta(minutes=15)
@@ -184,12 +185,8 @@ def _view(state: TableState, transaction: Transaction, opened: dict[str, datetim
 
 def _waits_on(state: TableState, transaction: Transaction) -> str | None:
     if transaction.phase is Phase.QUEUED:
-        ahead = {
-            each.other.transaction.writer
-            for each in state.footprints.overlaps(transaction)
-            if each.other.transaction.phase in OPEN and each.other.transaction.sequence < transaction.sequence
-        }
-        return ", ".join(sorted(ahead)) or "its admission"
+        writers = {each.other.transaction.writer for each in ahead(state, transaction)}
+        return ", ".join(sorted(writers)) or "its admission"
     if transaction.phase is Phase.WAITING:
         running = state.running()
         return f"the grant of {running.writer}" if running is not None else "the table's lock"

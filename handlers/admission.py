@@ -22,7 +22,7 @@ from lakewarden.events import CommitIntent
 from lakewarden.handlers.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.footprints import Overlap
-from lakewarden.handlers.state import CommittedBatch
+from lakewarden.handlers.state import CommittedBatch, TableState
 from lakewarden.handlers.transactions import COMPUTING, Phase, Transaction
 from lakewarden.handlers.verdicts import Admit, Cause, SkipBatch
 
@@ -64,7 +64,7 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
     if not line:
         return []
     admitted: list[Transaction] = []
-    for transaction in sorted(line, key=lambda each: _place(deciding, each)):
+    for transaction in sorted(line, key=lambda each: _place(state, each)):
         if _publishing(deciding, transaction):
             continue
         cause = Cause(transaction.intent_id, deciding.cause.offset)
@@ -73,16 +73,15 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
             deciding.decide(
                 SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
             )
-        elif transaction.admission == "optimistic" or not _somebody_ahead(deciding, transaction):
+        elif transaction.admission == "optimistic" or not _somebody_ahead(state, transaction):
             deciding.decide(Admit(transaction.id, transaction.writer, cause))
             admitted.append(transaction)
     return admitted
 
 
-def _place(deciding: Deciding, transaction: Transaction) -> tuple[bool, int, int]:
+def _place(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
     """The place in the line; smaller is earlier. The same order in which conflicts are won."""
-    settings = deciding.state.settings
-    protected = deciding.state.losses.get(transaction.writer, 0) >= settings.max_losses
+    protected = state.losses.get(transaction.writer, 0) >= state.settings.max_losses
     return (not protected, -transaction.priority, transaction.sequence)
 
 
@@ -96,17 +95,17 @@ def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
     return running is not None and running.writer == transaction.writer
 
 
-def ahead(deciding: Deciding, transaction: Transaction) -> Iterator[Overlap]:
+def ahead(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
     """What holds a queued transaction back: its overlaps with those who compute, or stand before it in the line."""
-    mine = _place(deciding, transaction)
-    for overlap in deciding.state.footprints.overlaps(transaction):
+    mine = _place(state, transaction)
+    for overlap in state.footprints.overlaps(transaction):
         other = overlap.other.transaction
-        first = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(deciding, other) < mine)
+        first = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(state, other) < mine)
         if first and operations_conflict(
             rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
         ):
             yield overlap
 
 
-def _somebody_ahead(deciding: Deciding, transaction: Transaction) -> bool:
-    return next(ahead(deciding, transaction), None) is not None
+def _somebody_ahead(state: TableState, transaction: Transaction) -> bool:
+    return next(ahead(state, transaction), None) is not None

@@ -44,7 +44,6 @@ from lakewarden.events import (
 from lakewarden.handlers import story_steps as told
 from lakewarden.handlers.admission import ahead
 from lakewarden.handlers.conflicts import kind_of, operations_conflict, rule_for
-from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.facts import take_event
 from lakewarden.handlers.footprints import Overlap
 from lakewarden.handlers.replay import Position, PublishedDecisions
@@ -53,7 +52,7 @@ from lakewarden.handlers.story_evidence import Touches, victim_rule, with_locks,
 from lakewarden.handlers.story_steps import Behind, Event, Fate, Shared, Story, Where, Who
 from lakewarden.handlers.table import replay_verdict
 from lakewarden.handlers.transactions import LANDED, OPEN, Phase, Transaction
-from lakewarden.handlers.verdicts import Cause, verdict_of
+from lakewarden.handlers.verdicts import verdict_of
 
 MOST_SHOWN = 20
 """Places, names and partitions that one step lists; all are counted."""
@@ -394,7 +393,7 @@ class Storyteller:
             if running is not None and running.writer == mine.writer:
                 yield Behind(self._name(running.id, running.writer), "publishing")
             groups: dict[str, list[Overlap]] = {}
-            for each in ahead(Deciding(self._state, 0.0, 0.0, Cause(None, -1)), mine):
+            for each in ahead(self._state, mine):
                 groups.setdefault(each.other.transaction.id, []).append(each)
             for group in groups.values():
                 other = group[0].other.transaction
