@@ -1,0 +1,166 @@
+"""docs/writers.md and its example: every block runs, every default is the code's, the sink is exactly once."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import TABLE_SERVICE_PRIORITY
+from lakewarden.spark_jobs import CommitAborted, CommitGate, Sink, errors
+from lakewarden.spark_jobs.errors import GateError
+from tests.spark.bench import Bench
+from tests.spark.conftest import MakeTable, rows_of
+from tests.spark.fake_agent import agreeable
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "writers.md").read_text()
+
+
+def blocks() -> list[str]:
+    found = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(found) == TEXT.count("```python")
+    return found
+
+
+def test_every_block_runs_in_the_order_of_the_page(
+    bench: Bench, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """With this test's broker and folders in place of the page's, and real streams."""
+    agent, table = bench.agent(agreeable), make_table()
+    published: dict[tuple[str, int], str] = {}
+
+    def publish(_staged: object, *key: Any) -> str:
+        version = str(len(published) + 1)
+        published[key or ("by hand", len(published))] = version
+        return version
+
+    def stream(name: str, column: str) -> DataFrame:
+        schema = f"month int, day int, flight long, {column} string"
+        source = str(tmp_path / name)
+        spark.createDataFrame([(1, 1, 10, name)], schema).coalesce(1).write.parquet(source)
+        return spark.readStream.schema(schema).parquet(source)
+
+    names: dict[str, Any] = {
+        "spark": spark,
+        "flights": stream("flights", "arrival"),
+        "corrections": stream("corrections", "departure"),
+        "clicks": stream("clicks", "departure"),
+        "compute": lambda: "staged",
+        "publish": publish,
+        "version_of": lambda writer, batch_id: published.get((writer, batch_id)),
+    }
+    broker = f'CommitGate("{bench.kafka.bootstrap_servers}", topic_prefix="{bench.prefix}"'
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
+    try:
+        for block in blocks():
+            here = block.replace('CommitGate("kafka:9092"', broker).replace("s3://lake/air.db/flights", table)
+            names.pop("query", None)
+            exec(compile(here, "docs/writers.md", "exec"), names)  # noqa: S102 - our own page
+            if query := names.get("query"):
+                query.processAllAvailable()
+                query.stop()
+                query.awaitTermination()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+        names["gate"].close()
+
+    assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("corrections", "flights")]
+    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 6)}
+    assert set(completed) == {"arrivals", "corrections", "ingest", "compaction", "web"}
+    queued = next(e for e in agent.wait_for("commit-intent", 6) if e.writer.startswith("corrections"))
+    assert [marker.partition for marker in queued.scope] == ["month=1/day=1"]
+    assert completed["web"].version == published[(completed["web"].writer, 0)]
+    assert "file-group-4" in {m.file_group for e in agent.wait_for("marker-created") for m in e.markers}
+
+
+@pytest.mark.parametrize(
+    ("heading", "function"),
+    [("foreach_batch", CommitGate.foreach_batch), ("CommitGate", CommitGate.__init__)],
+)
+def test_the_defaults_are_the_codes(heading: str, function: Callable[..., object]) -> None:
+    told = TEXT.split(f"| `{heading}(…)` |")[1].split("\n\n")[0]
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", told, re.MULTILINE))
+    parameters = inspect.signature(function).parameters
+    assert defaults == {name: repr(parameters[name].default).replace("'", '"') for name in defaults}
+    untold = {name for name, p in parameters.items() if p.default is not p.empty} - set(defaults)
+    assert untold <= {"topic_prefix", "kafka", "observer", "clock"}
+
+
+def test_every_error_has_its_line() -> None:
+    classes = {
+        name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, GateError)
+    }
+    told = set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", TEXT.split("## When it fails")[1], re.MULTILINE))
+    assert classes - {"GateError"} <= told
+    assert f"(−{-TABLE_SERVICE_PRIORITY})" in TEXT
+
+
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("parquet_sink", DOCS / "examples" / "parquet_sink.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_example_table_takes_each_batch_once(bench: Bench, spark: SparkSession, tmp_path: Path) -> None:
+    """The agent knows of no batch here, and one publish loses its answer: the table alone tells."""
+    agent = bench.agent(agreeable)
+    table = example().ParquetTable(tmp_path / "clicks")
+    sink: Sink = table
+    link = table._publish
+
+    def lossy(*given: Any) -> str:
+        link(*given)
+        raise OSError("connection reset after the link")
+
+    write = bench.gate().foreach_batch(sink, table=table.uri, writer="web")
+    write(spark.range(0, 3), 0)
+    table._publish = lossy
+    write(spark.range(3, 5), 1)
+    table._publish = link
+    for batch_id in (0, 1):  # Spark gives them again, and other rows with them
+        write(spark.range(100, 101), batch_id)
+
+    assert sorted(row.id for row in table.read(spark).collect()) == [0, 1, 2, 3, 4]
+    assert [event.version for event in agent.wait_for("commit-completed", 4)] == ["1", "2", "1", "2"]
+    assert (table.committed("web", 1), table.committed("web", 2)) == ("2", None)
+    assert len(list((tmp_path / "clicks" / "data").iterdir())) == 2
+
+
+def test_the_example_table_publishes_nothing_without_a_lease(
+    bench: Bench, spark: SparkSession, tmp_path: Path
+) -> None:
+    """It lost its lease between the grant and the link, by an abort: what it staged is gone, and the retry commits."""
+    from tests.spark.fake_agent import aborted, wait_until
+
+    agent = bench.agent(agreeable)
+    table = example().ParquetTable(tmp_path / "clicks")
+    publish = table._publish
+
+    def losing(*given: Any) -> str:
+        table._publish = publish
+        agent.say(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: bench.only("abort"))
+        return str(publish(*given))
+
+    table._publish = losing
+    with pytest.raises(CommitAborted, match="the agent lost the table's lock"):
+        bench.gate().foreach_batch(table, table=table.uri, writer="web", max_attempts=1)(spark.range(3), 0)
+
+    assert table._commits() == []
+    assert list((tmp_path / "clicks" / "data").iterdir()) == []
+    agent.wait_for("transaction-abandoned")
+    bench.gate().foreach_batch(table, table=table.uri, writer="web")(spark.range(3), 0)
+    assert table.read(spark).count() == 3
