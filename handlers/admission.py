@@ -31,20 +31,40 @@ def judge_intent(deciding: Deciding, intent: CommitIntent) -> None:
     """What a new intent does to others, and whether it is within the bounds."""
     state = deciding.state
     transaction = state.transactions[intent.transaction]
-    supersede(deciding, transaction)
+    for older in state.open():
+        if older.writer == transaction.writer and older.sequence < transaction.sequence:
+            _supersede(deciding, older, transaction)
     if len(state.open()) > state.settings.max_open:
-        limit = state.settings.max_open
-        deciding.abort(
-            transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
-        )
+        _refuse_one_more(deciding, transaction)
 
 
-def supersede(deciding: Deciding, newer: Transaction) -> None:
-    """Abort the older open transactions of the same writer."""
-    for older in deciding.state.open():
-        revoked = older.grant is not None and older.grant.revoked
-        if older.writer == newer.writer and older.sequence < newer.sequence and not revoked:
-            deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
+def judge_unanswered(deciding: Deciding) -> None:
+    """The same after a replay, of every intent that it left without an answer, in one pass over all that are open."""
+    state = deciding.state
+    last: dict[str, Transaction] = {}
+    count = 0
+    for each in state.open():
+        older = last.get(each.writer)
+        if older is not None:
+            _supersede(deciding, older, each)
+            count -= older.phase is Phase.ABORTED
+        if count >= state.settings.max_open and each.phase is Phase.QUEUED:
+            _refuse_one_more(deciding, each)
+            continue
+        last[each.writer] = each
+        count += 1
+
+
+def _supersede(deciding: Deciding, older: Transaction, newer: Transaction) -> None:
+    if older.grant is None or not older.grant.revoked:
+        deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
+
+
+def _refuse_one_more(deciding: Deciding, transaction: Transaction) -> None:
+    limit = deciding.state.settings.max_open
+    deciding.abort(
+        transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
+    )
 
 
 def drop_committed(deciding: Deciding, writer: str) -> None:
@@ -64,9 +84,10 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
     if not line:
         return []
     admitted: list[Transaction] = []
+    running = state.running()
     for transaction in sorted(line, key=lambda each: _place(state, each)):
-        if _publishing(deciding, transaction):
-            continue
+        if running is not None and running.writer == transaction.writer:
+            continue  # it may be in the middle of an older publish
         cause = Cause(transaction.intent_id, deciding.cause.offset)
         done = state.ledger.get(transaction.writer)
         if done is not None and _is_done(transaction, done):
@@ -87,12 +108,6 @@ def _place(state: TableState, transaction: Transaction) -> tuple[bool, int, int]
 
 def _is_done(transaction: Transaction, done: CommittedBatch) -> bool:
     return transaction.batch_id is not None and transaction.batch_id <= done.batch_id
-
-
-def _publishing(deciding: Deciding, transaction: Transaction) -> bool:
-    """Whether the same writer may be in the middle of an older publish."""
-    running = deciding.state.running()
-    return running is not None and running.writer == transaction.writer
 
 
 def ahead(state: TableState, transaction: Transaction) -> Iterator[Overlap]:

@@ -23,7 +23,7 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.admission import admit_ready, drop_committed, judge_intent, supersede
+from lakewarden.handlers.admission import admit_ready, drop_committed, judge_intent, judge_unanswered
 from lakewarden.handlers.audit import self_audit
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.detection import judge_landing, judge_markers, sweep
@@ -129,8 +129,7 @@ def step(state: TableState, given: Input) -> list[Effect]:
             lock_lost(deciding, why)
             lock_forbidden(deciding, why)
         case Replayed():
-            for transaction in state.open():
-                supersede(deciding, transaction)
+            judge_unanswered(deciding)
             for writer in sorted(state.ledger):
                 drop_committed(deciding, writer)
             sweep(deciding)
