@@ -17,13 +17,13 @@ import anyio.abc
 import anyio.lowlevel
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.committed import CommitPoint, decided_from, partitions_then
 from lakewarden.agent.errors import (
-    AgentError,
+    KafkaRefusedError,
     KafkaUnreachableError,
     LogBrokenError,
     PartitionsChangedError,
@@ -34,6 +34,7 @@ from lakewarden.agent.kafka import (
     FETCH_BYTES,
     committed_offsets,
     ensure_topics,
+    forbidden,
     partitions_of,
     producer,
     read_to_end,
@@ -51,7 +52,9 @@ from lakewarden.handlers.replay import Position
 log = structlog.get_logger()
 
 RECORDS_AT_ONCE = 200
-"""Events decided before other tasks get a turn: some 30 ms where each brings 100 markers."""
+"""Events decided before other tasks get a turn, at most: some 30 ms where each brings 100 markers."""
+TURN_SECONDS = 0.05
+"""Deciding for longer, fewer are taken the next time: the group's heartbeats need some ten turns of the event loop each."""
 COMMIT_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between sessions; the last one repeats."""
@@ -103,10 +106,8 @@ class Agent:
                 problem = await self._session(stores)
                 if problem is None:
                     continue
-                if isinstance(problem, TopicAuthorizationFailedError):
-                    raise AgentError(
-                        f"Kafka forbids a topic: {problem}; grant this agent read and write on {settings.topic_prefix}.*"
-                    )
+                if (right := forbidden(problem, settings)) is not None:
+                    raise KafkaRefusedError(right)
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures = 0 if self.ready.is_set() else failures + 1
                 self.not_ready()
@@ -317,6 +318,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _read(self) -> None:
         last = monotonic()
+        at_once = RECORDS_AT_ONCE
         while True:
             loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
             if loading:
@@ -335,7 +337,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 await anyio.sleep(0.005)
                 last = monotonic()
                 continue
-            batches = await self._consumer.getmany(timeout_ms=200, max_records=RECORDS_AT_ONCE)
+            batches = await self._consumer.getmany(timeout_ms=200, max_records=at_once)
             read_at = monotonic()
             slept, last = read_at - last, read_at
             if slept > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
@@ -346,6 +348,11 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 if owner is not None:
                     owner.take(records, read_at)
                     owner.finish_replay(records[-1].offset + 1)
+            took = monotonic() - read_at
+            if took > TURN_SECONDS:
+                at_once = max(1, at_once // 2)
+            elif took < TURN_SECONDS / 2:
+                at_once = min(RECORDS_AT_ONCE, 2 * at_once)
             await anyio.lowlevel.checkpoint()
 
     def _tables(self) -> int:
