@@ -52,11 +52,19 @@ def make_touched(table: str, transaction: str, markers: Sequence[Marker]) -> Mar
 
 
 def requested(table: str, transaction: str) -> bytes:
-    return encode(CommitRequested(**_common(table, transaction), seq=1))
+    return encode(make_requested(table, transaction))
+
+
+def make_requested(table: str, transaction: str) -> CommitRequested:
+    return CommitRequested(**_common(table, transaction), seq=1)
 
 
 def completed(table: str, transaction: str, grant: str) -> bytes:
-    return encode(CommitCompleted(**_common(table, transaction), grant=grant))
+    return encode(make_completed(table, transaction, grant))
+
+
+def make_completed(table: str, transaction: str, grant: str) -> CommitCompleted:
+    return CommitCompleted(**_common(table, transaction), grant=grant)
 
 
 def abandoned(table: str, transaction: str) -> bytes:
