@@ -1,0 +1,55 @@
+"""The product's own agent, as a process, for one test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lakewarden.agent.bound_child import bound
+from lakewarden.spark_jobs import AgentUnreachable, CommitGate
+from tests.kafka_fixture import KafkaServer
+
+READY_SECONDS = 60
+
+
+@contextmanager
+def running_agent(
+    kafka: KafkaServer, topic_prefix: str, folder: Path, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent that answers, with settings by their environment's names; it must end in order."""
+    command = [str(Path(sys.executable).with_name("lakewarden")), "agent"]
+    command += ["--bootstrap-servers", kafka.bootstrap_servers]
+    command += ["--allow", "file:///*", "--allow", "s3://*", "--lock-root", (folder / "locks").as_uri()]
+    given = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
+    environment = os.environ | {f"LAKEWARDEN_{name}": value for name, value in given.items()}
+    said = folder / "agent.log"
+    with said.open("wb") as log:
+        agent = subprocess.Popen(bound(command), stdout=log, stderr=log, env=environment)
+    try:
+        _wait_until_it_answers(kafka, topic_prefix, agent, folder)
+        yield agent
+    finally:
+        agent.terminate()
+        assert agent.wait(30) == 0, said.read_text()[-3000:]
+
+
+def _wait_until_it_answers(
+    kafka: KafkaServer, topic_prefix: str, agent: subprocess.Popen[bytes], folder: Path
+) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    with CommitGate(
+        kafka.bootstrap_servers, topic_prefix=topic_prefix, admission_timeout_seconds=5.0
+    ) as gate:
+        while True:
+            assert agent.poll() is None, (folder / "agent.log").read_text()[-3000:]
+            try:
+                with gate.transaction(table=str(folder / "nothing"), writer="knocking"):
+                    return
+            except AgentUnreachable:
+                assert time.monotonic() < deadline, (folder / "agent.log").read_text()[-3000:]
+                time.sleep(0.3)
