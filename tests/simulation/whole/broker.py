@@ -113,11 +113,13 @@ class Group:
         self._watch(member, known)
         return "rebalancing" if self._rebalancing else "ok"
 
-    def leave(self, member: str) -> None:
-        """Be no member any more."""
-        if self.members.pop(member, None) is not None:
+    def leave(self, member: str) -> bool:
+        """Be no member any more; whether it was one."""
+        known = self.members.pop(member, None) is not None
+        if known:
             self._begin_round(f"{member} leaves")
             self._end_round_if_all_joined()
+        return known
 
     def commit(
         self, member: str, generation: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -42,24 +43,24 @@ class SimAdmin:
         self._kafka = here().kafka
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda reply: reply(True))
+        await self._kafka.insist(lambda: "here")
 
     async def close(self) -> None:
         return
 
     async def list_topics(self) -> list[str]:
-        return await self._kafka.insist(lambda reply: reply(list(self._kafka.broker.counts)))
+        return await self._kafka.insist(lambda: list(self._kafka.broker.counts))
 
     async def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
         counts = self._kafka.broker.counts
         found: list[dict[str, Any]] = [
             {"topic": topic, "error_code": 0, "partitions": list(range(counts[topic]))} for topic in topics
         ]
-        return await self._kafka.insist(lambda reply: reply(found))
+        return await self._kafka.insist(lambda: found)
 
     async def list_consumer_group_offsets(self, _: str) -> dict[TopicPartition, OffsetAndMetadata]:
         group = self._kafka.broker.group
-        return await self._kafka.insist(lambda reply: reply(dict(group.committed)))
+        return await self._kafka.insist(lambda: dict(group.committed))
 
 
 class SimProducer:
@@ -73,7 +74,7 @@ class SimProducer:
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda reply: reply(True))
+        await self._kafka.insist(lambda: "here")
 
     async def stop(self) -> None:
         while self._sending:
@@ -101,8 +102,8 @@ class SimProducer:
             while queue:
                 taken = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
                 batch = [sent for sent, _ in taken]
-                offsets: list[int] = await self._kafka.insist(
-                    lambda reply, batch=batch: reply(broker.produce(self._id, where, batch))  # type: ignore[misc]
+                offsets = await self._kafka.insist(
+                    partial(broker.produce, self._id, where, batch), what="writes"
                 )
                 for (_, future), offset in zip(taken, offsets, strict=True):
                     if not future.done():
@@ -150,7 +151,7 @@ class SimConsumer:
         self._listener = listener
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda reply: reply(True))
+        await self._kafka.insist(lambda: "here")
         self._spawn(self._fetch())
         if self._grouped:
             self._reassigning = True
@@ -163,7 +164,7 @@ class SimConsumer:
                 task.cancel()
         member, self._member = self._member, None
         if member is not None:
-            await self._kafka.ask(lambda reply: reply(self._kafka.broker.group.leave(member) or True))
+            await self._kafka.ask(lambda: self._kafka.broker.group.leave(member))
 
     def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(program))
@@ -199,10 +200,10 @@ class SimConsumer:
             await anyio.sleep(AGAIN_SECONDS)
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._kafka.insist(lambda reply: reply(dict.fromkeys(partitions, 0)))
+        return await self._kafka.insist(lambda: dict.fromkeys(partitions, 0))
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._kafka.insist(lambda reply: reply(self._kafka.broker.ends(partitions)))
+        return await self._kafka.insist(lambda: self._kafka.broker.ends(partitions))
 
     def partitions_for_topic(self, topic: str) -> set[int]:
         return set(range(self._kafka.broker.counts[topic]))
@@ -248,10 +249,10 @@ class SimConsumer:
                 await self._wanted.wait()
                 continue
             began = self._round
-            found: Fetched | None = await self._kafka.ask(
-                lambda reply, positions=positions: self._kafka.broker.fetch(positions, reply),  # type: ignore[misc]
+            found: Fetched | None = await self._kafka.request(
+                partial(self._kafka.broker.fetch, positions),
                 wait=FETCH_WAIT_SECONDS + ANSWER_SECONDS,
-                lagging=True,
+                what="reads",
             )
             if found is None:
                 await anyio.sleep(AGAIN_SECONDS)
@@ -270,7 +271,7 @@ class SimConsumer:
                 raise IllegalStateError(f"Partition {partition} is not assigned")
         member, generation = self._member, self._generation
         group = self._kafka.broker.group
-        taken = await self._kafka.insist(lambda reply: reply(group.commit(member or "", generation, offsets)))
+        taken = await self._kafka.insist(lambda: group.commit(member or "", generation, offsets))
         if not taken:
             self._forget_membership()
             raise CommitFailedError
@@ -315,7 +316,7 @@ class SimConsumer:
                 rebalance=self._session,
             )
 
-        joined = await self._kafka.ask(join, wait=self._session + 5.0)
+        joined = await self._kafka.request(join, wait=self._session + 5.0)
         if joined == "unknown":
             self._member = None
         if joined is None:
@@ -325,7 +326,7 @@ class SimConsumer:
     async def _refresh(self) -> None:
         """Ask where the group stands; what was never committed is read from the beginning."""
         group = self._kafka.broker.group
-        known = await self._kafka.insist(lambda reply: reply(dict(group.committed)))
+        known = await self._kafka.insist(lambda: dict(group.committed))
         for partition, position in self._positions.items():
             if position is None:
                 self._positions[partition] = known[partition].offset if partition in known else 0
@@ -335,10 +336,7 @@ class SimConsumer:
         group = self._kafka.broker.group
         while (member := self._member) is not None:
             await anyio.sleep(self._beat_every)
-            generation = self._generation
-            heard = await self._kafka.ask(
-                lambda reply, member=member, generation=generation: reply(group.heartbeat(member, generation))  # type: ignore[misc]
-            )
+            heard = await self._kafka.ask(partial(group.heartbeat, member, self._generation))
             if heard == "unknown":
                 self._forget_membership()
             elif heard == "rebalancing":

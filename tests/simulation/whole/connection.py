@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 
@@ -21,11 +21,15 @@ AGAIN_SECONDS = 0.1
 """Between two tries."""
 
 
+What: TypeAlias = Literal["reads", "writes"]
+
+
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a node reads reaches it late for a while."""
+    """What a node reads reaches it late for a while, or what it writes reaches the logs late."""
 
     node: str
+    what: What
     since: float
     until: float
     seconds: float
@@ -42,16 +46,17 @@ class Connection:
     acted: Callable[[Node], None] = lambda _: None
     """Is told of every request: the moments at which stopping a process is interesting."""
 
-    async def ask(
+    async def request(
         self,
         act: Callable[[Callable[[T], None]], None],
         *,
         wait: float = ANSWER_SECONDS,
-        lagging: bool = False,
+        what: What | None = None,
     ) -> T | None:
         """One try. `act` happens at the broker and is handed the way back; None: it broke, or took too long."""
         node, timeline = self.node, self.node.timeline
         fate = self.weather.fate(node.name, writes=True, now=timeline.now)
+        late = self._lag(what)
         future: asyncio.Future[T | None] = node.loop.create_future()
 
         def arrives(answer: T | None) -> None:
@@ -60,36 +65,35 @@ class Connection:
 
         def reply(answer: T) -> None:
             if fate.answers is not None and fate.answer is None:
-                late = self._lag(timeline.now) if lagging else 0.0
-                timeline.after(fate.answers + late, lambda: node.deliver(lambda: arrives(answer)))
+                back = late if what == "reads" else 0.0
+                timeline.after(fate.answers + back, lambda: node.deliver(lambda: arrives(answer)))
 
         if fate.acts is not None:
-            timeline.after(fate.acts, lambda: act(reply))
+            timeline.after(fate.acts + (late if what == "writes" else 0.0), lambda: act(reply))
         broken = fate.breaks if fate.answer is None else fate.answers
         if broken is not None:
             timeline.after(broken, lambda: node.deliver(lambda: arrives(None)))
         self.acted(node)
-        with anyio.move_on_after(wait + (self._lag(timeline.now) if lagging else 0.0)):
+        with anyio.move_on_after(wait + late):
             return await future
         return None
 
-    async def insist(
-        self,
-        act: Callable[[Callable[[T], None]], None],
-        *,
-        wait: float = ANSWER_SECONDS,
-        lagging: bool = False,
-    ) -> T:
+    async def ask(self, act: Callable[[], T], *, what: What | None = None) -> T | None:
+        """One try of what the broker answers at once."""
+        return await self.request(lambda reply: reply(act()), what=what)
+
+    async def insist(self, act: Callable[[], T], *, what: What | None = None) -> T:
         """Ask until there is an answer: what is asked must bear to be done more than once."""
-        while (answer := await self.ask(act, wait=wait, lagging=lagging)) is None:
+        while (answer := await self.ask(act, what=what)) is None:
             await anyio.sleep(AGAIN_SECONDS)
         return answer
 
-    def _lag(self, now: float) -> float:
+    def _lag(self, what: What | None) -> float:
+        now = self.node.timeline.now
         return sum(
             each.seconds
             for each in self.lags
-            if each.node == self.node.name and each.since <= now < each.until
+            if each.what == what and each.node == self.node.name and each.since <= now < each.until
         )
 
     def up_from(self, at: float) -> float:

@@ -21,6 +21,10 @@ conflict; nothing here asks the code that is tested, but for G7, which compares 
 | it goes on | a program breaks, or a table is stopped because its state contradicts itself |
 | all get it | after the faults, a batch is not in its table when the run's bound has passed (G5) |
 
+Set aside, with the run that shows it: an agent's `partition-taken` that reaches the log after that of its successor. From
+then on what the rightful owner decides does not count, and nothing of the above can be judged (`test_whole.py` has it as what
+is to be mended).
+
 The *window*: where the publish isn't fenced, a commit that lands after its grant's end is no violation, because no lock can
 stop it. `windows` counts them.
 """
@@ -86,8 +90,8 @@ class Story:
     ended: Abort | None = None
     """The abort that ended it."""
     lost_to: set[str] = field(default_factory=set)
-    words: list[tuple[int, float]] = field(default_factory=list)
-    """Offsets and times of all that its writer said."""
+    words: list[int] = field(default_factory=list)
+    """Offsets of all that its writer said."""
     completed: int | None = None
     abandoned: bool = False
 
@@ -97,12 +101,15 @@ class Oracles:
 
     def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
         self.violations: list[str] = []
+        self.set_aside: str | None = None
+        """A late take (see the module), which ends the run."""
         self.windows = 0
         self.unknown_twice = 0
         self._timeline = timeline
         self._max_losses = max_losses
         self._tables = tables
         self._terms: dict[int, str] = {}
+        self._takes: dict[int, list[str]] = {}
         self._stories: dict[str, Story] = {}
         self._losses: dict[tuple[str, str], tuple[int, int]] = {}
         """By table and writer: losses in a row as last told, and the `cause_offset` of that."""
@@ -110,6 +117,8 @@ class Oracles:
         """By table and writer: batches that the log knows as committed, with the completion's offset."""
         self._held: dict[str, dict[str, Held]] = defaultdict(dict)
         """By table: who holds a grant."""
+        self._done: set[str] = set()
+        """Transactions whose writers have no use for a grant any more."""
         self._foreign: dict[str, tuple[Node, float]] = {}
         self._deadlines: dict[tuple[str, int], float] = {}
         """By grant and seq: until when the agent counts it; true time."""
@@ -135,7 +144,9 @@ class Oracles:
     def _heard_writer(self, record: Record) -> None:
         event = decode(WRITER_EVENT, record.value)
         assert not isinstance(event, Undecodable)
-        self._timeline.say("log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}")
+        self._timeline.say(
+            "log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}"
+        )
         if isinstance(event, CommitIntent):
             self._stories.setdefault(
                 event.transaction,
@@ -144,7 +155,7 @@ class Oracles:
         story = self._stories.get(event.transaction)
         if story is None:
             return
-        story.words.append((record.offset, record.at))
+        story.words.append(record.offset)
         if isinstance(event, CommitRequested) and story.requested is None:
             story.requested = record.offset
         story.abandoned = story.abandoned or isinstance(event, TransactionAbandoned)
@@ -157,6 +168,7 @@ class Oracles:
         event = decode(DECISION_RECORD, record.value)
         assert not isinstance(event, Undecodable)
         if isinstance(event, PartitionTaken):
+            self._judge_take(record.partition, event)
             self._terms[record.partition] = event.term
             self._timeline.say("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
             return
@@ -170,6 +182,19 @@ class Oracles:
         story = self._stories.get(event.transaction)
         if counted and story is not None:
             self._judge(event, story)
+
+    def takes(self, partition: int, term: str) -> None:
+        """An agent takes a partition over now, by the group's order; when that is in the log is another matter."""
+        self._takes.setdefault(partition, []).append(term)
+
+    def _judge_take(self, partition: int, event: PartitionTaken) -> None:
+        """The order of the takes in the log should be that in which the group gave the partition to them."""
+        order, before = self._takes[partition], self._terms.get(partition)
+        if before is not None and order.index(event.term) < order.index(before):
+            self.violated(
+                "takes in order",
+                f"{event.agent}'s take of partition {partition} comes after that of its successor",
+            )
 
     def _judge(self, event: DecisionEventUnion, story: Story) -> None:
         name = event.transaction
@@ -186,7 +211,9 @@ class Oracles:
             case AlreadyCommitted():
                 table = self._tables[story.table]
                 if story.batch is None or table.find(story.writer, story.batch) is None:
-                    self.violated("known is skipped", f"{name} skips batch {story.batch}, which is in no table")
+                    self.violated(
+                        "known is skipped", f"{name} skips batch {story.batch}, which is in no table"
+                    )
             case GrantRenewed():
                 pass
 
@@ -200,7 +227,9 @@ class Oracles:
             self.violated("granted before", f"{name} is granted and had not asked")
         for offset, batch in self._committed[story.table, story.writer]:
             if offset <= event.cause_offset and story.batch is not None and story.batch <= batch:
-                self.violated("known is skipped", f"{name} is granted batch {story.batch}; {batch} is committed")
+                self.violated(
+                    "known is skipped", f"{name} is granted batch {story.batch}; {batch} is committed"
+                )
 
     def _judge_abort(self, event: Abort, story: Story) -> None:
         name = event.transaction
@@ -211,7 +240,8 @@ class Oracles:
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
             if story.granted is not None:
                 self.violated("granted is safe", f"{name} is granted, and aborted for a conflict")
-            self._judge_victim(event, story)
+            if story.ended is None:  # else told once more
+                self._judge_victim(event, story)
         if event.losses is not None:
             self._losses[story.table, story.writer] = (event.losses, event.cause_offset)
         if story.granted is None and story.ended is None:
@@ -267,11 +297,8 @@ class Oracles:
         if story is None or not (lapse or event.reason == "writer-lost"):
             return
         known = self._timeline.now - UNREAD_SECONDS
-        if lapse:
-            unread = [story.completed] if story.completed is not None else []
-        else:
-            unread = [offset for offset, _ in story.words]
-        for offset in unread:
+        completed = [] if story.completed is None else [story.completed]
+        for offset in completed if lapse else story.words:
             if offset > event.cause_offset and writers[offset].at < known:
                 old = self._timeline.now - writers[offset].at
                 self.violated(
@@ -282,14 +309,11 @@ class Oracles:
 
     # -- what writers believe ----------------------------------------------------------------------------------------
 
-    def admitted(self, transaction: str) -> None:
-        """It computes from now on."""
-
     def holds(self, transaction: str, node: Node, grant: str, until: float) -> None:
         """A writer has heard a grant, or that it is renewed; true time."""
         now = self._timeline.now
         story = self._stories[transaction]
-        if until <= now:
+        if until <= now or transaction in self._done:
             return
         latest = max((each for (name, _), each in self._deadlines.items() if name == grant), default=0.0)
         if until > latest + SAME_INSTANT:
@@ -301,13 +325,21 @@ class Oracles:
         for name, other in held.items():
             if name != transaction and other.until > now:
                 self.violated(
-                    "one grant", f"{transaction} and {name} hold grants, the latter for {other.until - now:.3f} s"
+                    "one grant",
+                    f"{transaction} and {name} hold grants, the latter for {other.until - now:.3f} s",
                 )
         held[transaction] = Held(node, until)
         self._judge_foreign(story.table)
 
+    def publishes(self, transaction: str, deadline: float) -> None:
+        """A writer has looked, and writes to the table now."""
+        late = self._timeline.now - deadline
+        if late > SAME_INSTANT:
+            self.violated("granted before", f"{transaction} publishes {late:.3f} s after its grant's end")
+
     def let_go(self, transaction: str) -> None:
         """Its writer is done with the grant: committed, or never to publish."""
+        self._done.add(transaction)
         story = self._stories.get(transaction)
         if story is not None:
             self._held[story.table].pop(transaction, None)
@@ -367,7 +399,10 @@ class Oracles:
         heard = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
         if table.tells or heard:
             batch = landed.commit.batch
-            self.violated("once", f"batch {batch} is there by {other.commit.transaction} and {landed.commit.transaction}")
+            self.violated(
+                "once",
+                f"batch {batch} is there by {other.commit.transaction} and {landed.commit.transaction}",
+            )
         else:
             self.unknown_twice += 1
 
@@ -375,7 +410,9 @@ class Oracles:
 class LockWatch(LockOracles):
     """Looks at the lock objects for one thing alone: what Hudi's writer believes."""
 
-    def __init__(self, timeline: Timeline, assumed: Assumed, oracles: Oracles, tables: Mapping[str, str]) -> None:
+    def __init__(
+        self, timeline: Timeline, assumed: Assumed, oracles: Oracles, tables: Mapping[str, str]
+    ) -> None:
         super().__init__(timeline, assumed)
         self._whole = oracles
         self._table_of = tables

@@ -6,14 +6,17 @@ Every process has an event loop of its own; whatever runs, runs in one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from tests.simulation.node import Node
 from tests.simulation.store import Wire
 from tests.simulation.whole.connection import Connection
+
+T = TypeVar("T")
+Program: TypeAlias = Generator[Any, None, T] | Coroutine[Any, Any, T]
 
 MAX_UNWINDING = 100_000
 """Callbacks after which a program that was cancelled is taken never to end."""
@@ -41,7 +44,7 @@ def here() -> Process:
 
 def register(process: Process) -> Process:
     """Let production code find this process, while it runs."""
-    process.node.loop.set_task_factory(_Numbered().make)
+    process.node.loop.set_task_factory(_Numbered())
     _processes[process.node.loop] = process
     return process
 
@@ -85,15 +88,15 @@ class _Numbered:
     def __init__(self) -> None:
         self._count = 0
 
-    def make(
-        self, loop: asyncio.AbstractEventLoop, program: Coroutine[Any, Any, Any], **more: Any
-    ) -> asyncio.Task[Any]:
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, program: Program[T], /, **more: Any
+    ) -> asyncio.Future[T]:
         self._count += 1
         return _Task(self._count, program, loop=loop, **more)
 
 
-class _Task(asyncio.Task[Any]):
-    def __init__(self, number: int, program: Coroutine[Any, Any, Any], **more: Any) -> None:
+class _Task(asyncio.Task[T]):
+    def __init__(self, number: int, program: Program[T], **more: Any) -> None:
         self.number = number  # before the task is entered anywhere
         super().__init__(program, **more)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from lakewarden.agent.service import Agent
@@ -23,7 +24,16 @@ from tests.simulation.whole.broker import Broker
 from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.oracles import LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
-from tests.simulation.whole.scenario import TOPICS, Machine, Scenario, Stop, TablePlan, draw, draw_stop
+from tests.simulation.whole.scenario import (
+    TOPICS,
+    Machine,
+    Scenario,
+    Stop,
+    TablePlan,
+    draw,
+    draw_stop,
+    draw_stop_at_publish,
+)
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
@@ -40,6 +50,8 @@ class Outcome:
     commits: int
     windows: int
     """Commits that landed after their grant's end where nothing can stop them."""
+    set_aside: str | None
+    """What ended the run that is known, and no violation yet."""
 
 
 def run(seed: int) -> Outcome:
@@ -78,7 +90,10 @@ class World:
         self._store_weather = Weather(scenario.store, stream(seed, "store"))
         self._table_weather = Weather(scenario.store, stream(seed, "tables"))
         self._watch = LockWatch(
-            self.timeline, self._assumed(), self.oracles, {plan.lock or "": plan.uri for plan in scenario.tables}
+            self.timeline,
+            self._assumed(),
+            self.oracles,
+            {plan.lock or "": plan.uri for plan in scenario.tables},
         )
         self._network = Network(self.timeline, self._at_request, self._at_request)
         self._objects = ObjectStore(Objects(), self._watch)
@@ -96,7 +111,7 @@ class World:
         """From the start until every batch is in its table, or something was violated."""
         scenario, timeline = self.scenario, self.timeline
         for machine in scenario.agents:
-            timeline.plan(machine.starts, lambda machine=machine: self._start_agent(machine, machine.name, first=True))  # type: ignore[misc]
+            timeline.plan(machine.starts, partial(self._start_agent, machine, machine.name, first=True))
         for plan in scenario.tables:
             self._start_writers(plan)
         for at in scenario.checks:
@@ -105,7 +120,7 @@ class World:
             timeline.run(scenario.bound, self._is_over)
         except SpinningError as error:
             self.oracles.violated("it goes on", str(error))
-        if not self.oracles.violations:
+        if not self.oracles.violations and not self.oracles.set_aside:
             self._compare()
         for process in self._processes:
             if (why := process.node.failure()) is not None:
@@ -113,7 +128,7 @@ class World:
         for each in self._looking:
             if each.done() and not each.cancelled():
                 each.result()
-        if not self.oracles.violations:
+        if not self.oracles.violations and not self.oracles.set_aside:
             self._judge_liveness()
         return Outcome(
             self.seed,
@@ -122,6 +137,7 @@ class World:
             timeline.now,
             sum(len(table.landed) for table in self.tables.values()),
             self.oracles.windows,
+            self.oracles.set_aside,
         )
 
     def dispose(self) -> None:
@@ -130,7 +146,7 @@ class World:
             dispose(process)
 
     def _is_over(self) -> bool:
-        if self.oracles.violations:
+        if self.oracles.violations or self.oracles.set_aside:
             return True
         return self.timeline.now > self.scenario.calm_from and all(job.done for job in self._jobs)
 
@@ -147,7 +163,10 @@ class World:
         for owner in self.owners:
             node = owner.node
             if node.state == "running" and owner.phase == "live":
-                node.deliver(lambda node=node, owner=owner: self._looking.append(node.loop.create_task(owner.compare())))  # type: ignore[misc]
+                node.deliver(partial(self._look, owner))
+
+    def _look(self, owner: Watched) -> None:
+        self._looking.append(owner.node.loop.create_task(owner.compare()))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -173,7 +192,14 @@ class World:
     def _start_driver(self, machine: Machine, job: Job, name: str, *, first: bool) -> None:
         process = self._process(machine, name)
         job.process = name
-        driver = Driver(process, job, self.oracles, self._table_weather, WriterTiming())
+        driver = Driver(
+            process,
+            job,
+            self.oracles,
+            self._table_weather,
+            timing=WriterTiming(),
+            at_publish=self._at_publish,
+        )
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
             self._plan_stop(process.node, machine, stop)
@@ -190,7 +216,11 @@ class World:
         node = Node(name, machine.clock, self.timeline, stream(self.seed, f"{name}/order"))
         kafka = Connection(node, self.broker, self._kafka_weather, self.scenario.lags, self._at_request)
         store = Wire(
-            node, self._objects, self._network, self._store_weather, self.scenario.settings.request_timeout_seconds
+            node,
+            self._objects,
+            self._network,
+            self._store_weather,
+            self.scenario.settings.request_timeout_seconds,
         )
         process = register(Process(node, stream(self.seed, name), kafka, store, self.oracles.violated))
         self._processes.append(process)
@@ -217,7 +247,7 @@ class World:
     def _plan_stop(self, node: Node, machine: Machine, stop: Stop) -> None:
         self.timeline.plan(max(stop.at, self.timeline.now), lambda: self._stop(node, machine, stop))
 
-    def _stop(self, node: Node, machine: Machine, stop: Stop) -> None:
+    def _stop(self, node: Node, machine: Machine, stop: Stop, callbacks: int = 0) -> None:
         if node.state != "running":
             return
         if stop.orderly:
@@ -225,7 +255,7 @@ class World:
             node.deliver(self._programs[node.name].stop)
         else:
             until = None if stop.seconds is None else self.timeline.now + stop.seconds
-            node.stop_within(self._stops.randrange(10), until, suspended=stop.suspended)
+            node.stop_within(self._stops.randrange(callbacks or 10), until, suspended=stop.suspended)
         if stop.restart is not None:
             self.timeline.after(stop.restart, lambda: self._restart(node, machine, kill=stop.seconds is None))
 
@@ -243,11 +273,20 @@ class World:
             self._start_driver(machine, job, name, first=False)
 
     def _at_request(self, node: Node) -> None:
-        """A node sends a request or takes an answer: the moments at which it matters most to be stopped."""
-        chance, now = self.scenario.stops_at_requests, self.timeline.now
-        if now < self.scenario.calm_from and self._stops.random() < chance and not node.name.startswith("hudi"):
-            machine = self._machine(node)
-            self._stop(node, machine, draw_stop(self._stops, now, self.scenario.calm_from, node.name))
+        """A node sends a request or takes an answer."""
+        if self._strikes(node, self.scenario.stops_at_requests):
+            stop = draw_stop(self._stops, self.timeline.now, self.scenario.calm_from, node.name)
+            self._stop(node, self._machine(node), stop)
+
+    def _at_publish(self, node: Node) -> None:
+        """A driver writes to its table, or has just written."""
+        if self._strikes(node, self.scenario.stops_at_publish):
+            stop = draw_stop_at_publish(self._stops, self.timeline.now)
+            self._stop(node, self._machine(node), stop, callbacks=2)
+
+    def _strikes(self, node: Node, chance: float) -> bool:
+        over = self.timeline.now >= self.scenario.calm_from or node.name.startswith("hudi")
+        return not over and self._stops.random() < chance
 
     def _machine(self, node: Node) -> Machine:
         name = node.name.partition(".")[0]

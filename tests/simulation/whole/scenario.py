@@ -1,7 +1,7 @@
 """What a seed means: everything that is drawn before the run.
 
-Lengths are a third of the production defaults or less (a lock lease of 10 s, a session of 4 s), as far apart as the settings demand
-it, and as the agent's own constants, which are seconds, allow. A run has faults for `calm_from` seconds, and then none
+Lengths are a third of the production defaults or so (a lock lease of 10 s, a session of 4 s), as far apart as the settings
+demand it, and as the agent's own constants, which are seconds, allow. A run has faults for `calm_from` seconds, and then none
 until every batch of every writer is in its table, at the latest `bound` seconds after the start.
 
 `VERSION` counts changes of what seeds mean, as for the lock.
@@ -96,6 +96,9 @@ class Scenario:
     store: Climate
     lags: tuple[Lag, ...]
     stops_at_requests: float
+    """Chance that a process is stopped as it sends a request or takes an answer."""
+    stops_at_publish: float
+    """Chance that a driver is stopped between its last look and its publish, or right after."""
     checks: tuple[float, ...]
     """When a replay is compared with the living."""
     calm_from: float
@@ -136,28 +139,36 @@ def draw(random: Random) -> Scenario:
     )
     calm = kind == "calm"
     calm_from = random.uniform(8.0, 24.0)
-    agents = random.choices((1, 2, 3), (0.2, 0.5, 0.3))[0]
+    agents = random.choices((1, 2, 3), (0.15, 0.55, 0.3))[0]
     names = [f"a{n + 1}" for n in range(agents)]
     machines = tuple(
-        _machine(random, name, calm_from, calm=calm, starts=random.choice((0.0, 0.0, random.uniform(0, calm_from / 2))))
+        _machine(
+            random,
+            name,
+            calm_from,
+            calm=calm,
+            starts=random.choice((0.0, 0.0, random.uniform(0, calm_from / 2))),
+        )
         for name in names
     )
     machines = (replace(machines[0], starts=0.0), *machines[1:])
     tables = tuple(
-        _table(random, number, calm_from, calm=calm) for number in range(random.choices((1, 2), (0.7, 0.3))[0])
+        _table(random, number, calm_from, calm=calm)
+        for number in range(random.choices((1, 2), (0.7, 0.3))[0])
     )
     everybody = [*names, *(machine.name for table in tables for machine, _ in table.writers)]
-    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.3)
+    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.5)
     return Scenario(
         kind=kind,
         settings=settings,
         partitions=random.choice((1, 2, 3)),
         agents=machines,
         tables=tables,
-        kafka=_climate(random, calm_from, everybody, calm=calm, late=6.0),
+        kafka=_climate(random, calm_from, [*everybody, *names, *names], calm=calm, late=6.0),
         store=_climate(random, calm_from, everybody, calm=calm, late=12.0),
         lags=lags,
-        stops_at_requests=0.0 if calm else random.choice((0.0, 0.002, 0.01)),
+        stops_at_requests=0.0 if calm else random.choice((0.0, 0.001, 0.004)),
+        stops_at_publish=0.0 if calm else random.choice((0.0, 0.05, 0.2)),
         checks=tuple(random.uniform(1.0, calm_from * 1.3) for _ in range(4)),
         calm_from=calm_from,
         bound=calm_from + 240.0,
@@ -186,8 +197,24 @@ def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
         return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
     if is_agent and drawn < 0.5:
         return Stop(at, None, orderly=True, restart=random.choice((0.1, 2.0, 6.0)))
-    seconds = min(random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, calm_from - at))
+    seconds = min(
+        random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, calm_from - at)
+    )
     replaced = not is_agent and random.random() < 0.4
+    return Stop(
+        at,
+        seconds,
+        suspended=random.random() < 0.2,
+        restart=seconds * random.uniform(0.2, 1.0) if replaced else None,
+    )
+
+
+def draw_stop_at_publish(random: Random, at: float) -> Stop:
+    """A death, or a pause about as long as the grant has time left, or longer."""
+    if random.random() < 0.35:
+        return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
+    seconds = random.uniform(2.0, 12.0)
+    replaced = random.random() < 0.4
     return Stop(
         at,
         seconds,
@@ -204,7 +231,9 @@ def _table(random: Random, number: int, calm_from: float, *, calm: bool) -> Tabl
     places = [(f"d={day}", group) for day in range(random.choice((1, 2, 3))) for group in ("f1", "f2", "f3")]
     if random.random() < 0.3:
         places = [(partition, "*") for partition in dict.fromkeys(each for each, _ in places)]
-    rule: ConflictRule = random.choice(("file-group", "file-group", "deleted-file")) if fenced else "file-group"
+    rule: ConflictRule = (
+        random.choice(("file-group", "file-group", "deleted-file")) if fenced else "file-group"
+    )
     return TablePlan(
         uri,
         fenced=fenced,
@@ -242,7 +271,11 @@ def _habits(
 def _lag(random: Random, name: str, calm_from: float) -> Lag:
     since = random.uniform(0.0, calm_from)
     return Lag(
-        name, since, min(since + random.uniform(2.0, 12.0), calm_from), random.choice((0.3, 1.5, 3.0, 6.0))
+        name,
+        random.choice(("reads", "writes")),
+        since,
+        min(since + random.uniform(2.0, 12.0), calm_from),
+        random.choice((0.3, 1.5, 3.0, 6.0)),
     )
 
 
@@ -254,9 +287,9 @@ def _climate(random: Random, calm_from: float, names: list[str], *, calm: bool, 
         *(("cut off", name) for name in names),
     ]
     spells: list[Spell] = []
-    for what, node in random.sample(possible, k=0 if calm else random.choice((0, 0, 1, 2))):
+    for what, node in random.sample(possible, k=0 if calm else random.choice((0, 1, 1, 2))):
         since = random.uniform(0, calm_from)
-        spells.append(Spell(what, since, min(since + random.uniform(0.5, 9.0), calm_from), node))
+        spells.append(Spell(what, since, min(since + random.uniform(0.5, 12.0), calm_from), node))
     return Climate(
         latency=random.choice((0.002, 0.01, 0.03)),
         spread=random.choice((0.1, 0.5)),

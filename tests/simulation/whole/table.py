@@ -65,6 +65,10 @@ class LakeTable:
         """Of the newest snapshot; 0 where there is none."""
         return len(self.landed)
 
+    def told(self, writer: str, batch: int) -> int | None:
+        """What a writer that asks for its batch is told."""
+        return self.find(writer, batch)
+
     def find(self, writer: str, batch: int) -> int | None:
         """The version that holds this writer's batch."""
         return next(

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from random import Random
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 from aiokafka.structs import TopicPartition
 
 from lakewarden.events import (
@@ -29,7 +30,6 @@ from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
     CommitRequested,
-    ConflictRule,
     DecisionEventUnion,
     Marker,
     MarkerCreated,
@@ -44,6 +44,7 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs import progress
 from lakewarden.spark_jobs.progress import Held, Phase, Progress
+from tests.simulation.node import Node
 from tests.simulation.weather import Weather
 from tests.simulation.whole.clients import SimConsumer, SimProducer
 from tests.simulation.whole.oracles import Oracles
@@ -131,8 +132,7 @@ class Channel:
             if self._producer is None:
                 self._producer = SimProducer()
             producer = self._producer
-        sent = await producer.send(TOPICS.writers, encode(event), event.table.encode(), self._job.partition)
-        return sent
+        return await producer.send(TOPICS.writers, encode(event), event.table.encode(), self._job.partition)
 
     async def acknowledged(self, sent: Awaitable[Any]) -> int:
         """The offset, in time."""
@@ -176,7 +176,14 @@ class Driver:
     """One driver process of a job."""
 
     def __init__(
-        self, process: Process, job: Job, oracles: Oracles, weather: Weather, timing: WriterTiming
+        self,
+        process: Process,
+        job: Job,
+        oracles: Oracles,
+        weather: Weather,
+        *,
+        timing: WriterTiming,
+        at_publish: Callable[[Node], None],
     ) -> None:
         self.process = process
         self.job = job
@@ -184,6 +191,8 @@ class Driver:
         self.weather = weather
         """Of the way to the table."""
         self.timing = timing
+        self.at_publish = at_publish
+        """Is told right before and right after a publish: the moments at which it matters most to be stopped."""
         self.random = process.random
         self.calm_from = weather.climate.calm_from
         self.channel = Channel(process, job, timing.send_timeout)
@@ -205,7 +214,8 @@ class Driver:
             # Spark's own commit log, a moment later: whoever dies in between does the batch again.
             await anyio.sleep(self.drawn(0.02))
             self.job.next_batch = max(self.job.next_batch, batch + 1)
-            self.job.done = self.job.done or began > self.calm_from
+            if began > self.calm_from:
+                self.job.done = True
 
     def drawn(self, mean: float) -> float:
         """Some seconds."""
@@ -307,7 +317,7 @@ class Attempt:
         where = TopicPartition(TOPICS.writers, self.job.partition)
         if start is None:
             return []
-        records = await kafka.ask(lambda reply: reply(kafka.broker.logs[where][start:]))
+        records = await kafka.ask(lambda: kafka.broker.logs[where][start:])
         found: list[Marker] = []
         for record in records or []:
             if self.id.encode() in record.value:
@@ -343,7 +353,6 @@ class Attempt:
             return
         if self._progress.phase is Phase.OPENING:
             raise Failed("nobody answered the intent")
-        self._oracles.admitted(self.id)
 
     async def _beat(self) -> None:
         while True:
@@ -368,7 +377,7 @@ class Attempt:
             return
         table = self.job.table
         if table.tells:
-            found = await self._ask_table(lambda: table.find(self.job.writer, self.batch))
+            found = await self._ask_table(lambda: table.told(self.job.writer, self.batch))
             if found is not None:
                 await self._commit(None, 0.0, replayed=found)
                 return
@@ -396,13 +405,13 @@ class Attempt:
         """Executors say what they touch, before they write: the first copy that Kafka has ends the task."""
         ended = anyio.Event()
         kafka, timeline, random = self.driver.process.kafka, self._node.timeline, self.driver.random
-        where = TopicPartition(TOPICS.writers, self.job.partition)
+        where, key = TopicPartition(TOPICS.writers, self.job.partition), self.job.table.uri.encode()
         for copy in range(1 if random.random() < 0.7 else 2):
             event = MarkerCreated(**self._common(), markers=markers)
             value, late = encode(event), random.random() < 0.3
 
             def say(value: bytes = value) -> None:
-                kafka.broker.append(where, event.table.encode(), value)
+                kafka.broker.append(where, key, value)
                 self._node.deliver(ended.set)
 
             seconds = random.expovariate(1 / 5.0) if copy and late else random.expovariate(1 / 0.05)
@@ -426,12 +435,13 @@ class Attempt:
         self._require_held(self._progress.begin_publish(self._node.now()))
         table = self.job.table
         if replayed is None and table.tells:
-            replayed = await self._ask_table(lambda: table.find(self.job.writer, self.batch))
+            replayed = await self._ask_table(lambda: table.told(self.job.writer, self.batch))
         if replayed is not None:
             self._publish.version = replayed
         else:
             assert base is not None
             await self._land(base, began)
+        self._oracles.let_go(self.id)
         held = self._progress.held
         assert held is not None
         await self._say_completed(held.grant, self._publish.version)
@@ -453,6 +463,7 @@ class Attempt:
             assert held is not None
             assert held.deadline is not None
             deadline = self._node.clock.when(held.deadline)
+            self._oracles.publishes(self.id, deadline)
             commit = Commit(self.id, self.job.writer, self.batch, touched, rule, began, deadline)
             await self._write(commit, after)
 
@@ -461,7 +472,10 @@ class Attempt:
         self._publish.begun = True
         before, self._publish.unanswered = self._publish.unanswered, True
         self._node.say(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
+        self.driver.at_publish(self._node)
+        await anyio.lowlevel.checkpoint()  # the window: stopped here, it writes when it wakes
         answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
+        self.driver.at_publish(self._node)
         if answered is not None:
             self._publish.unanswered = before
             self._publish.version = answered[0]
@@ -517,12 +531,8 @@ class Attempt:
         if not published and not unknown:
             self._oracles.let_go(self.id)
             if not known and self._intent_offset is not None:
-                try:
+                with suppress(Failed):
                     await self._channel.send(TransactionAbandoned(**self._common(), reason=why or "nothing"))
-                except Failed:
-                    pass
-        elif published:
-            self._oracles.let_go(self.id)
         self._channel.forget(self.id)
 
     # -- hearing and waiting -----------------------------------------------------------------------------------------

@@ -1,0 +1,228 @@
+"""Bugs that prove the oracles: each is planted at one seam, and must be found by its oracle.
+
+| bug | found by | the rule without which it is there |
+| --- | --- | --- |
+| fence off: terms | granted before | what an agent says after another has taken over does not count |
+| fence off: publish | no overlap | a fenced publish lands only on the snapshot that its writer looked at |
+| deadline not looked at | granted before | a writer looks at its lease right before it publishes |
+| lease from the wrong clock | no longer than granted | a writer counts from when it sent the `seq`, not from the answer |
+| victim rule asymmetric | right victim | who loses does not depend on who arrives last |
+| both lose | one victim | a batch of markers that loses aborts nobody else |
+| granted may lose | granted is safe | a granted transaction is never a victim |
+| landed is forgotten | no overlap | what landed since a transaction began counts against it |
+| replay that decides | a replay agrees | during a replay nothing is decided |
+| published is forgotten | one verdict | a published decision is a fact for whoever comes after |
+| expiry while lagging | lag is not death | silence counts only while everything in the log has been read |
+| lapse too soon | one grant | nobody is granted before the running grant's end |
+| lock not waited for | no foreign holder | a grant is given under the lock alone |
+| ledger not asked | known is skipped | a batch that is known as committed is skipped |
+| table not asked | once | a batch that is in the table is not written again |
+| line never moves | all get it | whoever waits in line is admitted when nobody is ahead |
+| index leaks | it goes on | the index and the transactions agree |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+from lakewarden.agent import partition
+from lakewarden.events import DecisionEvent, WriterEventUnion
+from lakewarden.handlers import admission, detection, grants, liveness, replay, table
+from lakewarden.handlers.conflicts import conflicting, loser_of
+from lakewarden.handlers.deciding import Deciding
+from lakewarden.handlers.footprints import Footprints, Overlap
+from lakewarden.handlers.replay import Position, PublishedDecisions
+from lakewarden.handlers.state import LockView, TableState
+from lakewarden.handlers.table import Read, step
+from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
+from lakewarden.spark_jobs.lease import SendTimes
+from lakewarden.spark_jobs.progress import Progress
+from tests.simulation.whole import writers
+from tests.simulation.whole.processes import here
+from tests.simulation.whole.table import Commit, LakeTable
+
+Plant: TypeAlias = tuple[Any, str, Any]
+"""Where, what, and what is put in its place."""
+
+
+def _terms() -> list[Plant]:
+    def anybody(_: DecisionEvent, __: str | None) -> bool:
+        return True
+
+    return [(replay, "counts", anybody), (writers, "counts", anybody)]
+
+
+def _publish() -> list[Plant]:
+    land = LakeTable.publish
+
+    def unfenced(self: LakeTable, commit: Commit, _: int | None, now: float) -> int | None:
+        return land(self, commit, None, now)
+
+    return [(LakeTable, "publish", unfenced), (LakeTable, "unchanged", lambda *_: True)]
+
+
+def _deadline_not_looked_at() -> list[Plant]:
+    return [(Progress, "_lapsed", staticmethod(lambda *_: None))]
+
+
+def _wrong_clock() -> list[Plant]:
+    def from_the_answer(self: SendTimes, _: int, lease_seconds: float) -> float:
+        return here().node.now() + lease_seconds - self.margin_seconds
+
+    return [(SendTimes, "deadline", from_the_answer)]
+
+
+def _asymmetric() -> list[Plant]:
+    def arriver(
+        mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
+    ) -> Transaction | None:
+        loser = loser_of(mine, other, losses, max_losses)
+        alive = other.phase in COMPUTING - {Phase.GRANTED} and mine.phase is not Phase.GRANTED
+        return mine if alive and loser is not None else loser
+
+    return [(detection, "loser_of", arriver)]
+
+
+def _both_lose() -> list[Plant]:
+    judge = detection.judge_markers
+
+    def judging(deciding: Deciding, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
+        met = list(overlaps)
+        conflicts = conflicting(met)
+        judge(deciding, transaction, met)
+        for each in conflicts:
+            other = each.other.transaction
+            if transaction.phase is Phase.ABORTED and other.phase in (Phase.ACTIVE, Phase.WAITING):
+                detection._abort_for(deciding, other, [each.turned()])
+
+    return [(table, "judge_markers", judging)]
+
+
+def _granted_may_lose() -> list[Plant]:
+    def anybody(
+        mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
+    ) -> Transaction | None:
+        if other.phase is Phase.GRANTED and mine.sequence < other.sequence:
+            return other
+        return loser_of(mine, other, losses, max_losses)
+
+    def abort_others(deciding: Deciding, conflicts: list[Overlap]) -> None:
+        for against in detection._by_other(conflicts):
+            if against[0].other.transaction.phase in COMPUTING:
+                detection._abort_for(
+                    deciding, against[0].other.transaction, [each.turned() for each in against]
+                )
+
+    return [(detection, "loser_of", anybody), (detection, "_abort_others", abort_others)]
+
+
+def _landed_is_forgotten() -> list[Plant]:
+    def alive(overlaps: Iterable[Overlap]) -> list[Overlap]:
+        return [each for each in conflicting(overlaps) if each.other.transaction.phase not in LANDED]
+
+    return [(detection, "conflicting", alive), (detection, "judge_landing", lambda *_: None)]
+
+
+def _replay_that_decides() -> list[Plant]:
+    def deciding(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
+        step(state, Read(event, offset, now, now))
+
+    return [(partition, "replay_event", deciding)]
+
+
+def _published_is_forgotten() -> list[Plant]:
+    return [
+        (partition, "published", lambda start, _: PublishedDecisions(Position(start.offset, start.term), ()))
+    ]
+
+
+def _expiry_while_lagging() -> list[Plant]:
+    silent, lapse = liveness.abort_silent, grants.lapse
+
+    def hasty(deciding: Deciding, caught_up_since: float | None) -> None:
+        silent(deciding, caught_up_since or 0.0)
+
+    def hasty_lapse(deciding: Deciding, caught_up_since: float | None) -> None:
+        lapse(deciding, caught_up_since or 0.0)
+
+    return [(table, "abort_silent", hasty), (table, "lapse", hasty_lapse)]
+
+
+def _lapse_too_soon() -> list[Plant]:
+    lapse = grants.lapse
+
+    def early(deciding: Deciding, caught_up_since: float | None) -> None:
+        running = deciding.state.running()
+        if running is not None and running.grant is not None:
+            running.grant.deadline -= 4.0
+        lapse(deciding, caught_up_since)
+        if running is not None and running.grant is not None:
+            running.grant.deadline += 4.0
+
+    return [(table, "lapse", early)]
+
+
+def _lock_not_waited_for() -> list[Plant]:
+    grant = grants.grant_next
+
+    def hasty(deciding: Deciding) -> None:
+        state = deciding.state
+        state.lock = state.lock or LockView("nobody", deciding.now + 60.0, 0.0)
+        grant(deciding)
+
+    return [(table, "grant_next", hasty)]
+
+
+def _ledger_not_asked() -> list[Plant]:
+    return [(admission, "_is_done", lambda *_: False)]
+
+
+def _table_not_asked() -> list[Plant]:
+    return [(LakeTable, "told", lambda *_: None)]
+
+
+def _line_never_moves() -> list[Plant]:
+    return [(admission, "_somebody_ahead", lambda *_: True)]
+
+
+def _index_leaks() -> list[Plant]:
+    remove = Footprints.remove
+
+    def leaking(self: Footprints, transaction: Transaction) -> None:
+        if transaction.markers != 1:
+            remove(self, transaction)
+
+    return [(Footprints, "remove", leaking)]
+
+
+BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
+    "fence off: terms": ("granted before", _terms),
+    "fence off: publish": ("no overlap", _publish),
+    "deadline not looked at": ("granted before", _deadline_not_looked_at),
+    "lease from the wrong clock": ("no longer than granted", _wrong_clock),
+    "victim rule asymmetric": ("right victim", _asymmetric),
+    "both lose": ("one victim", _both_lose),
+    "granted may lose": ("granted is safe", _granted_may_lose),
+    "landed is forgotten": ("no overlap", _landed_is_forgotten),
+    "replay that decides": ("a replay agrees", _replay_that_decides),
+    "published is forgotten": ("one verdict", _published_is_forgotten),
+    "expiry while lagging": ("lag is not death", _expiry_while_lagging),
+    "lapse too soon": ("one grant", _lapse_too_soon),
+    "lock not waited for": ("no foreign holder", _lock_not_waited_for),
+    "ledger not asked": ("known is skipped", _ledger_not_asked),
+    "table not asked": ("once", _table_not_asked),
+    "line never moves": ("all get it", _line_never_moves),
+    "index leaks": ("it goes on", _index_leaks),
+}
+"""Each bug, the oracle that is to find it, and how it is planted."""
+
+
+def planted(bug: str) -> ExitStack:
+    """Within this, the bug is there."""
+    stack = ExitStack()
+    for where, what, instead in BUGS[bug][1]():
+        stack.enter_context(patch.object(where, what, instead))
+    return stack
