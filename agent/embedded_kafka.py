@@ -26,6 +26,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -123,11 +124,20 @@ class EmbeddedKafka:
     """One broker on one data folder. Use it as a context manager, sync or async, from the main thread.
 
     The data folder is made if it is missing; a later start on it finds topics and records again. `port` 0 takes a free
-    one. `on_progress` hears, in sentences, what takes long: downloading Kafka, the first time.
+    one. `on_progress` hears, in sentences, what takes long: downloading Kafka, the first time. `properties` are settings
+    of the broker that replace ours; `{host}`, `{port}` and `{controller_port}` in them are filled in at each start.
     """
 
-    def __init__(self, data_dir: Path, *, port: int = 0, on_progress: Progress = lambda _: None) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        on_progress: Progress = lambda _: None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         self.data_dir = data_dir.resolve()
+        self._properties = dict(properties or {})
         self._wanted_port = port
         self._on_progress = on_progress
         self._port: int | None = None
@@ -325,8 +335,9 @@ class EmbeddedKafka:
 
     def _write_settings(self, port: int, controller_port: int) -> None:
         (self.data_dir / "log4j2.properties").write_text(_LOGGING)
+        more = "".join(f"{name}={value}\n" for name, value in self._properties.items())
         self._settings.write_text(
-            _SERVER.format(
+            (_SERVER + more).format(
                 host=HOST,
                 port=port,
                 controller_port=controller_port,

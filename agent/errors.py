@@ -15,6 +15,10 @@ class KafkaUnreachableError(AgentError):
     """Kafka does not answer. Check the address and the network; the agent goes on trying, one-off commands stop."""
 
 
+class KafkaRefusedError(AgentError):
+    """Kafka answers and refuses us: our name, our password, a right. Correct what the message names; trying again is in vain."""
+
+
 class SleptError(AgentError):
     """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -9,17 +10,30 @@ from typing import Any
 import anyio
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.agent.errors import AgentError, KafkaUnreachableError, SettingsError
+from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
 FETCH_BYTES = 4 * 1024 * 1024
 """A partition's share of one fetch: some 400 events of 100 markers, so that a replay is not bound by round trips."""
 _TOPIC_EXISTS = 36
+_FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 STOP_TIMEOUT_SECONDS = 1.0
+PROBE_SECONDS = 5.0
 START_TIMEOUT_SECONDS = 15.0
 """For a client to reach a broker; after that the brokers are named and the caller decides."""
 
@@ -47,18 +61,73 @@ def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
 
 
 async def started(client: Any, settings: KafkaSettings) -> None:
-    """Start a client, or raise `KafkaUnreachableError` in bounded time."""
+    """Start a client in bounded time.
+
+    `KafkaRefusedError` where a broker answers and refuses us, `KafkaUnreachableError` where none answers.
+    """
     try:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
             await client.start()
     except (TimeoutError, KafkaConnectionError, OSError) as error:
         await stopped(client)
+        if (refusal := await _refusal(settings)) is not None:
+            raise KafkaRefusedError(refusal) from error
         raise KafkaUnreachableError(
-            f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers) and the network"
+            f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers), the network, "
+            f"and that it speaks {settings.kafka_security_protocol} there (kafka_security_protocol)"
         ) from error
     except BaseException:
         await stopped(client)
         raise
+
+
+async def _refusal(settings: KafkaSettings) -> str | None:
+    """Why a broker refuses us, if one does: aiokafka's clients tell a wrong password from a dead broker in their log only."""
+    given = settings.kafka_client()
+    where = given.pop("bootstrap_servers")
+    for host, port, _ in collect_hosts(where):
+        try:
+            with anyio.fail_after(PROBE_SECONDS):
+                connection = await create_conn(host, port, **given)
+            connection.close()
+        except (SaslAuthenticationFailed, AuthenticationFailedError, UnsupportedSaslMechanismError) as error:
+            why = str(error.args[0] if error.args else error).rstrip(".")
+            return (
+                f"Kafka at {host}:{port} refuses user {settings.kafka_sasl_username}: {why}; check kafka_sasl_username, "
+                f"kafka_sasl_password and kafka_sasl_mechanism ({settings.kafka_sasl_mechanism})"
+            )
+        except ssl.SSLCertVerificationError as error:
+            return (
+                f"the certificate of Kafka at {host}:{port} is not trusted: {error.verify_message}; "
+                "name its authority's PEM file (kafka_ssl_cafile)"
+            )
+        except (TimeoutError, KafkaError, OSError):
+            continue
+    return None
+
+
+def forbidden(problem: BaseException | None, settings: KafkaSettings) -> str | None:
+    """Which right is missing, where that is what went wrong, or what led to it."""
+    who = settings.kafka_sasl_username or "this agent"
+    while problem is not None:
+        match problem:
+            case TopicAuthorizationFailedError():
+                topics = problem.args[0] if problem.args else f"below {settings.topic_prefix}"
+                names = (
+                    ", ".join(sorted(topics))
+                    if isinstance(topics, set | frozenset | list | tuple)
+                    else topics
+                )
+                return (
+                    f"Kafka forbids {who} the topic {names}: grant it read, write and describe on {settings.topic_prefix}.*, "
+                    "and create where the topics are not there yet"
+                )
+            case GroupAuthorizationFailedError():
+                return f"Kafka forbids {who} the consumer group {settings.group}: grant it read on the group"
+            case ClusterAuthorizationFailedError():
+                return f"Kafka forbids {who} to make topics: grant it create on {settings.topic_prefix}.*, or make them for it"
+        problem = problem.__cause__
+    return None
 
 
 async def stopped(client: Any) -> None:
@@ -91,7 +160,11 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
                 ]
             )
             for name, code, *rest in response.topic_errors:
-                if code not in (0, _TOPIC_EXISTS):
+                if code in _FORBIDDEN:
+                    raise for_code(code)(name)
+                if code == _TOPIC_EXISTS:  # made by another agent just now, or hidden from us: then this says so
+                    await _partition_count(admin, name)
+                elif code != 0:
                     raise KafkaError(f"topic {name} could not be created: error {code} {rest}")
         counts = {}
         for name in (topics.writers, topics.decisions, topics.ledger):
@@ -125,6 +198,8 @@ async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
     with anyio.fail_after(START_TIMEOUT_SECONDS):
         while True:
             found = [each for each in await admin.describe_topics([topic]) if each["topic"] == topic]
+            if found and found[0]["error_code"] in _FORBIDDEN:
+                raise TopicAuthorizationFailedError(topic)
             if found and found[0]["error_code"] == 0 and found[0]["partitions"]:
                 return len(found[0]["partitions"])
             await anyio.sleep(0.1)
