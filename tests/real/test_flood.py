@@ -1,0 +1,181 @@
+"""A writer without measure harms its own transaction, and nobody else: not the other tables of its partition, not the agent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from lakewarden.events import Abort, Admitted, CommitIntent, encode
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import AgentProcess, World, Writer, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+PATIENCE_SECONDS = 240.0
+BATCH = 1_000
+"""Markers of an event."""
+MAX_MARKERS = 200_000
+FLOOD = 5 * MAX_MARKERS
+MAX_OPEN = 300
+CROWD = 3_000
+AT_ONCE = 50
+"""Events handed to Kafka before the first of them is waited for."""
+AHEAD = 2
+"""So many times that many events may wait for the agent."""
+NEIGHBOURS_COMMITS = 5
+HEADROOM_MB = 400
+"""For all that the agent may keep: the markers up to the bound, some 300 bytes each, and what it is about to decide on."""
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    """One partition for all tables."""
+    patient = {"partitions": 1, "max_markers": MAX_MARKERS, "max_open": MAX_OPEN, "log_level": "info"}
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as made:
+        yield made
+
+
+@dataclass(slots=True)
+class Neighbour:
+    """A writer of another table, which commits again and again."""
+
+    scene: World
+    commits: int = 0
+    granted_at: list[int] = field(default_factory=list)
+    """How far the agent had read of the log when it granted each."""
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            writer = self.scene.writer("neighbour", f"{self.scene.table}-neighbour")
+            await writer.begin(heartbeat_seconds=100)
+            await writer.touch("x")
+            grant = await writer.granted()
+            await writer.complete(grant.grant)
+            self.granted_at.append(grant.cause_offset)
+            self.commits += 1
+
+
+async def test_endless_markers_end_their_own_transaction_and_nothing_else(scene: World) -> None:
+    with scene.process() as agent:
+        await agent.ready()
+        before = _memory(agent)
+        flooding, other = scene.writer("flooding"), scene.writer("other")
+        for each in (flooding, other):
+            await each.begin(heartbeat_seconds=100)
+        neighbour = Neighbour(scene)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(neighbour.run)
+            began, ended = await _flood(scene, flooding, neighbour)
+            tasks.cancel_scope.cancel()
+        abort = await flooding.heard(Abort)
+        await other.granted()
+        peak = _memory(agent, peak=True)
+
+    during = [offset for offset in neighbour.granted_at if began < offset < ended]
+    print(f"{len(during)} grants of the neighbour during the flood; {before:.0f} MB, at most {peak:.0f} MB")
+    assert len(during) >= NEIGHBOURS_COMMITS - 1
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert f"more than {MAX_MARKERS} markers" in str(abort.detail)
+    assert scene.heard(Abort, other.mine) == []
+    assert peak - before < HEADROOM_MB
+
+
+async def test_a_crowd_of_transactions_fills_its_own_table_and_nothing_else(scene: World) -> None:
+    with scene.process() as agent:
+        await agent.ready()
+        before = _memory(agent)
+        neighbour = Neighbour(scene)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(neighbour.run)
+            began, ended = await _crowd(scene, neighbour)
+            tasks.cancel_scope.cancel()
+        refused = await scene.hear(Abort, count=CROWD - MAX_OPEN)
+        peak = _memory(agent, peak=True)
+
+    admitted = scene.heard(Admitted, lambda each: each.table == scene.table)
+    during = [offset for offset in neighbour.granted_at if began < offset < ended]
+    print(f"{len(during)} grants of the neighbour among the crowd; {before:.0f} MB, at most {peak:.0f} MB")
+    assert len(during) >= NEIGHBOURS_COMMITS - 1
+    assert len(admitted) == MAX_OPEN
+    assert len(refused) == CROWD - MAX_OPEN
+    assert {(each.table, each.reason) for each in refused} == {(scene.table, "not-allowed")}
+    assert all(f"{MAX_OPEN} transactions of this table are open" in str(each.detail) for each in refused)
+    assert peak - before < HEADROOM_MB
+
+
+async def _flood(scene: World, flooding: Writer, neighbour: Neighbour) -> tuple[int, int]:
+    """Markers, no two alike, until all are said and the neighbour has had its turns; first and last offset.
+
+    The agent is never without some to read, and never more than `AHEAD` behind: who sends faster than it reads keeps its whole
+    partition waiting, which only Kafka's quotas can prevent.
+    """
+    offsets: list[int] = []
+    read: list[Writer] = []
+    count = 0
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while count < FLOOD or neighbour.commits < NEIGHBOURS_COMMITS:
+            values = [
+                _markers(flooding, range(start, start + BATCH))
+                for start in range(count, count + AT_ONCE * BATCH, BATCH)
+            ]
+            offsets += await _send_all(scene, values, flooding.table)
+            count += AT_ONCE * BATCH
+            read.append(scene.writer("stranger"))
+            await read[-1].beat()
+            while len(read) > AHEAD and not scene.heard(Abort, read[-1 - AHEAD].mine):
+                await anyio.sleep(0.01)  # the neighbour listens
+    return offsets[0], offsets[-1]
+
+
+async def _crowd(scene: World, neighbour: Neighbour) -> tuple[int, int]:
+    """Intents of as many writers, then heartbeats for as long as the neighbour has had too few turns; first and last offset."""
+    offsets: list[int] = []
+    crowd = [scene.writer(f"crowd-{number}") for number in range(CROWD)]
+    with anyio.fail_after(PATIENCE_SECONDS):
+        for start in range(0, CROWD, AT_ONCE):
+            values = [
+                encode(each.event(CommitIntent, heartbeat_seconds=300))
+                for each in crowd[start : start + AT_ONCE]
+            ]
+            offsets += await _send_all(scene, values, scene.table)
+        while neighbour.commits < NEIGHBOURS_COMMITS:
+            offsets.append(await crowd[0].beat())
+    return offsets[0], offsets[-1]
+
+
+async def _send_all(scene: World, values: list[bytes], table: str) -> list[int]:
+    topic = f"{scene.prefix}.writers"
+    sent = [await scene.producer.send(topic, value, table.encode()) for value in values]
+    return [(await each).offset for each in sent]
+
+
+def _markers(writer: Writer, numbers: range) -> bytes:
+    """An event of `marker-created`, written without the product's types: the flood is to be fast."""
+    event = {
+        "type": "marker-created",
+        "protocol": 1,
+        "event_id": f"{writer.transaction}-{numbers.start}",
+        "table": writer.table,
+        "transaction": writer.transaction,
+        "writer": writer.name,
+        "at": "2026-01-01T00:00:00Z",
+        "markers": [
+            {"partition": "p", "file_group": f"group-{number}", "operation": "create"} for number in numbers
+        ],
+    }
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def _memory(agent: AgentProcess, *, peak: bool = False) -> float:
+    """Resident memory in MB (10⁶ bytes), now or, where the system tells, at its highest."""
+    if peak and (status := Path(f"/proc/{agent.popen.pid}/status")).exists():
+        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024 / 1e6
+    return float(psutil.Process(agent.popen.pid).memory_info().rss / 1e6)
