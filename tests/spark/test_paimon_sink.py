@@ -314,10 +314,15 @@ def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
     assert [row["departure"] for row in rows_of(table)] == ["first"]
 
 
+@pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
 def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
-    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    bench: Bench,
+    make_table: MakeTable,
+    departures: Frame,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: list[str],
 ) -> None:
-    """Two appends race for one snapshot id. Nobody is aborted for it."""
+    """Two writers of different partitions race for one snapshot id. Nobody is aborted for it."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
     bench.agent(agreeable)
@@ -333,10 +338,11 @@ def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
         return bool(publish(self, base, snapshot, statistics))
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
-    sink = PaimonSink(table)
+    sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
     bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
 
     assert tries == [1, 2]
+    assert "abandoned" not in bench.whats()
     assert [row["flight"] for row in rows_of(table)] == [1, 9]
     assert bench.whats().count("completed") == 1
 

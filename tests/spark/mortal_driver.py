@@ -1,0 +1,119 @@
+"""A driver that is killed at a step of its own choosing: with its JVM and Python workers, as when its machine dies.
+
+The step is `none`, or `<step>:<batch>`. It appends rows to a Paimon table, a source file a batch, until its source is
+used up. Every step of its gate is appended to a file: what it lived through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from lakewarden.agent.sessions import session_members
+from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs.session import spark_session
+from lakewarden.spark_jobs.transaction import Transaction
+
+SHORT_LIVED_JVM: dict[str, Any] = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+}
+"""It lives for seconds: optimising its code costs more than it gains."""
+
+STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
+"""In the order in which a batch goes through them. All but two are the gate's own; `staging` is when one task has
+written its file and another has not, `published` when the snapshot is durable and nobody has been told."""
+
+
+def die() -> None:
+    """Everything of this session, then this process: nothing is left that could finish what was begun."""
+    me = os.getpid()
+    for other in session_members(os.getsid(0)):
+        if other != me:
+            os.kill(other, signal.SIGKILL)
+    os.kill(me, signal.SIGKILL)
+
+
+def note_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent], None]:
+    def observe(event: GateEvent) -> None:
+        with events.open("a") as file:
+            file.write(f"{json.dumps([event.batch_id, event.what, event.transaction])}\n")
+        if (event.what, event.batch_id) == (step, batch):
+            die()
+
+    return observe
+
+
+def die_once_published(batch: int) -> None:
+    """Before pypaimon, let alone the gate, hears that its snapshot is there."""
+    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+    publish = RenamingSnapshotCommit.commit
+
+    def publish_and_die(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
+        published = bool(publish(self, base, snapshot, statistics))
+        if published and snapshot.commit_identifier == batch:
+            die()
+        return published
+
+    RenamingSnapshotCommit.commit = publish_and_die
+
+
+def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
+    """The task with the row of day 2 waits until the other one has written its file."""
+    before = len(list(table.rglob("data-*.parquet")))
+
+    def waiting(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if 2 in batch.column("day").to_pylist():
+                while len(list(table.rglob("data-*.parquet"))) == before:
+                    time.sleep(0.01)
+                die()
+            yield batch
+
+    return rows.repartition(2, "day").mapInArrow(waiting, rows.schema)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("bootstrap-servers", "topic-prefix", "table", "source", "checkpoint", "events", "die-at"):
+        parser.add_argument(f"--{name}", required=True)
+    options = parser.parse_args()
+    step, _, number = options.die_at.partition(":")
+    batch = int(number or -1)
+    if step == "published":
+        die_once_published(batch)
+    sink = PaimonSink(options.table)
+    gate = CommitGate(
+        options.bootstrap_servers,
+        topic_prefix=options.topic_prefix,
+        heartbeat_seconds=0.5,
+        observer=note_and_die(Path(options.events), step, batch),
+    )
+
+    def write(rows: DataFrame, txn: Transaction) -> None:
+        if (step, batch) == ("staging", txn.batch_id):
+            rows = die_half_staged(rows, Path(options.table))
+        sink(rows, txn)
+
+    spark = spark_session("mortal", master="local[2]", **SHORT_LIVED_JVM)
+    stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
+    query = (
+        stream.parquet(options.source)
+        .writeStream.foreachBatch(gate.foreach_batch(write, table=sink.table, writer="mortal"))
+        .option("checkpointLocation", options.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Each batch once, whoever dies where: real Spark, a real Paimon table, the real agent, SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable, rows_of, snapshots_of
+from tests.spark.mortal_driver import STEPS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
+
+IN_THE_TABLE = {"published", "completed"}
+"""Steps after which the batch is there, though Spark has not noted it."""
+
+COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
+"""What a driver goes through with a batch that nobody told it was committed."""
+
+
+def test_a_driver_killed_at_every_step_leaves_each_batch_once(
+    kafka: KafkaServer, topic_prefix: str, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """Each driver but the last recovers the batch that its predecessor died in, and dies in the next one."""
+    table = make_table(schema=SCHEMA)
+    source, events = tmp_path / "source", tmp_path / "events"
+    source.mkdir()
+    for number in range(len(STEPS) + 1):
+        rows = [{"month": 1, "day": day, "flight": number} for day in (1, 2)]
+        file = source / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+        os.utime(file, (number, number))  # the order in which Spark takes them
+
+    def drive(die_at: str) -> subprocess.CompletedProcess[bytes]:
+        program = [sys.executable, str(Path(__file__).with_name("mortal_driver.py"))]
+        program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
+        program += ["--table", table, "--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
+        program += ["--events", str(events), "--die-at", die_at]
+        return subprocess.run(program, capture_output=True, timeout=300, check=False, start_new_session=True)
+
+    lived: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
+    with running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="2", CHECK_SECONDS="0.2"):
+        for batch, step in enumerate((*STEPS, "none")):
+            done = drive(f"{step}:{batch}" if step != "none" else step)
+            assert done.returncode == (0 if step == "none" else -signal.SIGKILL), done.stderr[-3000:].decode()
+            there = batch + 1 if step in {"none", *IN_THE_TABLE} else batch
+            assert Counter(row["flight"] for row in rows_of(table)) == dict.fromkeys(range(there), 2), step
+            lived.append([json.loads(line) for line in events.read_text().splitlines()])
+            events.unlink()
+
+    snapshots = snapshots_of(table)
+    (user,) = {snapshot.commit_user for snapshot in snapshots}
+    assert user.startswith("mortal:")
+    assert [snapshot.commit_identifier for snapshot in snapshots] == list(range(len(STEPS) + 1))
+    for batch, step in enumerate(STEPS):
+        killed = {transaction for number, _, transaction in lived[batch] if number == batch}
+        recovered = [(what, transaction) for number, what, transaction in lived[batch + 1] if number == batch]
+        told = step == "completed"
+        assert [what for what, _ in recovered] == (["intent", "already-committed"] if told else COMMITS), step
+        # Whose files are in the table: those of the driver that was killed, where it had got that far.
+        by = snapshots[batch].properties["lakewarden.transaction"]
+        assert by in (killed if step in IN_THE_TABLE else {transaction for _, transaction in recovered}), step
