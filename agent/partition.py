@@ -324,12 +324,15 @@ class PartitionOwner:
     # -- time, and the lock ------------------------------------------------------------------------------------------
 
     def tick(self, now: float, end: int | None, *, stalled: bool) -> None:
-        """The periodic check. `end` is the log's end as just asked of Kafka, None where it did not answer."""
+        """The periodic check. `end` is the log's end as just asked of Kafka, None where it did not answer.
+
+        `stalled`: this process stood still meanwhile, and the end is an old one. What was said since may be in the log.
+        """
         if self.phase != "live":
             return
-        if end is None or self.position < end:
+        if end is None or stalled or self.position < end:
             self._caught_up_since = None
-        elif self._caught_up_since is None or stalled:
+        elif self._caught_up_since is None:
             self._caught_up_since = now
         for uri, state in list(self.tables.items()):
             if not state.quiet() and uri not in self.stopped:
