@@ -27,14 +27,25 @@ import pydantic
 from lakewarden.agent.embedded_kafka import EmbeddedKafka
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import Settings
-from tests.bench import contention, in_memory, latency, lock_table, locks, renewals, volume
+from tests.bench import (
+    contention,
+    detection,
+    in_memory,
+    latency,
+    load,
+    lock_table,
+    locks,
+    renewals,
+    volume,
+    waste,
+)
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import over_runs
 from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
-PARTS = ("check", "latency", "volume", "locks")
+PARTS = ("check", "detection", "waste", "latency", "load", "volume", "locks")
 LATER_SECONDS = 0.015
 """Added to each request to the store, as a store that is not on this machine would take."""
 
@@ -48,6 +59,12 @@ class Size:
     markers: int
     repetitions: int
     checks: int
+    sizes: Sequence[detection.Cell]
+    sweeps: int
+    waste_seeds: int
+    waste_hours: float
+    load_seconds: float
+    load_warm_up_seconds: float
     lock_rounds: int
     contention_runs: int
     contention_seconds: float
@@ -62,6 +79,12 @@ FULL = Size(
     markers=1_000_000,
     repetitions=3,
     checks=101,
+    sizes=(*detection.HUDI, *detection.GRID),
+    sweeps=5,
+    waste_seeds=10,
+    waste_hours=4.0,
+    load_seconds=30.0,
+    load_warm_up_seconds=5.0,
     lock_rounds=300,
     contention_runs=2,
     contention_seconds=20.0,
@@ -75,6 +98,12 @@ QUICK = Size(
     markers=3_000,
     repetitions=1,
     checks=5,
+    sizes=detection.QUICK,
+    sweeps=1,
+    waste_seeds=1,
+    waste_hours=0.5,
+    load_seconds=1.0,
+    load_warm_up_seconds=1.0,
     lock_rounds=5,
     contention_runs=1,
     contention_seconds=1.0,
@@ -101,6 +130,8 @@ def main(arguments: list[str] | None = None) -> None:
     began = time.monotonic()
     report: dict[str, Any] = {"quick": chosen.quick, "machine": _machine()}
     report |= _measure(QUICK if chosen.quick else FULL, chosen.only, chosen.bootstrap_servers)
+    if "waste" in report:
+        waste.draw(report["waste"], chosen.json.with_name("waste.png"))
     report["machine"]["load_after"] = _load()
     report["took_seconds"] = round(time.monotonic() - began, 1)
     chosen.json.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +146,12 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
     if "check" in parts:
         _say("the check in memory")
         report["check"] = in_memory.measure(repetitions=size.checks)
+    if "detection" in parts:
+        _say("the check in memory, by size")
+        report["detection"] = detection.measure(size.sizes, repetitions=size.sweeps)
+    if "waste" in parts:
+        _say("what writers compute in vain, simulated")
+        report["waste"] = waste.measure(seeds=size.waste_seeds, hours=size.waste_hours)
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
         _kafka(name, bootstrap_servers) as servers,
@@ -126,6 +163,8 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
                 report["latency_ms"] = asyncio.run(
                     latency.measure(servers, f"{prefix}-latency", trials=size.trials, warm_up=size.warm_up)
                 )
+        if "load" in parts:
+            report["load"] = _measure_load(size, servers, f"{prefix}-load", folder)
         if "volume" in parts:
             _say(f"{size.markers:,} markers through the agent")
             filled = volume.backlog(size.markers)
@@ -139,6 +178,13 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
     return report
+
+
+def _measure_load(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
+    _say(f"marker → abort at {load.EVENTS_A_SECOND:,} events a second")
+    seconds, warm_up = size.load_seconds, size.load_warm_up_seconds
+    with AgentProcess(servers, prefix, folder / "load") as agent:
+        return asyncio.run(load.measure(servers, prefix, agent, seconds=seconds, warm_up_seconds=warm_up))
 
 
 def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
@@ -231,6 +277,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """What, how much, and the aim."""
     if "latency_ms" in report:
         yield from _latency_rows(report["latency_ms"])
+    if "load" in report:
+        yield from load.rows(report["load"])
     if "throughput" in report:
         yield from _volume_rows(report["throughput"], report["restart"])
     if "check" in report:
@@ -293,6 +341,11 @@ def _print(report: dict[str, Any]) -> None:
     )
     if rows := list(_rows(report)):
         _print_table([("", "measured", "aim"), *rows])
+    if "detection" in report:
+        _print_table(list(detection.rows(report["detection"])))
+        print(detection.FOOTNOTE)
+    if "waste" in report:
+        _print_table(list(waste.rows(report["waste"])))
     if "locks" in report:
         _print_table([lock_table.HEAD, *lock_table.rows(report["locks"])])
         print(lock_table.FOOTNOTE)

@@ -29,7 +29,6 @@ CONFLICT_EVERY = 50
 MARKERS = 10
 WRITERS = 20
 TABLES = 4
-WARM_UP_SECONDS = 2.0
 LEAD = 25
 """Losers between the intent of one and its marker: 1.25 s, in which it is admitted."""
 
@@ -45,19 +44,20 @@ class Due:
 
 
 async def measure(
-    bootstrap_servers: str, prefix: str, agent: AgentProcess, *, seconds: float
+    bootstrap_servers: str, prefix: str, agent: AgentProcess, *, seconds: float, warm_up_seconds: float
 ) -> dict[str, Any]:
     """Milliseconds from the time a marker was due until its abort was in hand; and what the agent needed for it."""
-    schedule = list(_schedule(round((WARM_UP_SECONDS + seconds) * EVENTS_A_SECOND)))
+    schedule = list(_schedule(round((warm_up_seconds + seconds) * EVENTS_A_SECOND)))
+    warm_up = round(warm_up_seconds * EVENTS_A_SECOND)
     async with Writers(bootstrap_servers, prefix) as writers:
         await _open(writers, sum(each.loser is not None for each in schedule))
         async with writers.watching() as seen:
             busy, began = agent.cpu_seconds(), time.perf_counter()
-            late = await _send_at_their_times(writers, schedule, began)
+            late = (await _send_at_their_times(writers, schedule, began))[warm_up:]
             timed = [
                 (event, began + number / EVENTS_A_SECOND)
                 for number, event in enumerate(schedule)
-                if number >= WARM_UP_SECONDS * EVENTS_A_SECOND
+                if number >= warm_up
             ]
             took = [
                 ((await writers.answer(event.loser, "abort"))[0] - due) * 1e3
@@ -84,13 +84,13 @@ async def measure(
 
 
 async def _send_at_their_times(writers: Writers, schedule: list[Due], began: float) -> list[float]:
-    """How late each was sent, in milliseconds; without the first, which warm up."""
+    """How late each was sent, in milliseconds."""
     late = []
     for number, event in enumerate(schedule):
         due = began + number / EVENTS_A_SECOND
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         late.append((await writers.send(event.table, event.value) - due) * 1e3)
-    return late[round(WARM_UP_SECONDS * EVENTS_A_SECOND) :]
+    return late
 
 
 def rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

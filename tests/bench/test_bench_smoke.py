@@ -72,9 +72,24 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert name in report["restart"]
     for name in ("incremental", "incremental_all_meeting", "sweep", "periodic"):
         assert report["check"][name].keys() == {"ms", "ns_a_marker"}
+    _check_conflicts(report)
+    assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
     _check_locks(report["locks"])
     assert "8 contenders" in done.stdout
     assert _started_with(tmp_path) == []
+
+
+def _check_conflicts(report: dict[str, Any]) -> None:
+    """Not how fast: that each figure is there, and what holds on any machine."""
+    for cell in report["detection"]["cells"]:
+        assert cell["sweep_ms"].keys() == {"apart", "shared", "conflicting"}
+        assert cell["arrival_ns"]["apart"] > 0
+    modes = {name: figures["an_hour"] for name, figures in report["waste"]["modes"].items()}
+    assert modes["nobody coordinates"]["lost_updates"]["median"] > 0
+    assert modes["queued"]["wasted_seconds"]["each"] == [0]
+    assert modes["first intent"]["wasted_seconds"]["median"] > 0
+    assert all(each["lost_updates"]["each"] == [0] for name, each in modes.items() if "nobody" not in name)
+    assert report["load"]["marker_to_abort_ms"]["count"] > 0
 
 
 def _check_locks(report: dict[str, Any]) -> None:
