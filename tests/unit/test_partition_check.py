@@ -46,11 +46,13 @@ class Told:
 
     def aborts(self) -> dict[str, str]:
         """Whom, and why."""
-        decisions = [
-            decode(DECISION_RECORD, each.value) for each in self.records if each.topic == TOPICS.decisions
-        ]
-        assert not any(isinstance(each, Undecodable) for each in decisions)
-        return {each.transaction: each.reason for each in decisions if isinstance(each, Abort)}
+        decided: dict[str, str] = {}
+        for each in [each for each in self.records if each.topic == TOPICS.decisions]:
+            said = decode(DECISION_RECORD, each.value)
+            assert not isinstance(said, Undecodable)
+            if isinstance(said, Abort):
+                decided[said.transaction] = said.reason
+        return decided
 
 
 class Scene:
@@ -65,7 +67,7 @@ class Scene:
 
     def read(self, kind: type[WriterEventUnion], **fields: Any) -> None:
         offset = self.owner.position
-        common = {"table": TABLE, "transaction": "T", "writer": "w", "at": datetime.now(UTC)}
+        common: dict[str, Any] = {"table": TABLE, "transaction": "T", "writer": "w", "at": datetime.now(UTC)}
         event = kind(event_id=f"e{offset}", **common, **fields)
         value, key = encode(event), TABLE.encode()
         record: Any = ConsumerRecord("writers", 0, offset, 0, 0, key, value, None, len(key), len(value), ())
