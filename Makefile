@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN ?= .venv/bin
 DATA ?= build/dev
 ARGS ?=
-SEEDS ?= 20000
+SEEDS ?=
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
@@ -15,11 +15,11 @@ STAMP := .venv/.set-up
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check test sim bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check test sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | test | sim | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | test | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -34,7 +34,11 @@ test: jdk $(STAMP)
 
 # The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
 sim: $(STAMP)
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20000) $(ARGS)
+
+# The whole, likewise; `make test` runs the first 240.
+sim-whole: $(STAMP)
+	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
 
 bench: jdk $(STAMP)
 	$(BIN)/python -m tests.bench $(ARGS)
