@@ -1,0 +1,267 @@
+"""Three agents of one group and fifty writers as processes, the faults that befall them, and what the group commits meanwhile.
+
+`tests/real/test_scale_out.py` says what must hold.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+from aiokafka import TopicPartition
+
+from tests.real.chaos import Witness
+from tests.real.storm_writers import WRITERS
+from tests.real.writers import AgentProcess, World, world
+
+PARTITIONS = 12
+AGENTS = ("agent-1", "agent-2", "agent-3")
+PROCESSES = 2
+"""The writers' processes: each is killed as a whole, as a machine would be."""
+SESSION_SECONDS = 6.0
+"""The least that a broker allows by default."""
+PAUSE_SECONDS = (SESSION_SECONDS + 0.5, SESSION_SECONDS + 3.0)
+GAP_SECONDS = (1.0, 4.0)
+"""Between the beginnings of two faults."""
+DOWN_SECONDS = 2.0
+SAMPLE_SECONDS = 0.5
+PATIENCE_SECONDS = 120.0
+FLEET: dict[str, Any] = {
+    "partitions": PARTITIONS,
+    "session_timeout_seconds": SESSION_SECONDS,
+    "validity_seconds": 8.0,
+    "renew_seconds": 0.8,
+    "drift_seconds": 0.2,
+    "margin_seconds": 1.0,
+    "request_timeout_seconds": 0.75,
+    "grant_seconds": 6.0,
+    "check_seconds": 0.3,
+    "log_level": "info",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the group had committed for a partition, and how far its logs went a moment later."""
+
+    partition: int
+    offset: int
+    metadata: str
+    ledger_end: int
+    writers_end: int
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Everybody, and what was done to them."""
+
+    scene: World
+    seed: int
+    chance: random.Random
+    deeds: Counter[str] = field(default_factory=Counter)
+    agents: dict[str, AgentProcess] = field(default_factory=dict)
+    writers: list[Witness] = field(default_factory=list)
+    killed_writers: list[tuple[int, float]] = field(default_factory=list)
+    """Which process of writers was killed, and when it was gone, on CLOCK_MONOTONIC."""
+    samples: list[Sample] = field(default_factory=list)
+    _free: set[str] = field(default_factory=set)
+    _started: int = 0
+    _killing: anyio.Lock = field(default_factory=anyio.Lock)
+    """One process of writers at a time."""
+
+    @property
+    def tables(self) -> str:
+        """The folder of the tables, as URI."""
+        return f"file://{self.scene.root}/tables"
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Three agents that share the partitions, and all writers."""
+        for name in AGENTS:
+            self._start_agent(name)
+        for name in AGENTS:
+            await self.agents[name].ready()
+        self._free = set(AGENTS)
+        for number in range(PROCESSES):
+            self.writers.append(self._start_writers(number))
+
+    def _start_agent(self, name: str) -> AgentProcess:
+        self._started += 1
+        log = self.scene.root / f"{name}-{self._started}.log"
+        self.agents[name] = AgentProcess(self.scene.values(agent_id=name), log)
+        return self.agents[name]
+
+    def _start_writers(self, number: int) -> Witness:
+        names = [f"writer-{each}" for each in range(number, WRITERS, PROCESSES)]
+        arguments = [
+            *("--bootstrap", self.scene.bootstrap_servers, "--prefix", self.scene.prefix),
+            *("--partitions", str(PARTITIONS), "--tables", self.tables),
+            *("--names", ",".join(names), "--seed", str(self.seed)),
+        ]
+        return Witness("tests.real.storm_writers", self.scene.root / f"writers-{number}.jsonl", arguments)
+
+    async def finish(self) -> None:
+        """Let the writers end, each with its batch acknowledged, and then the agents."""
+        for witness in self.writers:
+            witness.tell("finish")
+        for witness in self.writers:
+            await witness.ended()
+        for name in AGENTS:
+            await self._ends_in_order(name)
+
+    async def _ends_in_order(self, name: str) -> None:
+        agent = self.agents[name]
+        agent.popen.send_signal(signal.SIGTERM)
+        assert await agent.ended() == 0, agent.log.read_text()[-3000:]
+
+    def kill(self) -> None:
+        """Leave nothing behind."""
+        for witness in self.writers:
+            witness.kill()
+        for agent in self.agents.values():
+            agent.kill()
+
+    # -- faults ------------------------------------------------------------------------------------------------------
+
+    async def rage(self, seconds: float) -> None:
+        """Faults of every kind in random order, at most two agents in trouble at a time, for at least so long."""
+        kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            self._kill_an_agent,
+            self._stop_an_agent,
+            self._pause_an_agent,
+            self._kill_writers,
+        ]
+        until = time.monotonic() + seconds
+        async with anyio.create_task_group() as tasks:
+            while time.monotonic() < until:
+                for kind in self.chance.sample(kinds, len(kinds)):
+                    tasks.start_soon(kind)
+                    await anyio.sleep(self.chance.uniform(*GAP_SECONDS))
+                    await self._somebody_is_free()
+
+    async def _somebody_is_free(self) -> None:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while len(self._free) < 2:
+                await anyio.sleep(0.05)
+
+    @asynccontextmanager
+    async def _victim(self) -> AsyncGenerator[str]:
+        name = self.chance.choice(sorted(self._free))
+        self._free.remove(name)
+        agent = self.agents[name]
+        assert agent.popen.poll() is None, f"{name} ended by itself: {agent.log.read_text()[-3000:]}"
+        yield name
+        self._free.add(name)
+
+    async def _kill_an_agent(self) -> None:
+        async with self._victim() as name:
+            self.agents[name].kill()
+            self.deeds["agent killed"] += 1
+            await self._start_again(name)
+
+    async def _stop_an_agent(self) -> None:
+        async with self._victim() as name:
+            await self._ends_in_order(name)
+            self.deeds["agent stopped in order"] += 1
+            await self._start_again(name)
+
+    async def _start_again(self, name: str) -> None:
+        await anyio.sleep(self.chance.uniform(0, DOWN_SECONDS))
+        await self._start_agent(name).ready()
+
+    async def _pause_an_agent(self) -> None:
+        """Stop a process for longer than the group waits for it; when it has woken up it must serve again by itself."""
+        async with self._victim() as name:
+            agent = self.agents[name]
+            before = sum(line["event"] == "partitions.live" for line in agent.lines())
+            agent.popen.send_signal(signal.SIGSTOP)
+            await anyio.sleep(self.chance.uniform(*PAUSE_SECONDS))
+            assert psutil.Process(agent.popen.pid).status() == psutil.STATUS_STOPPED
+            agent.popen.send_signal(signal.SIGCONT)
+            await agent.logged("partitions.live", count=before + 1)
+            self.deeds["agent paused"] += 1
+
+    async def _kill_writers(self) -> None:
+        """Kill a process of writers while one of them is between the publish and its completion, or after it, in turns."""
+        async with self._killing:
+            await self._kill_dawdling_writers()
+
+    async def _kill_dawdling_writers(self) -> None:
+        number = self.chance.randrange(PROCESSES)
+        moment = ("published", "completed")[len(self.killed_writers) % 2]
+        witness = self.writers[number]
+        log = self.scene.root / f"writers-{number}.log"
+        assert witness.popen.poll() is None, f"writers ended by themselves: {log.read_text()[-3000:]}"
+        past = len(witness.lines)
+        await witness.seen(
+            lambda line: line.get("after") == moment, f"a writer that has {moment}", after=past
+        )
+        witness.kill()
+        self.killed_writers.append((number, time.monotonic()))
+        self.deeds["writers killed"] += 1
+        self.writers[number] = self._start_writers(number)
+
+    # -- what is seen ------------------------------------------------------------------------------------------------
+
+    async def sample(self) -> None:
+        """Note again and again what the group has committed, until cancelled."""
+        while True:
+            await self.sample_once()
+            await anyio.sleep(SAMPLE_SECONDS)
+
+    async def sample_once(self) -> None:
+        """Note what the group has committed, then how far the logs go: later than what was committed knew."""
+        committed = await self.scene.committed()
+        topics = self.scene.settings().topics
+        ledger, writers = [
+            await self.scene.consumer.end_offsets([TopicPartition(topic, each) for each in range(PARTITIONS)])
+            for topic in (topics.ledger, topics.writers)
+        ]
+        self.samples.extend(
+            Sample(
+                partition,
+                offset,
+                json.dumps(metadata),
+                ledger[TopicPartition(topics.ledger, partition)],
+                writers[TopicPartition(topics.writers, partition)],
+            )
+            for partition, (offset, metadata) in committed.items()
+        )
+
+    def evidence(self) -> list[dict[str, Any]]:
+        """All that the writers wrote down. A publish that its process did not survive is stopped by that."""
+        return [line for number in range(PROCESSES) for line in self._evidence_of(number)]
+
+    def _evidence_of(self, number: int) -> list[dict[str, Any]]:
+        path = self.scene.root / f"writers-{number}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        open_ones = {line["transaction"]: line for line in lines if line["what"] == "publishing"}
+        for line in lines:
+            if line["what"] in ("published", "stopped"):
+                open_ones.pop(line["transaction"])
+        for line in open_ones.values():
+            gone = min(at for which, at in self.killed_writers if which == number and at > line["t"])
+            lines.append({**line, "what": "stopped", "t": gone})
+        return lines
+
+
+@asynccontextmanager
+async def fleet(bootstrap_servers: str, prefix: str, root: Path, seed: int) -> AsyncGenerator[Fleet]:
+    """A world of its own; nothing runs yet. All processes are killed at the end."""
+    async with world(bootstrap_servers, prefix, root, **FLEET) as scene:
+        made = Fleet(scene, seed, random.Random(seed))
+        try:
+            yield made
+        finally:
+            made.kill()

@@ -1,0 +1,107 @@
+"""What the production fold makes of a log that was really written: from its beginning, and from any point that was committed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import anyio.abc
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.committed import decided_from
+from lakewarden.agent.locks import Stores
+from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.publisher import Publisher
+from lakewarden.handlers.replay import Position
+from lakewarden.handlers.state import TableState
+from tests.real.writers import World
+
+NEVER = 2**62
+"""An end of the log that no replay comes to: nothing is decided."""
+
+
+@dataclass(slots=True)
+class Log:
+    """One partition of `writers`, `decisions` and `ledger`."""
+
+    scene: World
+    tasks: anyio.abc.TaskGroup
+    partition: int
+    writers: Sequence[ConsumerRecord]
+    decisions: Sequence[ConsumerRecord]
+    ledger: Sequence[ConsumerRecord]
+
+    def from_the_beginning(self, cuts: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Fold all of it; the state at each of these offsets, which rise."""
+        owner = self._owner(0, Position(0, None), self.decisions, ())
+        done = 0
+        for cut in cuts:
+            records = [record for record in self.writers[done:] if record.offset < cut]
+            owner.take(records, 0.0)
+            done += len(records)
+            yield cut, facts(owner)
+
+    def from_committed(self, offset: int, metadata: str, ledger_end: int, cut: int) -> dict[str, Any]:
+        """The state at `cut` as an agent rebuilds it that begins at a committed point and knows a part of the ledger."""
+        decided = decided_from(metadata)
+        after = [record for record in self.decisions if record.offset >= decided.offset]
+        relevant = [number for number, record in enumerate(after) if _cause_offset(record) < cut]
+        known = [record for record in self.ledger if record.offset < ledger_end]
+        owner = self._owner(offset, decided, after[: max(relevant, default=-1) + 1], known)
+        owner.take([record for record in self.writers if offset <= record.offset < cut], 0.0)
+        return facts(owner)
+
+    def _owner(
+        self,
+        start: int,
+        decided: Position,
+        decisions: Sequence[ConsumerRecord],
+        ledger: Sequence[ConsumerRecord],
+    ) -> PartitionOwner:
+        owner = PartitionOwner(
+            self.partition,
+            self.scene.settings(),
+            Publisher(self.scene.producer),
+            Stores(self.scene.settings(), AsyncExitStack()),
+            self.tasks,
+        )
+        owner.load(start, NEVER, decided, decisions, ledger)
+        return owner
+
+
+def _cause_offset(record: ConsumerRecord) -> int:
+    """A `partition-taken` has none, and concerns what follows it only."""
+    return int(json.loads(record.value).get("cause_offset", NEVER))
+
+
+def facts(owner: PartitionOwner) -> dict[str, Any]:
+    """What an owner's tables know, without clocks, and with moments as an order; tables that know nothing are left out."""
+    found = {uri: _of_table(state) for uri, state in owner.tables.items()}
+    return {uri: each for uri, each in found.items() if any(each.values())}
+
+
+def _of_table(state: TableState) -> dict[str, Any]:
+    return {
+        "transactions": [
+            (
+                each.id,
+                each.phase,
+                each.sequence,
+                each.seq,
+                each.batch_id,
+                each.requested_id,
+                {partition: list(groups) for partition, groups in each.footprint.items()},
+                each.grant and (each.grant.id, each.grant.lock_owner, each.grant.seq, each.grant.revoked),
+                [
+                    (other.ended > each.began, other.requested > each.requested)
+                    for other in state.transactions.values()
+                ],
+            )
+            for each in state.transactions.values()
+        ],
+        "ledger": dict(state.ledger),
+        "losses": dict(state.losses),
+    }
