@@ -23,6 +23,10 @@ class SleptError(AgentError):
     """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
 
 
+class ReplacedError(AgentError):
+    """Another took a partition after we did: what we decide does not count. The session ends and is rebuilt from the log."""
+
+
 class PartitionsChangedError(AgentError):
     """Tables have moved between partitions while they had a history. Nobody decides on them until a person has acted."""
 

@@ -29,6 +29,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import stamp
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.committed import CommitPoint
+from lakewarden.agent.errors import ReplacedError
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
@@ -121,6 +122,10 @@ class PartitionOwner:
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
         self._caught_up_since: float | None = None
+        self._own_take = -1
+        """Offset of our `partition-taken`, once it is known."""
+        self._others_take = -1
+        """Offset of the last one of anybody else that was heard."""
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
@@ -133,7 +138,29 @@ class PartitionOwner:
             agent=self._settings.agent_id,
             term=self.term,
         )
-        self._publish_decision(taken.table.encode(), encode(taken))
+        self._publisher.put(
+            Outgoing(
+                self._topics.decisions,
+                taken.table.encode(),
+                encode(taken),
+                self.number,
+                on_offset=self._take_acknowledged,
+            )
+        )
+
+    def heard_taken(self, taken: PartitionTaken, offset: int) -> None:
+        """Somebody, perhaps we, took the partition."""
+        if taken.term != self.term:
+            self._others_take = max(self._others_take, offset)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another took the partition after we did."""
+        return -1 < self._own_take < self._others_take
+
+    def _take_acknowledged(self, offset: int) -> None:
+        self._own_take = offset
+        self._decision_acknowledged(offset)
 
     def load(
         self,
@@ -150,6 +177,8 @@ class PartitionOwner:
             if not isinstance(entry, Undecodable):
                 self._remember(entry)
         self._published = published(decided_from, decisions)
+        if self._published.term not in (None, self.term):
+            raise ReplacedError(f"another agent has taken partition {self.number} over after this one did")
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []
@@ -450,7 +479,7 @@ class PartitionOwner:
 
     def commit_point(self) -> CommitPoint | None:
         """What may be committed now; nothing before the replay is over."""
-        if self.phase != "live":
+        if self.phase != "live" or self.replaced:
             return None
         needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
         offset = min(needed, default=self.position)

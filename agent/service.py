@@ -18,7 +18,7 @@ import anyio.lowlevel
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.committed import CommitPoint, decided_from, partitions_then
@@ -27,6 +27,7 @@ from lakewarden.agent.errors import (
     KafkaUnreachableError,
     LogBrokenError,
     PartitionsChangedError,
+    ReplacedError,
     SettingsError,
     SleptError,
 )
@@ -46,7 +47,7 @@ from lakewarden.agent.locks import Stores
 from lakewarden.agent.partition import PartitionOwner
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
-from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.events import AUDIT_EVENT, DECISION_RECORD, PartitionTaken, Undecodable, decode
 from lakewarden.handlers.replay import Position
 
 log = structlog.get_logger()
@@ -68,7 +69,8 @@ HEARTBEAT_SHARE = 0.3
 REVOKE_SHARE = 0.5
 """Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
 RENEWAL = b'"type":"lock-renewed"'
-"""How the encoded event of a renewal can be told without decoding it."""
+TAKE = b'"type":"partition-taken"'
+"""How these can be told without decoding them."""
 STALL_FACTOR = 3
 """A periodic check this many intervals late says that the process slept: silence before it proves nothing."""
 
@@ -141,6 +143,7 @@ class Agent:
             KafkaUnreachableError,
             LogBrokenError,
             SleptError,
+            ReplacedError,
             OSError,
             IllegalStateError,
         ) as problems:
@@ -202,8 +205,20 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         await started(self._producer, settings)
         tasks.start_soon(self._publisher.run)
+        await self._open_ears()
         self._consumer.subscribe([self._topics.writers], listener=self)
         await started(self._consumer, settings)
+
+    async def _open_ears(self) -> None:
+        """Listen, from before we own anything, for what the agents tell of locks and of partitions that they take."""
+        listened = await partitions_of(self._settings, self._topics.audit)
+        listened += [TopicPartition(self._topics.decisions, number) for number in range(self._partitions)]
+        self._ears = reader(self._settings)
+        await started(self._ears, self._settings)
+        self._ears.assign(listened)
+        await self._ears.seek_to_end(*listened)
+        for partition in listened:
+            await self._ears.position(partition)
 
     async def serve(self) -> None:
         """Read, decide, check and commit until cancelled."""
@@ -218,10 +233,9 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """The orderly end; see the module's rules."""
         seconds = self._settings.shutdown_seconds
         await self._give_up(list(self._owners), seconds * 0.7)
-        for client in (getattr(self, "_consumer", None), getattr(self, "_producer", None)):
-            if client is not None:
-                with anyio.move_on_after(seconds * 0.15):
-                    await client.stop()
+        for name in ("_consumer", "_producer", "_ears"):
+            if (client := getattr(self, name, None)) is not None:
+                await stopped(client, seconds * 0.1)
 
     # -- assignment --------------------------------------------------------------------------------------------------
 
@@ -438,27 +452,35 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                     owner.passed(position)
 
     async def _listen(self) -> None:
-        """Hear what the agents, this one too, tell of locks, from now on: who waits for one need not poll the store for it."""
-        partitions = await partitions_of(self._settings, self._topics.audit)
-        consumer = reader(self._settings)
-        await started(consumer, self._settings)
-        try:
-            consumer.assign(partitions)
-            await consumer.seek_to_end(*partitions)
-            while True:
-                for records in (await consumer.getmany(timeout_ms=1_000)).values():
-                    for record in records:
-                        self._hear(record.value or b"")
-        finally:
-            await stopped(consumer)
+        """Hear what the agents, this one too, say of locks (`handlers/turns.py`) and of partitions (`handlers/replay.py`)."""
+        while True:
+            for partition, records in (await self._ears.getmany(timeout_ms=1_000)).items():
+                for record in records:
+                    if partition.topic == self._topics.audit:
+                        self._hear_of_lock(record.value or b"")
+                    else:
+                        self._hear_of_take(record)
+            for owner in self._owners.values():
+                if owner.replaced:
+                    raise ReplacedError(
+                        f"another agent has taken partition {owner.number} over after this one did"
+                    )
 
-    def _hear(self, value: bytes) -> None:
+    def _hear_of_lock(self, value: bytes) -> None:
         if RENEWAL in value:  # nearly all of them, and nobody waits for one
             return
         event = decode(AUDIT_EVENT, value)
         if not isinstance(event, Undecodable):
             for owner in self._owners.values():
                 owner.heard(event)
+
+    def _hear_of_take(self, record: ConsumerRecord) -> None:
+        owner = self._owners.get(record.partition)
+        if owner is None or TAKE not in (record.value or b""):
+            return
+        taken = decode(DECISION_RECORD, record.value)
+        if isinstance(taken, PartitionTaken):
+            owner.heard_taken(taken, record.offset)
 
     async def _commit_periodically(self) -> None:
         while True:

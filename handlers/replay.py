@@ -6,6 +6,8 @@
 - Whoever takes a partition over publishes `partition-taken` with a term of its own, and only then reads what was decided. From
   that record on, only decisions of that term count: for it, for whoever comes after it, and for writers that heard it. An
   agent that slept, or was cut off, and does not know that it lost the partition, publishes nothing that counts.
+- The last one in the log counts, whoever Kafka's group thinks the owner is: a take may reach the log late. So an owner listens
+  for takes after its own, and begins anew when there is one.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class PublishedDecisions:
             elif counts(record, term):
                 self._decisions.append((Position(offset, term), record))
         self._taken = 0
+        self.term = term
+        """In force at the end."""
 
     def __len__(self) -> int:
         return len(self._decisions)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import signal
 import time
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ from lakewarden.events import (
     CommitIntent,
     LockAcquired,
     LockReleased,
+    PartitionTaken,
     encode,
+    partition_name,
 )
 from lakewarden.handlers.lock_object import LockRecord, parse
 from tests.kafka_fixture import KafkaServer
@@ -278,6 +282,34 @@ async def test_an_agent_that_slept_while_another_took_its_tables_over_changes_no
     assert "slept" in slept["problem"]
     found = await _stories(scene)
     assert len(found) >= 72
+    check(found)
+
+
+async def test_a_late_take_of_a_former_owner_makes_the_owner_begin_anew(scene: World) -> None:
+    """Found by the simulation: the record was under way while the partitions moved. Nothing the owner says counts after it."""
+    with scene.process(**BRISK) as process:
+        await process.ready()
+        before = scene.writer("before")
+        await before.begin(heartbeat_seconds=100)
+        partition = next(said.partition for said in scene.said if isinstance(said.event, Admitted))
+        taken = PartitionTaken(
+            event_id=uuid.uuid4().hex,
+            table=partition_name(partition),
+            at=datetime.now(UTC),
+            agent="ghost",
+            term="ghost",
+        )
+        await scene.producer.send_and_wait(
+            scene.settings().topics.decisions, encode(taken), key=taken.table.encode(), partition=partition
+        )
+        waiting = await process.logged("kafka.waiting")
+        await before.touch("x")
+        grant = await before.granted()
+        await before.complete(grant.grant)
+
+    assert "taken partition" in waiting["problem"]
+    found = await _stories(scene)
+    assert found[before.transaction].decisions("commit-granted"), "the grant counts"
     check(found)
 
 
