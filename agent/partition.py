@@ -29,7 +29,6 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import stamp
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.committed import CommitPoint
-from lakewarden.agent.errors import ReplacedError
 from lakewarden.agent.locks import LockKeeper, Stores, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
@@ -178,7 +177,7 @@ class PartitionOwner:
                 self._remember(entry)
         self._published = published(decided_from, decisions)
         if self._published.term not in (None, self.term):
-            raise ReplacedError(f"another agent has taken partition {self.number} over after this one did")
+            self._others_take = max(self._others_take, self._own_take + 1)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []

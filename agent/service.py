@@ -327,6 +327,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 records[TopicPartition(topics.decisions, owner.number)],
                 records[TopicPartition(topics.ledger, owner.number)],
             )
+        self._require_unreplaced()
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -460,11 +461,14 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                         self._hear_of_lock(record.value or b"")
                     else:
                         self._hear_of_take(record)
-            for owner in self._owners.values():
-                if owner.replaced:
-                    raise ReplacedError(
-                        f"another agent has taken partition {owner.number} over after this one did"
-                    )
+            self._require_unreplaced()
+
+    def _require_unreplaced(self) -> None:
+        for owner in self._owners.values():
+            if owner.replaced:
+                raise ReplacedError(
+                    f"another agent has taken partition {owner.number} over after this one did"
+                )
 
     def _hear_of_lock(self, value: bytes) -> None:
         if RENEWAL in value:  # nearly all of them, and nobody waits for one
