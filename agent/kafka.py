@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -126,14 +127,26 @@ def forbidden(problem: BaseException | None, settings: KafkaSettings) -> str | N
                 return f"Kafka forbids {who} the consumer group {settings.group}: grant it read on the group"
             case ClusterAuthorizationFailedError():
                 return f"Kafka forbids {who} to make topics: grant it create on {settings.topic_prefix}.*, or make them for it"
-        problem = problem.__cause__
+            case _:
+                problem = problem.__cause__
     return None
 
 
-async def stopped(client: Any) -> None:
-    """Stop a client, in bounded time, also while we are being cancelled."""
-    with anyio.move_on_after(STOP_TIMEOUT_SECONDS, shield=True):
-        await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
+async def stopped(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
+    """Stop a client, in bounded time, also while we are being cancelled.
+
+    In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
+    of that fetch escape from its `stop`; in our task that would be a cancellation of ours.
+    """
+    stop = client.close if isinstance(client, AIOKafkaAdminClient) else client.stop
+    stopping = asyncio.ensure_future(stop())
+    with anyio.move_on_after(seconds, shield=True):
+        await asyncio.wait([stopping])
+    if stopping.cancel() or stopping.cancelled():
+        with anyio.move_on_after(seconds, shield=True):
+            await client._client.close()  # noqa: SLF001 - the connections, to which its `stop` did not come
+    else:
+        stopping.result()
 
 
 async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
@@ -162,7 +175,9 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
             for name, code, *rest in response.topic_errors:
                 if code in _FORBIDDEN:
                     raise for_code(code)(name)
-                if code == _TOPIC_EXISTS:  # made by another agent just now, or hidden from us: then this says so
+                if (
+                    code == _TOPIC_EXISTS
+                ):  # made by another agent just now, or hidden from us: then this says so
                     await _partition_count(admin, name)
                 elif code != 0:
                     raise KafkaError(f"topic {name} could not be created: error {code} {rest}")

@@ -106,7 +106,7 @@ class Attempt:
 
     def deadline(self, grant: str) -> float:
         """Until when we may publish, on our clock."""
-        leases = [
+        leases: list[float] = [
             self.sent[told["seq"]] + told["lease_seconds"]
             for _, told in self.heard
             if told["type"] in ("commit-granted", "grant-renewed") and told["grant"] == grant
@@ -260,6 +260,8 @@ class Diary:
                 self.next_batch[where] = said["batch"] + 1
                 self.losses[where] = 0
                 self.in_hand.pop(said["writer"], None)
+            case _:
+                pass
 
 
 class Job:
