@@ -30,6 +30,7 @@ from lakewarden.agent.settings import Settings
 from tests.bench import (
     contention,
     detection,
+    failover,
     in_memory,
     latency,
     load,
@@ -45,7 +46,7 @@ from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
-PARTS = ("check", "detection", "waste", "latency", "load", "volume", "locks")
+PARTS = ("check", "detection", "waste", "latency", "load", "volume", "failover", "locks")
 LATER_SECONDS = 0.015
 """Added to each request to the store, as a store that is not on this machine would take."""
 
@@ -71,6 +72,7 @@ class Size:
     locks: int
     locks_seconds: float
     renew_seconds: float
+    failovers: int
 
 
 FULL = Size(
@@ -91,6 +93,7 @@ FULL = Size(
     locks=1_000,
     locks_seconds=30.0,
     renew_seconds=3.0,
+    failovers=3,
 )
 QUICK = Size(
     trials=10,
@@ -110,6 +113,7 @@ QUICK = Size(
     locks=10,
     locks_seconds=2.0,
     renew_seconds=1.5,
+    failovers=0,
 )
 
 
@@ -175,8 +179,30 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             report["restart"] = volume.measure_restart(
                 servers, topics, folder, size.markers, repetitions=size.repetitions
             )
+        if "failover" in parts:
+            report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
+    return report
+
+
+def _measure_failover(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
+    """The smoke run does the shorter one, once."""
+    report: dict[str, Any] = {}
+    if size.failovers:
+        _say("the owner is killed, default settings")
+        report["default"] = failover.measure(
+            servers, prefix, folder, settings=failover.DEFAULTS, repetitions=size.failovers
+        )
+    _say("the owner is killed, tight settings")
+    with EmbeddedKafka(folder / "kafka-tight", on_progress=_say, properties=failover.BROKER) as broker:
+        report["tight"] = failover.measure(
+            broker.bootstrap_servers,
+            f"{prefix}-tight",
+            folder,
+            settings=failover.TIGHT,
+            repetitions=max(1, size.failovers),
+        )
     return report
 
 
@@ -281,6 +307,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from load.rows(report["load"])
     if "throughput" in report:
         yield from _volume_rows(report["throughput"], report["restart"])
+    if "failover" in report:
+        yield from failover.rows(report["failover"])
     if "check" in report:
         yield from _check_rows(report["check"])
 
@@ -341,6 +369,8 @@ def _print(report: dict[str, Any]) -> None:
     )
     if rows := list(_rows(report)):
         _print_table([("", "measured", "aim"), *rows])
+        if "failover" in report:
+            print(failover.FOOTNOTE)
     if "detection" in report:
         _print_table(list(detection.rows(report["detection"])))
         print(detection.FOOTNOTE)

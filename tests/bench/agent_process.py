@@ -84,6 +84,11 @@ class AgentProcess:
     def go_on(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """As a crash would."""
+        self._process.kill()
+        self._process.wait()
+
     def memory(self) -> dict[str, float]:
         """Resident memory now and at its highest, in MB (10⁶ bytes)."""
         now = psutil.Process(self._process.pid).memory_info().rss / 1e6
