@@ -11,13 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.committed import decided_from
-from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started
+from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started, stopped
 from lakewarden.agent.partition import published
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
@@ -143,8 +142,7 @@ async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
     try:
         yield consumer
     finally:
-        with anyio.move_on_after(5, shield=True):
-            await consumer.stop()
+        await stopped(consumer)
 
 
 def _fold(

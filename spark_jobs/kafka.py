@@ -7,13 +7,14 @@ outside, so a caller never hangs; and what fails there arrives here as `AgentUnr
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
@@ -69,12 +70,20 @@ async def make_producer(bootstrap_servers: str, kafka: KafkaSettings | None) -> 
 
 
 async def stop_quietly(client: Any) -> None:
-    """Close an aiokafka client in bounded time, whatever state it is in."""
+    """Close an aiokafka client in bounded time, whatever state it is in.
+
+    In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
+    of that fetch escape from its `stop`; in our task that would be a cancellation of ours.
+    """
+    stopping = asyncio.ensure_future(client.stop())
     with anyio.move_on_after(STOP_SECONDS, shield=True):
-        try:
-            await client.stop()
-        except (KafkaError, OSError):
-            return
+        await asyncio.wait([stopping])
+    with suppress(KafkaError, OSError):
+        if stopping.cancel() or stopping.cancelled():
+            with anyio.move_on_after(STOP_SECONDS, shield=True):
+                await client._client.close()  # noqa: SLF001 - the connections, to which its `stop` did not come
+        else:
+            stopping.result()
 
 
 class LoopThread:
