@@ -137,10 +137,6 @@ class Watched(PartitionOwner):
         self.broker = broker
         self._oracles = oracles
 
-    def take_over(self) -> None:
-        self._oracles.takes(self.number, self.term)
-        super().take_over()
-
     def _publish_decision(self, key: bytes, value: bytes) -> None:
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         self._oracles.decided(self.node, self.number, value, writers)

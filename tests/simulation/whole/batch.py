@@ -32,7 +32,6 @@ class Result:
     virtual_seconds: float
     commits: int
     windows: int
-    set_aside: str | None
 
     def told(self) -> str:
         """For a person who has to find out."""
@@ -61,7 +60,6 @@ def examine(seed: int) -> Result:
         outcome.seconds,
         outcome.commits,
         outcome.windows,
-        outcome.set_aside,
     )
 
 

@@ -36,11 +36,23 @@ class Written(NamedTuple):
     offset: int
 
 
+class _Connections:
+    """`_client` of aiokafka's clients, as far as it is closed where `stop` did not come to its end."""
+
+    def __init__(self, tasks: Callable[[], Iterable[asyncio.Task[None]]]) -> None:
+        self._tasks = tasks
+
+    async def close(self) -> None:
+        for task in list(self._tasks()):
+            task.cancel()
+
+
 class SimAdmin:
     """`AIOKafkaAdminClient`. All topics are there already."""
 
     def __init__(self, **_: Any) -> None:
         self._kafka = here().kafka
+        self._client = _Connections(tuple)
 
     async def start(self) -> None:
         await self._kafka.insist(lambda: "here")
@@ -72,6 +84,7 @@ class SimProducer:
         self._next: dict[TopicPartition, int] = {}
         self._queued: dict[TopicPartition, deque[tuple[Sent, asyncio.Future[Written]]]] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._client = _Connections(self._sending.values)
 
     async def start(self) -> None:
         await self._kafka.insist(lambda: "here")
@@ -143,6 +156,7 @@ class SimConsumer:
         self._tasks: list[asyncio.Task[None]] = []
         self._beating: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
+        self._client = _Connections(lambda: self._tasks)
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -17,13 +17,10 @@ conflict; nothing here asks the code that is tested, but for G7, which compares 
 | known is skipped | a batch that the log knows as committed is granted again, or one is skipped that isn't in the table (G6) |
 | one verdict | decisions that count contradict one another (G7) |
 | a replay agrees | the log, replayed from the committed position, gives another state than the living owner has (G7) |
+| last take | who lives as a partition's owner in the end is not the one whose take stands last in the log |
 | lag is not death | a writer or a grant is given up while its word lies in the log, unread (design.md §4) |
 | it goes on | a program breaks, or a table is stopped because its state contradicts itself |
 | all get it | after the faults, a batch is not in its table when the run's bound has passed (G5) |
-
-Set aside, with the run that shows it: an agent's `partition-taken` that reaches the log after that of its successor. From
-then on what the rightful owner decides does not count, and nothing of the above can be judged (`test_whole.py` has it as what
-is to be mended).
 
 The *window*: where the publish isn't fenced, a commit that lands after its grant's end is no violation, because no lock can
 stop it. `windows` counts them.
@@ -64,6 +61,8 @@ from tests.simulation.whole.table import LakeTable, Landed, conflict
 
 UNREAD_SECONDS = 2.6
 """How old may be what the agent knew of the end of the log when it judged: asked, and judged a stalled check later."""
+HEARD_SECONDS = 3.0
+"""After so long an owner has heard that another took its partition, where nothing goes wrong any more."""
 SAME_INSTANT = 1e-6
 
 
@@ -101,15 +100,13 @@ class Oracles:
 
     def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
         self.violations: list[str] = []
-        self.set_aside: str | None = None
-        """A late take (see the module), which ends the run."""
         self.windows = 0
         self.unknown_twice = 0
         self._timeline = timeline
         self._max_losses = max_losses
         self._tables = tables
         self._terms: dict[int, str] = {}
-        self._takes: dict[int, list[str]] = {}
+        self._taken_at: dict[int, float] = {}
         self._stories: dict[str, Story] = {}
         self._losses: dict[tuple[str, str], tuple[int, int]] = {}
         """By table and writer: losses in a row as last told, and the `cause_offset` of that."""
@@ -168,8 +165,8 @@ class Oracles:
         event = decode(DECISION_RECORD, record.value)
         assert not isinstance(event, Undecodable)
         if isinstance(event, PartitionTaken):
-            self._judge_take(record.partition, event)
             self._terms[record.partition] = event.term
+            self._taken_at[record.partition] = record.at
             self._timeline.say("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
             return
         counted = event.term == self._terms.get(record.partition)
@@ -183,17 +180,12 @@ class Oracles:
         if counted and story is not None:
             self._judge(event, story)
 
-    def takes(self, partition: int, term: str) -> None:
-        """An agent takes a partition over now, by the group's order; when that is in the log is another matter."""
-        self._takes.setdefault(partition, []).append(term)
-
-    def _judge_take(self, partition: int, event: PartitionTaken) -> None:
-        """The order of the takes in the log should be that in which the group gave the partition to them."""
-        order, before = self._takes[partition], self._terms.get(partition)
-        if before is not None and order.index(event.term) < order.index(before):
+    def judge_owner(self, partition: int, term: str, agent: str) -> None:
+        """A partition's owner that lives when all is over: the last take in the log must be its own."""
+        taken, at = self._terms[partition], self._taken_at[partition]
+        if taken != term and self._timeline.now - at > HEARD_SECONDS:
             self.violated(
-                "takes in order",
-                f"{event.agent}'s take of partition {partition} comes after that of its successor",
+                "last take", f"{agent} decides on partition {partition}, which another took after it did"
             )
 
     def _judge(self, event: DecisionEventUnion, story: Story) -> None:

@@ -12,6 +12,7 @@
 | landed is forgotten | no overlap | what landed since a transaction began counts against it |
 | replay that decides | a replay agrees | during a replay nothing is decided |
 | published is forgotten | one verdict | a published decision is a fact for whoever comes after |
+| takes not heard | last take | an owner whose partition was taken after it did begins anew |
 | expiry while lagging | lag is not death | silence counts only while everything in the log has been read |
 | lapse too soon | one grant | nobody is granted before the running grant's end |
 | lock not waited for | no foreign holder | a grant is given under the lock alone |
@@ -29,6 +30,7 @@ from typing import Any, TypeAlias
 from unittest.mock import patch
 
 from lakewarden.agent import partition
+from lakewarden.agent.partition import PartitionOwner
 from lakewarden.events import DecisionEvent, WriterEventUnion
 from lakewarden.handlers import admission, detection, grants, liveness, replay, table
 from lakewarden.handlers.conflicts import conflicting, loser_of
@@ -139,6 +141,10 @@ def _published_is_forgotten() -> list[Plant]:
     ]
 
 
+def _takes_not_heard() -> list[Plant]:
+    return [(PartitionOwner, "replaced", False)]
+
+
 def _expiry_while_lagging() -> list[Plant]:
     silent, lapse = liveness.abort_silent, grants.lapse
 
@@ -209,6 +215,7 @@ BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
     "landed is forgotten": ("no overlap", _landed_is_forgotten),
     "replay that decides": ("a replay agrees", _replay_that_decides),
     "published is forgotten": ("one verdict", _published_is_forgotten),
+    "takes not heard": ("last take", _takes_not_heard),
     "expiry while lagging": ("lag is not death", _expiry_while_lagging),
     "lapse too soon": ("one grant", _lapse_too_soon),
     "lock not waited for": ("no foreign holder", _lock_not_waited_for),

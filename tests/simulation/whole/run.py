@@ -50,8 +50,6 @@ class Outcome:
     commits: int
     windows: int
     """Commits that landed after their grant's end where nothing can stop them."""
-    set_aside: str | None
-    """What ended the run that is known, and no violation yet."""
 
 
 def run(seed: int) -> Outcome:
@@ -120,7 +118,7 @@ class World:
             timeline.run(scenario.bound, self._is_over)
         except SpinningError as error:
             self.oracles.violated("it goes on", str(error))
-        if not self.oracles.violations and not self.oracles.set_aside:
+        if not self.oracles.violations:
             self._compare()
         for process in self._processes:
             if (why := process.node.failure()) is not None:
@@ -128,7 +126,7 @@ class World:
         for each in self._looking:
             if each.done() and not each.cancelled():
                 each.result()
-        if not self.oracles.violations and not self.oracles.set_aside:
+        if not self.oracles.violations:
             self._judge_liveness()
         return Outcome(
             self.seed,
@@ -137,7 +135,6 @@ class World:
             timeline.now,
             sum(len(table.landed) for table in self.tables.values()),
             self.oracles.windows,
-            self.oracles.set_aside,
         )
 
     def dispose(self) -> None:
@@ -146,11 +143,14 @@ class World:
             dispose(process)
 
     def _is_over(self) -> bool:
-        if self.oracles.violations or self.oracles.set_aside:
+        if self.oracles.violations:
             return True
         return self.timeline.now > self.scenario.calm_from and all(job.done for job in self._jobs)
 
     def _judge_liveness(self) -> None:
+        for owner in self.owners:
+            if owner.phase == "live" and owner.node.state == "running":
+                self.oracles.judge_owner(owner.number, owner.term, owner.node.name)
         for job in self._jobs:
             if not job.done:
                 self.oracles.violated("all get it", f"{job.writer} is still at batch {job.next_batch}")

@@ -157,7 +157,7 @@ def draw(random: Random) -> Scenario:
         for number in range(random.choices((1, 2), (0.7, 0.3))[0])
     )
     everybody = [*names, *(machine.name for table in tables for machine, _ in table.writers)]
-    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.5)
+    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.6)
     return Scenario(
         kind=kind,
         settings=settings,
@@ -168,7 +168,7 @@ def draw(random: Random) -> Scenario:
         store=_climate(random, calm_from, everybody, calm=calm, late=12.0),
         lags=lags,
         stops_at_requests=0.0 if calm else random.choice((0.0, 0.001, 0.004)),
-        stops_at_publish=0.0 if calm else random.choice((0.0, 0.05, 0.2)),
+        stops_at_publish=0.0 if calm else random.choice((0.0, 0.1, 0.3)),
         checks=tuple(random.uniform(1.0, calm_from * 1.3) for _ in range(4)),
         calm_from=calm_from,
         bound=calm_from + 240.0,
@@ -213,7 +213,7 @@ def draw_stop_at_publish(random: Random, at: float) -> Stop:
     """A death, or a pause about as long as the grant has time left, or longer."""
     if random.random() < 0.35:
         return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
-    seconds = random.uniform(2.0, 12.0)
+    seconds = random.uniform(3.0, 14.0)
     replaced = random.random() < 0.4
     return Stop(
         at,
@@ -227,8 +227,8 @@ def _table(random: Random, number: int, calm_from: float, *, calm: bool) -> Tabl
     uri = f"s3://lake/t{number}"
     shared = random.random() < 0.15
     fenced = not shared and random.random() < 0.6
-    writers = random.choices((1, 2, 3, 4), (0.1, 0.4, 0.3, 0.2))[0]
-    places = [(f"d={day}", group) for day in range(random.choice((1, 2, 3))) for group in ("f1", "f2", "f3")]
+    writers = random.choices((1, 2, 3, 4), (0.05, 0.4, 0.35, 0.2))[0]
+    places = [(f"d={day}", group) for day in range(random.choice((1, 1, 2))) for group in ("f1", "f2", "f3")]
     if random.random() < 0.3:
         places = [(partition, "*") for partition in dict.fromkeys(each for each, _ in places)]
     rule: ConflictRule = (
@@ -274,7 +274,7 @@ def _lag(random: Random, name: str, calm_from: float) -> Lag:
         name,
         random.choice(("reads", "writes")),
         since,
-        min(since + random.uniform(2.0, 12.0), calm_from),
+        min(since + random.uniform(3.0, 14.0), calm_from),
         random.choice((0.3, 1.5, 3.0, 6.0)),
     )
 

@@ -53,15 +53,6 @@ def test_nothing_is_violated(first: int, pool: Executor) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, reason="a take that is late in the log fences the rightful owner off")
-@pytest.mark.timeout(300)
-def test_takes_stand_in_the_log_in_their_order(pool: Executor) -> None:
-    """Or do no harm where they don't: then the runs in which they don't are judged like all others."""
-    late = [result.set_aside for result in examine_many(range(60), pool) if result.set_aside]
-
-    assert not late
-
-
 @pytest.fixture(scope="module")
 def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
     return {bug: pool.submit(hunt, bug, range(SEEDS_A_BUG)) for bug in BUGS}
