@@ -63,6 +63,8 @@ PARTS = {
 LEAST_LABELLED = 4.0
 """Percent: a narrower part has no room for its number."""
 
+QUEUED = "queued"
+
 
 @dataclass(frozen=True, slots=True)
 class Mode:
@@ -81,7 +83,7 @@ MODES = (
     Mode("the same, retries wait", TableSettings(early_detection=False)),
     Mode("first committer", TableSettings(policy="first-committer")),
     Mode("first intent", TableSettings()),
-    Mode("queued", TableSettings(), scope_known=True),
+    Mode(QUEUED, TableSettings(), scope_known=True),
 )
 
 
@@ -346,6 +348,7 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     yield (
         f"{report['writers']} writers, 20 % overlap, an hour",
         "computed in vain",
+        "aim",
         "waited",
         "batches committed",
         "of them lost",
@@ -359,6 +362,7 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (
             name,
             f"{wasted['median']:,.0f} s ({min(wasted['each']):,.0f}–{max(wasted['each']):,.0f})",
+            "0 s" if name == QUEUED else "",
             f"{hourly['waited_seconds']['median']:,.0f} s",
             f"{hourly['batches']['median']:.0f}",
             f"{hourly['lost_updates']['median']:.0f}",
