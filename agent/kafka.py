@@ -143,8 +143,9 @@ async def stopped(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
     with anyio.move_on_after(seconds, shield=True):
         await asyncio.wait([stopping])
     if stopping.cancel() or stopping.cancelled():
+        connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
         with anyio.move_on_after(seconds, shield=True):
-            await client._client.close()  # noqa: SLF001 - the connections, to which its `stop` did not come
+            await connections.close()  # to which its `stop` did not come
     else:
         stopping.result()
 

@@ -75,13 +75,16 @@ async def stop_quietly(client: Any) -> None:
     In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
     of that fetch escape from its `stop`; in our task that would be a cancellation of ours.
     """
+    from aiokafka import AIOKafkaProducer
+
     stopping = asyncio.ensure_future(client.stop())
     with anyio.move_on_after(STOP_SECONDS, shield=True):
         await asyncio.wait([stopping])
     with suppress(KafkaError, OSError):
         if stopping.cancel() or stopping.cancelled():
+            connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
             with anyio.move_on_after(STOP_SECONDS, shield=True):
-                await client._client.close()  # noqa: SLF001 - the connections, to which its `stop` did not come
+                await connections.close()  # to which its `stop` did not come
         else:
             stopping.result()
 
