@@ -27,7 +27,7 @@ from __future__ import annotations
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.detection import judge_grant, judge_landing, may_be_granted
 from lakewarden.handlers.state import LockView, TableState
-from lakewarden.handlers.transactions import Phase, Transaction
+from lakewarden.handlers.transactions import OPEN, Phase, Transaction
 from lakewarden.handlers.verdicts import AbortTransaction, Cause, FreeLock, GrantCommit, NeedLock, RenewGrant
 
 WORTHWHILE = 0.5
@@ -142,10 +142,13 @@ def _cover(deciding: Deciding, running: Transaction, lock: LockView) -> None:
 def want_lock(deciding: Deciding) -> None:
     """Ask for the lock, or give it back, as the hold policy says."""
     state = deciding.state
-    running = state.running()
     if state.settings.hold == "while-active":
-        wanted = bool(state.open())
+        wanted = any(each.phase in OPEN for each in state.transactions.values())
+        if wanted and state.lock_wanted:
+            return
+        running = state.running()
     else:
+        running = state.running()
         wanted = bool(_line(state)) or running is not None
         if state.lock_used and running is None:
             _release(deciding)

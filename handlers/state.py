@@ -79,6 +79,10 @@ class TableState:
         """The transactions that have not ended, oldest first."""
         return [each for each in self.transactions.values() if each.phase in OPEN]
 
+    def phases(self) -> set[Phase]:
+        """Where its transactions stand: one pass, for who only asks whether there is any."""
+        return {each.phase for each in self.transactions.values()}
+
     def landed(self) -> list[Transaction]:
         """The ended ones that still count as evidence."""
         return [each for each in self.transactions.values() if each.phase in LANDED]

@@ -236,10 +236,14 @@ def _owed(deciding: Deciding) -> None:
     state = deciding.state
     while True:
         decided = len(deciding.effects)
-        for transaction in admit_ready(deciding):
-            judge_markers(deciding, transaction, list(state.footprints.overlaps(transaction)))
+        phases = state.phases()
+        if Phase.QUEUED in phases:
+            for transaction in admit_ready(deciding):
+                judge_markers(deciding, transaction, list(state.footprints.overlaps(transaction)))
+            phases = state.phases()
         want_lock(deciding)
-        grant_next(deciding)
+        if Phase.WAITING in phases:
+            grant_next(deciding)
         if len(deciding.effects) == decided:
             break
         # Each round ends or starts somebody, which may let somebody else in: as many rounds as there are transactions.

@@ -34,6 +34,9 @@ class Phase(Enum):
     UNKNOWN = "unknown"
     ABORTED = "aborted"
 
+    __hash__ = object.__hash__
+    """By identity, which is what equality is: Python 3.11's hashes the name, in Python, at each `phase in OPEN`."""
+
 
 COMPUTING = frozenset({Phase.ACTIVE, Phase.WAITING, Phase.GRANTED})
 """Admitted and not ended: what it touches counts against others."""
