@@ -84,7 +84,7 @@ class SimProducer:
         self._next: dict[TopicPartition, int] = {}
         self._queued: dict[TopicPartition, deque[tuple[Sent, asyncio.Future[Written]]]] = {}
         self._sending: dict[TopicPartition, asyncio.Task[None]] = {}
-        self._client = _Connections(self._sending.values)
+        self._client = self.client = _Connections(self._sending.values)
 
     async def start(self) -> None:
         await self._kafka.insist(lambda: "here")

@@ -227,6 +227,10 @@ BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
 """Each bug, the oracle that is to find it, and how it is planted."""
 
 
+RARE = frozenset({"fence off: terms", "takes not heard"})
+"""Shown by too few seeds to be hunted in every test run: the lock and the leases cover for them, as they should."""
+
+
 def planted(bug: str) -> ExitStack:
     """Within this, the bug is there."""
     stack = ExitStack()

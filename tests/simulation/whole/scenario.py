@@ -23,7 +23,8 @@ from tests.simulation.whole.connection import Lag
 VERSION = 1
 TOPICS = Topics("sim")
 
-Kind: TypeAlias = Literal["calm", "usual"]
+Kind: TypeAlias = Literal["calm", "usual", "hard"]
+"""Nothing goes wrong; this or that does; or as much at a time as the promises are meant for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,26 @@ SETTINGS = Settings(
 )
 
 
+STOPS: dict[Kind, tuple[int, ...]] = {"calm": (0,), "usual": (0, 0, 1, 1, 2), "hard": (1, 2, 3)}
+"""Of each process, at times that are drawn."""
+STOPS_AT_REQUESTS: dict[Kind, tuple[float, ...]] = {
+    "calm": (0.0,),
+    "usual": (0.0, 0.001, 0.004),
+    "hard": (0.001, 0.004),
+}
+STOPS_AT_PUBLISH: dict[Kind, tuple[float, ...]] = {
+    "calm": (0.0,),
+    "usual": (0.0, 0.1, 0.3),
+    "hard": (0.2, 0.4),
+}
+LAGS: dict[Kind, float] = {"calm": 0.0, "usual": 0.5, "hard": 0.9}
+"""Chance of each agent that it reads or writes late for a while."""
+SPELLS: dict[Kind, tuple[int, ...]] = {"calm": (0,), "usual": (0, 1, 1, 2), "hard": (0, 1, 2)}
+
+
 def draw(random: Random) -> Scenario:
     """The scenario of a seed."""
-    kind: Kind = random.choices(("calm", "usual"), (0.06, 0.94))[0]
+    kind: Kind = random.choices(("calm", "usual", "hard"), (0.05, 0.5, 0.45))[0]
     settings = SETTINGS.model_copy(
         update={
             "policy": random.choices(("first-intent", "first-committer"), (0.75, 0.25))[0],
@@ -137,45 +155,44 @@ def draw(random: Random) -> Scenario:
             "hold": random.choice(("while-active", "per-commit")),
         }
     )
-    calm = kind == "calm"
-    calm_from = random.uniform(8.0, 24.0)
-    agents = random.choices((1, 2, 3), (0.15, 0.55, 0.3))[0]
+    calm_from = random.uniform(14.0, 24.0) if kind == "hard" else random.uniform(8.0, 20.0)
+    agents = random.choice((2, 2, 3)) if kind == "hard" else random.choices((1, 2, 3), (0.25, 0.5, 0.25))[0]
     names = [f"a{n + 1}" for n in range(agents)]
     machines = tuple(
         _machine(
             random,
             name,
             calm_from,
-            calm=calm,
+            kind=kind,
             starts=random.choice((0.0, 0.0, random.uniform(0, calm_from / 2))),
         )
         for name in names
     )
     machines = (replace(machines[0], starts=0.0), *machines[1:])
     tables = tuple(
-        _table(random, number, calm_from, calm=calm)
-        for number in range(random.choices((1, 2), (0.7, 0.3))[0])
+        _table(random, number, calm_from, kind=kind)
+        for number in range(1 if kind == "hard" else random.choices((1, 2), (0.6, 0.4))[0])
     )
     everybody = [*names, *(machine.name for table in tables for machine, _ in table.writers)]
-    lags = () if calm else tuple(_lag(random, name, calm_from) for name in names if random.random() < 0.6)
+    lags = tuple(_lag(random, name, calm_from) for name in names if random.random() < LAGS[kind])
     return Scenario(
         kind=kind,
         settings=settings,
         partitions=random.choice((1, 2, 3)),
         agents=machines,
         tables=tables,
-        kafka=_climate(random, calm_from, [*everybody, *names, *names], calm=calm, late=6.0),
-        store=_climate(random, calm_from, everybody, calm=calm, late=12.0),
+        kafka=_climate(random, calm_from, [*everybody, *names, *names], kind=kind, late=6.0),
+        store=_climate(random, calm_from, everybody, kind=kind, late=12.0),
         lags=lags,
-        stops_at_requests=0.0 if calm else random.choice((0.0, 0.001, 0.004)),
-        stops_at_publish=0.0 if calm else random.choice((0.0, 0.1, 0.3)),
+        stops_at_requests=random.choice(STOPS_AT_REQUESTS[kind]),
+        stops_at_publish=random.choice(STOPS_AT_PUBLISH[kind]),
         checks=tuple(random.uniform(1.0, calm_from * 1.3) for _ in range(4)),
         calm_from=calm_from,
         bound=calm_from + 240.0,
     )
 
 
-def _machine(random: Random, name: str, calm_from: float, *, calm: bool, starts: float = 0.0) -> Machine:
+def _machine(random: Random, name: str, calm_from: float, *, kind: Kind, starts: float = 0.0) -> Machine:
     drift = SETTINGS.drift_seconds
     clock = draw_clock(
         random,
@@ -184,7 +201,7 @@ def _machine(random: Random, name: str, calm_from: float, *, calm: bool, starts:
         rate_error=0.5 * drift / SETTINGS.validity_seconds,
         jumps=random.choice((0.0, 0.5)),
     )
-    count = 0 if calm else random.choice((0, 0, 1, 1, 2))
+    count = random.choice(STOPS[kind])
     stops = tuple(draw_stop(random, random.uniform(0.5, calm_from), calm_from, name) for _ in range(count))
     return Machine(name, clock, starts, stops)
 
@@ -223,11 +240,11 @@ def draw_stop_at_publish(random: Random, at: float) -> Stop:
     )
 
 
-def _table(random: Random, number: int, calm_from: float, *, calm: bool) -> TablePlan:
+def _table(random: Random, number: int, calm_from: float, *, kind: Kind) -> TablePlan:
     uri = f"s3://lake/t{number}"
     shared = random.random() < 0.15
     fenced = not shared and random.random() < 0.6
-    writers = random.choices((1, 2, 3, 4), (0.05, 0.4, 0.35, 0.2))[0]
+    writers = random.choice((2, 3, 4)) if kind == "hard" else random.choices((1, 2, 3), (0.2, 0.5, 0.3))[0]
     places = [(f"d={day}", group) for day in range(random.choice((1, 1, 2))) for group in ("f1", "f2", "f3")]
     if random.random() < 0.3:
         places = [(partition, "*") for partition in dict.fromkeys(each for each, _ in places)]
@@ -241,12 +258,12 @@ def _table(random: Random, number: int, calm_from: float, *, calm: bool) -> Tabl
         lock=uri + HUDI_LOCK if shared else None,
         writers=tuple(
             (
-                _machine(random, f"w{number}{each + 1}", calm_from, calm=calm),
+                _machine(random, f"w{number}{each + 1}", calm_from, kind=kind),
                 _habits(random, each, rule, tuple(places)),
             )
             for each in range(writers)
         ),
-        hudi=_machine(random, f"hudi{number}", calm_from, calm=True) if shared else None,
+        hudi=_machine(random, f"hudi{number}", calm_from, kind="calm") if shared else None,
     )
 
 
@@ -279,15 +296,15 @@ def _lag(random: Random, name: str, calm_from: float) -> Lag:
     )
 
 
-def _climate(random: Random, calm_from: float, names: list[str], *, calm: bool, late: float) -> Climate:
-    worst = 0.0 if calm else random.choice((0.0, 0.01, 0.05))
+def _climate(random: Random, calm_from: float, names: list[str], *, kind: Kind, late: float) -> Climate:
+    worst = 0.0 if kind == "calm" else random.choice((0.0, 0.01, 0.05))
     possible: list[tuple[Weathers, str | None]] = [
         ("outage", None),
         ("slow", None),
         *(("cut off", name) for name in names),
     ]
     spells: list[Spell] = []
-    for what, node in random.sample(possible, k=0 if calm else random.choice((0, 1, 1, 2))):
+    for what, node in random.sample(possible, k=random.choice(SPELLS[kind])):
         since = random.uniform(0, calm_from)
         spells.append(Spell(what, since, min(since + random.uniform(0.5, 12.0), calm_from), node))
     return Climate(
