@@ -156,7 +156,7 @@ def test_a_trace_tells_what_happened() -> None:
     assert ": commit-intent w0" in told
     assert ": commit-granted w0" in told
     assert " hears commit-granted" in told
-    assert "table        s3://lake/t0 1: w0" in told
+    assert "table    s3://lake/t0 1: w0" in told
 
 
 def _told(failed: list[Result]) -> str:
