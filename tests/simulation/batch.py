@@ -1,4 +1,4 @@
-"""Many seeds, in several processes, and what is kept of those that failed.
+"""Many seeds of a simulation, in several processes, and what is kept of those that failed.
 
 `failing_seeds.txt` has a line a seed that ever failed: the seed, the version of the scenarios under which it did, and what it
 violated. The tests run them before any other. A seed of an older version has another meaning by now; it is run all the
@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, Protocol
 
-from tests.simulation.planted import BUGS, planted
-from tests.simulation.run import run
-from tests.simulation.scenario import VERSION
-from tests.simulation.timeline import digest, spell
+from tests.simulation.timeline import Line, digest, spell
 
-KEPT = Path(__file__).with_name("failing_seeds.txt")
-STORY_LINES = 40
+STORY_LINES = 60
 """How much of a failing run's trace is told at once; the rest is a command away."""
-SEEDS_AT_ONCE = 10
-"""Handed to a process together: some seconds of work."""
+
+
+class Outcome(Protocol):
+    """What a run has shown."""
+
+    @property
+    def violations(self) -> Sequence[str]: ...
+    @property
+    def trace(self) -> Sequence[Line]: ...
+    @property
+    def seconds(self) -> float:
+        """Virtual."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,42 +48,88 @@ class Result:
     """The end of the trace, if something was violated."""
     digest: str
     virtual_seconds: float
+    counts: Mapping[str, int]
+    """What else is counted over all runs."""
+    replay: str
+    """The command that shows the run."""
 
     def told(self) -> str:
         """For a person who has to find out."""
-        return f"seed {self.seed}: {self.violation}\n{self.story}\nThe whole of it: {replay(self.seed)}"
+        return f"seed {self.seed}: {self.violation}\n{self.story}\nThe whole of it: {self.replay}"
 
 
-def replay(seed: int) -> str:
-    """The command that shows a run."""
-    return f"python -m tests.simulation --seed {seed} --trace"
+def _nothing(_: Any) -> Mapping[str, int]:
+    return {}
 
 
-def examine(seed: int) -> Result:
-    """Run a seed."""
-    try:
-        outcome = run(seed)
-    except Exception as error:
-        error.add_note(f"in {replay(seed)}")
-        raise
-    violation = outcome.violations[0] if outcome.violations else None
-    story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
-    return Result(seed, violation, story, digest(outcome.trace), outcome.seconds)
+def _any(_: int) -> bool:
+    return True
 
 
-def hunt(bug: str, seeds: range) -> Counter[str]:
-    """Plant a bug, and run these seeds until its own oracle finds it; which oracles found something."""
-    found: Counter[str] = Counter()
-    with planted(bug):
-        for seed in seeds:
-            found.update(violation.partition(":")[0] for violation in run(seed).violations[:1])
-            if found[BUGS[bug][0]]:
-                break
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What can be run for a seed, and which bugs can be planted in it. Is `SIMULATION` in `<module>.simulated`."""
 
+    module: str
+    """As in `python -m <module>`."""
+    version: int
+    run: Callable[[int], Outcome]
+    bugs: Mapping[str, tuple[str, object]]
+    """The oracle that must find each, first."""
+    planted: Callable[[str], AbstractContextManager[object]]
+    kept: Path
+    seeds_at_once: int
+    """Handed to a process together: some seconds of work."""
+    worth_hunting: Callable[[int], bool] = _any
+    """Whether a planted bug may soon show itself under this seed."""
+    counts: Callable[[Any], Mapping[str, int]] = _nothing
 
-def _examine_all(seeds: tuple[int, ...]) -> list[Result]:
-    return [examine(seed) for seed in seeds]
+    def replay(self, seed: int) -> str:
+        """The command that shows a run."""
+        return f"python -m {self.module} --seed {seed} --trace"
+
+    def examine(self, seed: int) -> Result:
+        """Run a seed."""
+        try:
+            outcome = self.run(seed)
+        except Exception as error:
+            error.add_note(f"in {self.replay(seed)}")
+            raise
+        violation = outcome.violations[0] if outcome.violations else None
+        story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
+        return Result(
+            seed,
+            violation,
+            story,
+            digest(outcome.trace),
+            outcome.seconds,
+            self.counts(outcome),
+            self.replay(seed),
+        )
+
+    def hunt(self, bug: str, seeds: range, pool: Executor) -> Future[Counter[str]]:
+        """Plant a bug, and run these seeds until its own oracle finds it; which oracles found something."""
+        return pool.submit(_hunt, self.module, bug, seeds)
+
+    def examine_many(self, seeds: Iterable[int], pool: Executor) -> Iterator[Result]:
+        """Run these seeds, and yield what they show, in their order. No more are begun than are soon needed."""
+        remaining = iter(seeds)
+        chunks = iter(lambda: tuple(islice(remaining, self.seeds_at_once)), ())
+        ahead = [pool.submit(_examine_all, self.module, chunk) for chunk in islice(chunks, 16)]
+        while ahead:
+            yield from ahead.pop(0).result()
+            ahead += [pool.submit(_examine_all, self.module, chunk) for chunk in islice(chunks, 1)]
+
+    def failed_once(self) -> tuple[int, ...]:
+        """Seeds that were kept."""
+        lines = self.kept.read_text().splitlines()
+        return tuple(int(line.split()[0]) for line in lines if line and not line.startswith("#"))
+
+    def keep(self, result: Result) -> None:
+        """Remember a seed that failed."""
+        if result.seed not in self.failed_once():
+            with self.kept.open("a") as file:
+                file.write(f"{result.seed} v{self.version} {result.violation}\n")
 
 
 @contextmanager
@@ -84,24 +139,32 @@ def processes(count: int | None = None) -> Iterator[Executor]:
         yield pool
 
 
-def examine_many(seeds: Iterable[int], pool: Executor) -> Iterator[Result]:
-    """Run these seeds, and yield what they show, in their order. No more are begun than are soon needed."""
-    remaining = iter(seeds)
-    chunks = iter(lambda: tuple(islice(remaining, SEEDS_AT_ONCE)), ())
-    ahead = [pool.submit(_examine_all, chunk) for chunk in islice(chunks, 16)]
-    while ahead:
-        yield from ahead.pop(0).result()
-        ahead += [pool.submit(_examine_all, chunk) for chunk in islice(chunks, 1)]
+def told(failed: Sequence[Result]) -> str:
+    """What a failing test says."""
+    stories = "\n\n".join(result.told() for result in failed[:3])
+    return f"{stories}\n\nfailed: {[each.seed for each in failed]}"
 
 
-def kept() -> tuple[int, ...]:
-    """Seeds that failed once."""
-    lines = KEPT.read_text().splitlines()
-    return tuple(int(line.split()[0]) for line in lines if line and not line.startswith("#"))
+# What runs in another process finds its simulation by name: functions don't travel.
 
 
-def keep(result: Result) -> None:
-    """Remember a seed that failed."""
-    if result.seed not in kept():
-        with KEPT.open("a") as file:
-            file.write(f"{result.seed} v{VERSION} {result.violation}\n")
+def _simulation(module: str) -> Simulation:
+    found = import_module(f"{module}.simulated").SIMULATION
+    assert isinstance(found, Simulation)
+    return found
+
+
+def _examine_all(module: str, seeds: tuple[int, ...]) -> list[Result]:
+    simulation = _simulation(module)
+    return [simulation.examine(seed) for seed in seeds]
+
+
+def _hunt(module: str, bug: str, seeds: range) -> Counter[str]:
+    simulation = _simulation(module)
+    found: Counter[str] = Counter()
+    with simulation.planted(bug):
+        for seed in filter(simulation.worth_hunting, seeds):
+            found.update(violation.partition(":")[0] for violation in simulation.run(seed).violations[:1])
+            if found[simulation.bugs[bug][0]]:
+                break
+    return found

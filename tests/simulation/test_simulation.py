@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
@@ -13,11 +10,17 @@ from concurrent.futures import Executor, Future
 import pytest
 
 from tests.simulation import oracles
-from tests.simulation.batch import Result, examine, examine_many, hunt, keep, kept, processes
-from tests.simulation.planted import BUGS, planted
+from tests.simulation.batch import processes, told
+from tests.simulation.planted import BUGS
+from tests.simulation.repeats import (
+    require_nothing_left_of_what_was_planted,
+    require_same_run_again,
+    require_same_run_in_another_process,
+)
 from tests.simulation.run import run, stream
 from tests.simulation.scenario import draw
-from tests.simulation.timeline import digest, spell
+from tests.simulation.simulated import SIMULATION
+from tests.simulation.timeline import spell
 
 SEEDS = 1_000
 SEEDS_A_TEST = 100
@@ -32,25 +35,25 @@ def pool() -> Iterator[Executor]:
 
 
 def test_seeds_that_failed_once_fail_no_more() -> None:
-    failed = [result for result in map(examine, kept()) if result.violation]
+    failed = [result for result in map(SIMULATION.examine, SIMULATION.failed_once()) if result.violation]
 
-    assert not failed, _told(failed)
+    assert not failed, told(failed)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
     seeds = range(first, first + SEEDS_A_TEST)
-    failed = [result for result in examine_many(seeds, pool) if result.violation]
+    failed = [result for result in SIMULATION.examine_many(seeds, pool) if result.violation]
 
     for result in failed:
-        keep(result)
-    assert not failed, _told(failed)
+        SIMULATION.keep(result)
+    assert not failed, told(failed)
 
 
 @pytest.fixture(scope="module")
 def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
-    return {bug: pool.submit(hunt, bug, range(SEEDS_A_BUG)) for bug in BUGS}
+    return {bug: SIMULATION.hunt(bug, range(SEEDS_A_BUG), pool) for bug in BUGS}
 
 
 @pytest.mark.timeout(300)
@@ -74,40 +77,17 @@ def test_every_oracle_finds_a_bug() -> None:
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
-    traces = [digest(run(1).trace)]
-    for bug in BUGS:
-        with planted(bug):
-            run(1)
-        traces.append(digest(run(1).trace))
-
-    assert len(set(traces)) == 1
+    require_nothing_left_of_what_was_planted(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
-    assert run(seed).trace == run(seed).trace
+    require_same_run_again(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
 def test_a_seed_is_the_same_run_in_another_process() -> None:
-    """Also where strings hash otherwise, so that no set or hash decides anything."""
-
-    def digests(hash_seed: str) -> str:
-        command = [sys.executable, "-m", "tests.simulation", "--seeds", "8", "--processes", "1", "--digests"]
-        told = subprocess.run(
-            command,
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return "".join(line for line in told.stdout.splitlines(keepends=True) if "second" not in line)
-
-    one = digests("1")
-
-    assert one == digests("2")
-    assert one.splitlines() == [f"{seed} {digest(run(seed).trace)}" for seed in range(8)]
+    require_same_run_in_another_process(SIMULATION, 8)
 
 
 def test_the_scenarios_have_what_they_are_to_have() -> None:
@@ -129,13 +109,7 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
 
 
 def test_a_trace_tells_what_happened() -> None:
-    told = "\n".join(spell(line) for line in run(1).trace)
+    trace = "\n".join(spell(line) for line in run(1).trace)
 
-    assert " → PUT lock-1 if-absent" in told
-    assert " acquired lock-1 as " in told
-
-
-def _told(failed: list[Result]) -> str:
-    return (
-        "\n\n".join(result.told() for result in failed[:3]) + f"\n\nfailed: {[each.seed for each in failed]}"
-    )
+    assert " → PUT lock-1 if-absent" in trace
+    assert " acquired lock-1 as " in trace

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 
 import pytest
 
-from tests.simulation.batch import processes
-from tests.simulation.timeline import digest, spell
+from tests.simulation.batch import processes, told
+from tests.simulation.repeats import (
+    require_nothing_left_of_what_was_planted,
+    require_same_run_again,
+    require_same_run_in_another_process,
+)
+from tests.simulation.timeline import spell
 from tests.simulation.whole import oracles
-from tests.simulation.whole.batch import Result, examine, examine_many, hunt, keep, kept
-from tests.simulation.whole.planted import BUGS, RARE, planted
+from tests.simulation.whole.planted import BUGS, RARE
 from tests.simulation.whole.run import run, stream
 from tests.simulation.whole.scenario import draw
+from tests.simulation.whole.simulated import SIMULATION
 
 HUNTED = tuple(bug for bug in BUGS if bug not in RARE)
 SEEDS = 240
@@ -34,29 +36,29 @@ def pool() -> Iterator[Executor]:
 
 
 def test_seeds_that_failed_once_fail_no_more() -> None:
-    failed = [result for result in map(examine, kept()) if result.violation]
+    failed = [result for result in map(SIMULATION.examine, SIMULATION.failed_once()) if result.violation]
 
-    assert not failed, _told(failed)
+    assert not failed, told(failed)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
     seeds = range(first, first + SEEDS_A_TEST)
-    results = list(examine_many(seeds, pool))
+    results = list(SIMULATION.examine_many(seeds, pool))
     failed = [result for result in results if result.violation]
 
     for result in failed:
-        keep(result)
-    assert not failed, _told(failed)
-    assert sum(result.commits for result in results) > SEEDS_A_TEST, (
+        SIMULATION.keep(result)
+    assert not failed, told(failed)
+    assert sum(result.counts["commits"] for result in results) > SEEDS_A_TEST, (
         "a run in which nobody commits proves nothing"
     )
 
 
 @pytest.fixture(scope="module")
 def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
-    return {bug: pool.submit(hunt, bug, range(SEEDS_A_BUG)) for bug in HUNTED}
+    return {bug: SIMULATION.hunt(bug, range(SEEDS_A_BUG), pool) for bug in HUNTED}
 
 
 @pytest.mark.timeout(300)
@@ -78,49 +80,17 @@ def test_every_oracle_finds_a_bug() -> None:
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
-    traces = [digest(run(1).trace)]
-    for bug in BUGS:
-        with planted(bug):
-            pass
-    traces.append(digest(run(1).trace))
-
-    assert len(set(traces)) == 1
+    require_nothing_left_of_what_was_planted(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
-    assert run(seed).trace == run(seed).trace
+    require_same_run_again(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
 def test_a_seed_is_the_same_run_in_another_process() -> None:
-    """Also where strings hash otherwise, so that no set or hash decides anything."""
-
-    def digests(hash_seed: str) -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.simulation.whole",
-            "--seeds",
-            "5",
-            "--processes",
-            "1",
-            "--digests",
-        ]
-        told = subprocess.run(
-            command,
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return "".join(line for line in told.stdout.splitlines(keepends=True) if "second" not in line)
-
-    one = digests("1")
-
-    assert one == digests("2")
-    assert one.splitlines() == [f"{seed} {digest(run(seed).trace)}" for seed in range(5)]
+    require_same_run_in_another_process(SIMULATION, 5)
 
 
 def test_the_scenarios_have_what_they_are_to_have() -> None:
@@ -151,15 +121,9 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
 
 
 def test_a_trace_tells_what_happened() -> None:
-    told = "\n".join(spell(line) for line in run(1).trace)
+    trace = "\n".join(spell(line) for line in run(1).trace)
 
-    assert ": commit-intent w0" in told
-    assert ": commit-granted w0" in told
-    assert " hears commit-granted" in told
-    assert "table    s3://lake/t0 1: w0" in told
-
-
-def _told(failed: list[Result]) -> str:
-    return (
-        "\n\n".join(result.told() for result in failed[:3]) + f"\n\nfailed: {[each.seed for each in failed]}"
-    )
+    assert ": commit-intent w0" in trace
+    assert ": commit-granted w0" in trace
+    assert " hears commit-granted" in trace
+    assert "table    s3://lake/t0 1: w0" in trace

@@ -1,0 +1,81 @@
+"""The command line of a simulation: one seed with its trace, or many seeds."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from contextlib import nullcontext
+
+from tests.simulation.batch import Simulation, processes
+from tests.simulation.timeline import digest, spell
+
+PROGRESS_SECONDS = 10.0
+
+
+def main(simulation: Simulation, description: str | None) -> int:
+    """0: nothing was violated; 1: something was."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {simulation.module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="one seed")
+    which.add_argument("--seeds", type=_range, help="how many seeds, or from-to")
+    parser.add_argument("--trace", action="store_true", help="print what happened, of one seed")
+    parser.add_argument("--planted", choices=simulation.bugs, help="with a bug, of one seed")
+    parser.add_argument("--digests", action="store_true", help="print what identifies each run's trace")
+    parser.add_argument("--processes", type=int, help="default: as many as there are cores")
+    given = parser.parse_args()
+    if given.seed is not None:
+        return _one(simulation, given.seed, trace=given.trace, bug=given.planted)
+    return _many(simulation, given.seeds, count=given.processes, digests=given.digests)
+
+
+def _range(text: str) -> range:
+    first, dash, last = text.replace("_", "").partition("-")
+    return range(int(first), int(last)) if dash else range(int(first))
+
+
+def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> int:
+    with simulation.planted(bug) if bug else nullcontext():
+        outcome = simulation.run(seed)
+    if trace:
+        print("\n".join(spell(line) for line in outcome.trace))
+    verdict = "; ".join(outcome.violations) or "nothing was violated"
+    counted = "".join(f"{number:,} {what}, " for what, number in simulation.counts(outcome).items())
+    print(
+        f"seed {seed}: {verdict}; {counted}{outcome.seconds:.1f} s of virtual time, trace {digest(outcome.trace)}"
+    )
+    return int(bool(outcome.violations))
+
+
+def _many(simulation: Simulation, seeds: range, *, count: int | None, digests: bool) -> int:
+    began = told_at = time.monotonic()
+    failed: list[int] = []
+    virtual, counts = 0.0, Counter[str]()
+    with processes(count) as pool:
+        for done, result in enumerate(simulation.examine_many(seeds, pool), start=1):
+            virtual += result.virtual_seconds
+            counts.update(result.counts)
+            if digests:
+                print(result.seed, result.digest)
+            if result.violation is not None:
+                failed.append(result.seed)
+                simulation.keep(result)
+                print(f"seed {result.seed}: {result.violation}\n  {result.replay}", flush=True)
+            now = time.monotonic()
+            if now - told_at >= PROGRESS_SECONDS:
+                told_at = now
+                print(
+                    f"{done:,} of {len(seeds):,} seeds, {done / (now - began):.1f} a second, {len(failed)} failed",
+                    flush=True,
+                )
+    seconds = time.monotonic() - began
+    print(
+        f"{len(seeds):,} seeds in {seconds:.0f} s, {len(seeds) / seconds:.1f} a second, "
+        f"{virtual / 3600:.1f} h of virtual time{''.join(f', {n:,} {what}' for what, n in counts.items())}; "
+        + (f"failed and kept: {' '.join(map(str, failed))}" if failed else "nothing was violated")
+    )
+    return int(bool(failed))

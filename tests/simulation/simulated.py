@@ -1,0 +1,20 @@
+"""The lock's simulation, as the batch runner knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.simulation.batch import Simulation
+from tests.simulation.planted import BUGS, planted
+from tests.simulation.run import run
+from tests.simulation.scenario import VERSION
+
+SIMULATION = Simulation(
+    module="tests.simulation",
+    version=VERSION,
+    run=run,
+    bugs=BUGS,
+    planted=planted,
+    kept=Path(__file__).with_name("failing_seeds.txt"),
+    seeds_at_once=10,
+)

@@ -1,0 +1,32 @@
+"""The simulation of the whole, as the batch runner knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.simulation.batch import Simulation
+from tests.simulation.whole.planted import BUGS, planted
+from tests.simulation.whole.run import Outcome, run, stream
+from tests.simulation.whole.scenario import VERSION, draw
+
+
+def _hard(seed: int) -> bool:
+    return draw(stream(seed, "scenario")).kind == "hard"
+
+
+def _counts(outcome: Outcome) -> Mapping[str, int]:
+    return {"commits": outcome.commits, "in the window that no lock closes": outcome.windows}
+
+
+SIMULATION = Simulation(
+    module="tests.simulation.whole",
+    version=VERSION,
+    run=run,
+    bugs=BUGS,
+    planted=planted,
+    kept=Path(__file__).with_name("failing_seeds.txt"),
+    seeds_at_once=5,
+    worth_hunting=_hard,
+    counts=_counts,
+)
