@@ -1,8 +1,9 @@
 """An Azure Blob server for tests: Azurite, in memory.
 
 From the PATH (`azurite-blob`), from the cache, or put there with `npm install` (about 30 s and 190 MB, once). It runs on
-Node 10 to 20; its next version wants 21. It honours `If-None-Match: *` and `If-Match` on writes, as the
-contract and the races show. It isn't told apart from Azure by a switch: it is an endpoint with the account in its path.
+Node 10 to 20; its next version wants 21. Where there is no Node, PyPI has one. It honours `If-None-Match: *` and
+`If-Match` on writes, as the contract and the races show. It isn't told apart from Azure by a switch: it is an endpoint
+with the account in its path.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import email.utils
 import hashlib
 import hmac
 import itertools
+import os
 import shutil
 import socket
 import tempfile
@@ -24,7 +26,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.servers.program import NoServerError, built, cache, free_port, one_at_a_time, spawn, stop
+from tests.servers.program import (
+    NoServerError,
+    built,
+    cache,
+    free_port,
+    node_folder,
+    npm_command,
+    one_at_a_time,
+    spawn,
+    stop,
+)
 
 ACCOUNT: Final = "devstoreaccount1"
 _KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -86,7 +98,7 @@ def running_azure_server() -> Iterator[AzureServer]:
     with ExitStack() as stack:
         endpoint = None if program is None else _start(program, stack, tried)
         if endpoint is None:
-            raise NoServerError(f"no azure server for the tests; install node 20 and npm: {'; '.join(tried)}")
+            raise NoServerError(f"no azure server for the tests; set it up by hand: {'; '.join(tried)}")
         yield AzureServer(endpoint, f"{_PACKAGE}: {program}")
 
 
@@ -100,21 +112,26 @@ def _installed(tried: list[str]) -> Path | None:
         return Path(found)
     folder = cache() / _PACKAGE
     program = folder / "node_modules" / ".bin" / _PROGRAM
-    npm = shutil.which("npm")
     if program.exists():
         return program
-    if npm is None:
-        tried.append(f"azurite: not on the PATH, not in {folder}, and no npm to install it")
+    npm = npm_command(tried)
+    node = node_folder(tried)
+    if npm is None or node is None:
         return None
     with one_at_a_time(folder), tempfile.TemporaryDirectory(dir=folder.parent) as parent:
         if not program.exists():
             new = Path(parent) / "new"
             new.mkdir()
-            command = [npm, "install", "--prefix", str(new), "--no-audit", "--no-fund", _PACKAGE]
-            if not built(command, {}, parent, tried):
+            command = [*npm, "install", "--prefix", str(new), "--no-audit", "--no-fund", _PACKAGE]
+            if not built(command, _with_node(node), parent, tried):
                 return None
             new.rename(folder)
     return program
+
+
+def _with_node(folder: Path | None) -> dict[str, str]:
+    """Programs of npm look for `node` on the PATH."""
+    return {} if folder is None else {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def _start(program: Path, stack: ExitStack, tried: list[str]) -> str | None:
@@ -126,7 +143,7 @@ def _start(program: Path, stack: ExitStack, tried: list[str]) -> str | None:
         # obstore may speak a newer version of the protocol than Azurite lists.
         process = spawn(
             [*command, "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"],
-            {},
+            _with_node(node_folder(tried)),
             log,
         )
         deadline = time.monotonic() + _START_SECONDS

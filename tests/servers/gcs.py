@@ -69,7 +69,7 @@ def running_gcs_server() -> Iterator[GcsServer]:
     with ExitStack() as stack:
         bare = None if binary is None else _start(binary, stack, tried)
         if bare is None:
-            raise NoServerError(f"no gcs server for the tests; install go: {'; '.join(tried)}")
+            raise NoServerError(f"no gcs server for the tests; set it up by hand: {'; '.join(tried)}")
         front = ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (_Front,), {"bare": bare}))
         front.daemon_threads = True
         thread = threading.Thread(target=front.serve_forever, name="gcs-front", daemon=True)

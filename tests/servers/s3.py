@@ -5,8 +5,8 @@ In this order, and never silently none:
 1. `LAKEWARDEN_TEST_S3_ENDPOINT`, with the usual AWS variables for its credentials,
 2. a container, if Docker answers quickly and already has one of the images (nothing is pulled),
 3. versitygw or MinIO: on the PATH, or in the cache, or built into it with `go install` at a pinned version
-   (about 80 s and 2 min, once). versitygw keeps ETags in extended attributes; where the file system has none,
-   MinIO it is.
+   (about 80 s and 2 min, once), by PyPI's Go where there is none. versitygw keeps ETags in extended attributes; where
+   the file system has none, MinIO it is.
 """
 
 from __future__ import annotations
@@ -164,8 +164,7 @@ def running_s3_server() -> Iterator[S3Server]:
                 yield server
                 return
     raise NoS3ServerError(
-        f"no s3 server for the tests; set {ENDPOINT_VARIABLE}, start docker, or install go: "
-        + "; ".join(tried)
+        f"no s3 server for the tests; set {ENDPOINT_VARIABLE}, or start docker: " + "; ".join(tried)
     )
 
 
