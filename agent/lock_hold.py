@@ -286,8 +286,6 @@ class _Holder:
     def _lose(self, ended: lease.LeaseEnded) -> None:
         assert self._lease is not None
         why = ended.why + (f"; owner {ended.holder} has it" if ended.holder else "")
-        if ended.holder == ended.owner:
-            why = "somebody gave it back in our name"
         what = "" if self._command is None else "; the command is being ended"
         self._order.say(f"lost {self._uri}: {why}{what}")
         self._lost, self._status = True, EXIT_LOST

@@ -388,7 +388,7 @@ def _found_while_wanted(
         if ours and not record.expired:
             return _put_hold(work, at, settings, IfMatch(version), record)
         if ours:
-            return _lost(work, at, why="somebody else released it in our name", holder=None)
+            return _lost(work, at, why="somebody gave it back in our name", holder=None)
         return _lost(work, at, why="another owner is in the lock object", holder=record.owner)
     if ours or record.expired:
         return _put_hold(work, at, settings, IfMatch(version), record)
