@@ -116,10 +116,13 @@ async def test_a_reader_whose_broker_has_gone_can_be_stopped(
     async with broker:
         settings = Settings.load(bootstrap_servers=broker.bootstrap_servers, topic_prefix="gone")
         await ensure_topics(settings, settings.topics, 1, 1)
-        consumer = reader(settings, retry_backoff_ms=60_000)
+        consumer = reader(settings)
         await started(consumer, settings)
-        consumer.assign([TopicPartition(settings.topics.writers, 0)])
-        await consumer.getmany(timeout_ms=100)
+        partition = TopicPartition(settings.topics.writers, 0)
+        consumer.assign([partition])
+        await consumer.position(partition)
+        consumer._fetcher._retry_backoff = 60.0  # only now: a new topic's first requests may fail
+        await consumer.getmany(timeout_ms=1_000)
         broker.kill()
     await _until(lambda: "Failed fetch messages" in caplog.text)
 
