@@ -203,16 +203,8 @@ def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
         lease.record.owner, lease.record.valid_until, spent, why="the renewal could not be confirmed in time"
     )
     match state:
-        case Held(mine=mine):
-            work = Work(
-                wanted=True,
-                mine=mine,
-                lease=None,
-                spent=Spent(0, at.now),
-                quiet_until=lease.quiet_until,
-                adopted=lease.adopted,
-            )
-            after: State = Waiting(work, until=at.now)
+        case Held():
+            after: State = Waiting(replace(_work_on(state, at), lease=None), until=at.now)
         case Reading(work=work):
             after = Reading(replace(work, lease=None))
         case Writing(work=work):
@@ -222,6 +214,19 @@ def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
         case _:
             raise AssertionError(state)
     return after, (ended,)
+
+
+def _work_on(held: Held, at: Moment) -> Work:
+    """What begins on a settled lease, which is still relied upon."""
+    lease = held.lease
+    return Work(
+        wanted=True,
+        mine=held.mine,
+        lease=lease,
+        spent=Spent(0, at.now),
+        quiet_until=lease.quiet_until,
+        adopted=lease.adopted,
+    )
 
 
 def _work(state: State) -> Work:
@@ -302,16 +307,8 @@ def _drop(state: State, at: Moment) -> Step:
     match state:
         case Idle():
             return state, ()
-        case Held(lease=lease, mine=mine):
-            work = Work(
-                wanted=False,
-                mine=mine,
-                lease=None,
-                spent=Spent(0, at.now),
-                release=lease.record,
-                quiet_until=lease.quiet_until,
-                adopted=lease.adopted,
-            )
+        case Held(lease=lease):
+            work = replace(_work_on(state, at), wanted=False, lease=None, release=lease.record)
             return _put_release(work, at, lease.version)
         case Waiting(work=work):
             if work.lease is not None:
@@ -337,16 +334,8 @@ def _drop(state: State, at: Moment) -> Step:
 
 def _timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
     match state:
-        case Held(lease=lease, mine=mine) if at.now >= lease.renew_at:
-            work = Work(
-                wanted=True,
-                mine=mine,
-                lease=lease,
-                spent=Spent(0, at.now),
-                quiet_until=lease.quiet_until,
-                adopted=lease.adopted,
-            )
-            return _put_hold(work, at, settings, IfMatch(lease.version), lease.record)
+        case Held(lease=lease) if at.now >= lease.renew_at:
+            return _put_hold(_work_on(state, at), at, settings, IfMatch(lease.version), lease.record)
         case Waiting(work=work, until=until) if at.now >= until:
             return _get(work)
         case _:
