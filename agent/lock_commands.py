@@ -20,7 +20,6 @@ from typing import Any, Literal, Self
 import anyio
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
-from botocore.exceptions import BotoCoreError
 
 from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.errors import AgentError
@@ -151,7 +150,7 @@ class Reader:
             raise
         except OSError as error:
             raise AgentError(f"{root} can't be opened: {error.strerror}") from error
-        except (ValueError, BotoCoreError) as error:
+        except ValueError as error:
             raise AgentError(f"the store can't be opened: {error}; store={root}") from error
 
 
@@ -386,7 +385,7 @@ async def probe_place(settings: Settings, root: str) -> Probed:
             return Probed(store.requests, monotonic() - begun)
     except LocationError:
         raise
-    except (OSError, ValueError, BotoCoreError) as error:
+    except (OSError, ValueError) as error:
         raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
 
 

@@ -17,7 +17,6 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
-from botocore.exceptions import BotoCoreError
 
 from lakewarden.agent.clock import moment
 from lakewarden.agent.settings import Settings
@@ -202,7 +201,7 @@ class Stores:
         async with AsyncExitStack() as attempt:
             try:
                 entered = await attempt.enter_async_context(PacedStore(store_at(root, self._settings)))
-            except (ValueError, BotoCoreError) as error:
+            except ValueError as error:
                 raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
             self._stack.push_async_exit(attempt.pop_all().__aexit__)
