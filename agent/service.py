@@ -240,10 +240,10 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     # -- assignment --------------------------------------------------------------------------------------------------
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Own them; they are loaded by the reading task."""
-        for partition in assigned:
-            self._owners[partition.partition] = PartitionOwner(
-                partition.partition, self._settings, self._publisher, self._stores, self._tasks
+        """Own them, from the lowest number up (a set comes in any order); they are loaded by the reading task."""
+        for number in sorted(each.partition for each in assigned):
+            self._owners[number] = PartitionOwner(
+                number, self._settings, self._publisher, self._stores, self._tasks
             )
         self._assigned, self._assigned_at = True, monotonic()
 
@@ -252,7 +252,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._assigned = False
         self._agent.not_ready()
         await self._give_up(
-            [each.partition for each in revoked], self._settings.session_timeout_seconds * REVOKE_SHARE
+            sorted(each.partition for each in revoked), self._settings.session_timeout_seconds * REVOKE_SHARE
         )
 
     async def _give_up(self, numbers: list[int], seconds: float) -> None:
