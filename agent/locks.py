@@ -4,21 +4,26 @@ The task waits for whatever comes first (a wish, an answer, the automaton's own 
 requests it asks for. Requests run beside the waiting, so that a lease is given up in time while one hangs. What a step
 means for the table's grants is told by a synchronous callback, with whether it may be relied upon; there is no
 decision in this file.
+
+A keeper that slept learns it before it acts. Whatever moves the automaton carries our clock, and a lease that has ended by it
+is given up first (`lease.step`). What is missing is something that moves it: the loop's timers stand still while the machine
+sleeps, our clock does not. So a `SleepWatch`, one for all keepers of an agent, looks at that clock every `LOOK_SECONDS` of
+the loop's time, and wakes the keepers whose deadline is past: at most that long after the machine woke.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
 
-from lakewarden.agent.clock import moment
+from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import (
     ConditionalStore,
@@ -39,12 +44,37 @@ from lakewarden.handlers.turns import Contender, Line
 log = structlog.get_logger()
 
 Told = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
-LONGEST_SLEEP_SECONDS = 1.0
-"""The loop's timers stand still while the machine sleeps, our clock does not: after waking it is looked at within this time."""
+LOOK_SECONDS = 1.0
+"""How late a keeper may be woken after the machine slept; its lease is given up `margin` before its end, and no sooner."""
+
+
+class SleepWatch:
+    """Wakes the keepers whose timers are late because the machine slept."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.keepers: dict[LockKeeper, None] = {}
+
+    @contextmanager
+    def over(self, keeper: LockKeeper) -> Iterator[None]:
+        """Within this, the keeper is looked after."""
+        self.keepers[keeper] = None
+        try:
+            yield
+        finally:
+            del self.keepers[keeper]
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            now = self._clock()
+            for keeper in self.keepers:
+                keeper.wake_if_due(now)
 
 
 class LockKeeper:
-    """One table's lock."""
+    """One table's lock. Without a `watch` that somebody runs, it runs one of its own."""
 
     def __init__(
         self,
@@ -55,6 +85,7 @@ class LockKeeper:
         *,
         name: Contender | None = None,
         clock: Callable[[], lease.Moment] = moment,
+        watch: SleepWatch | None = None,
     ) -> None:
         self.place = place
         self._settings = settings
@@ -64,6 +95,8 @@ class LockKeeper:
         self._name = name
         self._line = Line()
         self._clock = clock
+        self._watch = watch
+        self._due: float | None = None
         self._inbox: deque[lease.Input] = deque()
         self._woken = anyio.Event()
         self._idle = anyio.Event()
@@ -91,6 +124,11 @@ class LockKeeper:
             case _:
                 pass
 
+    def wake_if_due(self, now: float) -> None:
+        """Wake it where the automaton wanted to be moved by now."""
+        if self._due is not None and now >= self._due:
+            self._woken.set()
+
     async def released(self) -> None:
         """Return when nothing is held and nothing outstanding."""
         await self._idle.wait()
@@ -106,26 +144,32 @@ class LockKeeper:
 
     async def run(self) -> None:
         """Serve wishes until cancelled."""
-        async with anyio.create_task_group() as requests:
-            while True:
-                given = await self._next()
-                self._state, effects = lease.step(self._state, given, self._settings)
-                for effect in effects:
-                    match effect:
-                        case lease.Get() | lease.Put():
-                            requests.start_soon(self._request, effect)
-                        case _:
-                            # A lease whose return is asked for already may not be relied upon, though it is confirmed.
-                            relied_on = not any(isinstance(wish, lease.Drop) for wish in self._inbox)
-                            self._tell(effect, relied_on)
-                if isinstance(self._state, lease.Idle) and not self._inbox:
-                    self._idle.set()
+        watch = self._watch or SleepWatch(lambda: self._clock().now)
+        async with anyio.create_task_group() as tasks:
+            if self._watch is None:
+                tasks.start_soon(watch.run)
+            with watch.over(self):
+                while True:
+                    self._move(await self._next(), tasks)
+
+    def _move(self, given: lease.Input, requests: anyio.abc.TaskGroup) -> None:
+        self._state, effects = lease.step(self._state, given, self._settings)
+        for effect in effects:
+            match effect:
+                case lease.Get() | lease.Put():
+                    requests.start_soon(self._request, effect)
+                case _:
+                    # A lease whose return is asked for already may not be relied upon, though it is confirmed.
+                    relied_on = not any(isinstance(wish, lease.Drop) for wish in self._inbox)
+                    self._tell(effect, relied_on)
+        self._due = lease.deadline(self._state, self._settings)
+        if isinstance(self._state, lease.Idle) and not self._inbox:
+            self._idle.set()
 
     async def _next(self) -> lease.Input:
-        due = lease.deadline(self._state, self._settings)
         if not self._inbox:
             self._woken = anyio.Event()
-            wait = None if due is None else min(max(0.0, due - self._clock().now), LONGEST_SLEEP_SECONDS)
+            wait = None if self._due is None else max(0.0, self._due - self._clock().now)
             with anyio.move_on_after(wait):
                 await self._woken.wait()
         return self._inbox.popleft() if self._inbox else lease.Timer(self._clock())

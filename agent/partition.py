@@ -29,7 +29,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import stamp
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.committed import CommitPoint
-from lakewarden.agent.locks import LockKeeper, Stores, Told
+from lakewarden.agent.locks import LockKeeper, SleepWatch, Stores, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -88,13 +88,14 @@ MAX_KEY_BYTES = 4_096
 class PartitionOwner:
     """All that concerns one partition's tables."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what an agent's partitions share
         self,
         number: int,
         settings: Settings,
         publisher: Publisher,
         stores: Stores,
         tasks: anyio.abc.TaskGroup,
+        watch: SleepWatch | None = None,
     ) -> None:
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "gone"] = "loading"
@@ -111,6 +112,7 @@ class PartitionOwner:
         self._publisher = publisher
         self._stores = stores
         self._tasks = tasks
+        self._watch = watch
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
         self._places: dict[str, LockPlace] = {}
         self._backlog: list[ConsumerRecord] = []
@@ -403,6 +405,7 @@ class PartitionOwner:
                 lambda: self._stores.for_lock(place.uri),
                 lambda told, relied_on: self._lock_told(uri, place, told, relied_on=relied_on),
                 name=Contender(self._settings.agent_id, uri),
+                watch=self._watch,
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)

@@ -43,7 +43,7 @@ from lakewarden.agent.kafka import (
     started,
     stopped,
 )
-from lakewarden.agent.locks import Stores
+from lakewarden.agent.locks import SleepWatch, Stores
 from lakewarden.agent.partition import PartitionOwner
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
@@ -171,6 +171,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         self._settings = agent.settings
         self._topics = agent.settings.topics
         self._stores = stores
+        self._watch = SleepWatch()
         self._owners: dict[int, PartitionOwner] = {}
         self._committed: dict[int, CommitPoint] = {}
         self._partitions = 0
@@ -205,6 +206,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         )
         await started(self._producer, settings)
         tasks.start_soon(self._publisher.run)
+        tasks.start_soon(self._watch.run)
         await self._open_ears()
         self._consumer.subscribe([self._topics.writers], listener=self)
         await started(self._consumer, settings)
@@ -243,7 +245,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Own them, from the lowest number up (a set comes in any order); they are loaded by the reading task."""
         for number in sorted(each.partition for each in assigned):
             self._owners[number] = PartitionOwner(
-                number, self._settings, self._publisher, self._stores, self._tasks
+                number, self._settings, self._publisher, self._stores, self._tasks, self._watch
             )
         self._assigned, self._assigned_at = True, monotonic()
 
@@ -381,6 +383,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         while True:
             await anyio.sleep(interval)
             self._require_partitions(self._partitions_now())
+            asked_at = monotonic()
             ends = await self._ends(ends_seconds)
             await self._reach(ends, interval)
             now = monotonic()
@@ -401,7 +404,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 # The group may have given our partitions to others: whoever can't hear of it must not hold their locks.
                 raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
             for owner in list(self._owners.values()):
-                owner.tick(now, ends.get(owner.number), stalled=stalled)
+                owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
     def _partitions_now(self) -> int | None:
         """How many partitions the topic has, as far as the consumer has heard."""

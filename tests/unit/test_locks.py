@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from trio.testing import MockClock
 
 from lakewarden.agent import stamp
-from lakewarden.agent.locks import LockKeeper, Stores, Told
+from lakewarden.agent.locks import LOOK_SECONDS, LockKeeper, SleepWatch, Stores, Told
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.stores.memory import Fault, Request
@@ -79,17 +79,17 @@ class Keeper:
 
 
 @asynccontextmanager
-async def keeping(store: ConditionalStore, name: str = "t") -> AsyncIterator[Keeper]:
+async def keeping(store: ConditionalStore, name: str = "t", **options: Any) -> AsyncIterator[Keeper]:
     async def opened() -> ConditionalStore:
         return store
 
     async with anyio.create_task_group() as tasks:
-        keeper = _keeper(opened, name, tasks)
+        keeper = _keeper(opened, name, tasks, **options)
         yield keeper
         tasks.cancel_scope.cancel()
 
 
-def _keeper(opened: Callable[[], Any], name: str, tasks: Any) -> Keeper:
+def _keeper(opened: Callable[[], Any], name: str, tasks: Any, **options: Any) -> Keeper:
     told: list[tuple[float, Told]] = []
     relied: list[bool] = []
     changed = [anyio.Event()]
@@ -101,7 +101,8 @@ def _keeper(opened: Callable[[], Any], name: str, tasks: Any) -> Keeper:
 
     place = LockPlace(f"memory://locks/{name}.json", shared=False)
     scope = anyio.CancelScope()
-    lock = LockKeeper(place, LEASE, opened, tell, clock=clock)
+    settings, clock_ = options.pop("settings", LEASE), options.pop("clock", clock)
+    lock = LockKeeper(place, settings, opened, tell, clock=clock_, **options)
 
     async def run() -> None:
         with scope:
@@ -203,6 +204,76 @@ async def test_a_slow_store_of_one_table_delays_no_other() -> None:
 
     assert held_up.told == []
     assert _record(objects, "quick").expired
+
+
+class SleepyClock:
+    """The loop's time, which stands still while the machine sleeps, and how long it has slept."""
+
+    def __init__(self) -> None:
+        self.slept = 0.0
+        self.looked_at = 0
+
+    def monotonic(self) -> float:
+        self.looked_at += 1
+        return anyio.current_time() + self.slept
+
+    def moment(self) -> lease.Moment:
+        return replace(clock(), now=self.monotonic())
+
+
+SELDOM = replace(LEASE, validity=3_000.0, renew_interval=1_000.0)
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_keeper_learns_soon_after_waking_that_the_machine_slept(shared: bool) -> None:
+    """A closed laptop: a timer comes as much too late as the sleep was long."""
+    sleepy = SleepyClock()
+    watch = SleepWatch(sleepy.monotonic) if shared else None
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
+    async with store, anyio.create_task_group() as tasks:
+        if watch is not None:
+            tasks.start_soon(watch.run)
+        async with keeping(store, settings=SELDOM, clock=sleepy.moment, watch=watch) as keeper:
+            keeper.lock.want(None)
+            await keeper.tells(lease.Confirmed)
+            sleepy.slept, woke = 3_600.0, anyio.current_time()
+            at, _ = await keeper.tells(lease.LeaseEnded)
+        tasks.cancel_scope.cancel()
+
+    assert at - woke <= LOOK_SECONDS
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
+async def test_a_keeper_sleeps_until_its_time_has_come_while_one_look_is_had_for_all() -> None:
+    """A thousand keepers that each looked once a second took half as much processor time as their renewals."""
+    everybodys, own = SleepyClock(), SleepyClock()
+    watch = SleepWatch(everybodys.monotonic)
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
+    async with store, anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.run)
+        async with keeping(store, settings=SELDOM, clock=own.moment, watch=watch) as keeper:
+            keeper.lock.want(None)
+            await keeper.tells(lease.Confirmed)
+            await anyio.sleep(LOOK_SECONDS)
+            before, looks = own.looked_at, everybodys.looked_at
+            await anyio.sleep(100 * LOOK_SECONDS)
+        tasks.cancel_scope.cancel()
+
+    assert own.looked_at == before
+    assert everybodys.looked_at - looks in range(99, 102)
+
+
+async def test_whoever_has_ended_is_watched_no_more() -> None:
+    """An agent keeps a lock for each table that it ever had, one after the other."""
+    watch = SleepWatch()
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
+    async with store, keeping(store, watch=watch) as keeper:
+        keeper.lock.want(None)
+        await keeper.tells(lease.Confirmed)
+        assert list(watch.keepers) == [keeper.lock]
+
+    assert not watch.keepers
 
 
 async def test_who_is_cancelled_leaves_a_lease_that_lapses() -> None:
