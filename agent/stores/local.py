@@ -2,13 +2,18 @@
 
 The swap itself is in `disk.py` and blocks; here it runs in threads, so a slow disk delays its own caller and
 nobody else, and waiting for another process is a sleep of the event loop and not a thread that hangs.
+
+A thread that hangs in the disk can't be called back. Its caller is answered in time all the same, and the thread counts until
+it ends: when `_MAX_THREADS` hang, nothing more is begun.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final, Self, TypeVar
@@ -27,13 +32,18 @@ from lakewarden.handlers.conditional import Condition, ReadOutcome, Refused, Thr
 log = structlog.get_logger(__name__)
 
 _MAX_THREADS: Final = 16
-"""A disk that hangs keeps its threads; it must not take the process's other threads with it."""
+"""Of one store at once. A disk that hangs keeps them; a process that started more and more would run out of memory."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.0005
 _LONGEST_PAUSE_SECONDS: Final = 0.01
 """Between tries for the file lock. A swap takes about a millisecond (two syncs), so longer pauses only add waiting."""
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class _AllHang:
+    """As many threads as may be are still in the disk: nothing was done."""
 
 
 class LocalStore(AsyncContextManagerMixin):
@@ -48,6 +58,8 @@ class LocalStore(AsyncContextManagerMixin):
         # The root itself is trusted, so a location may spell it with its links or without them.
         self._spellings = (given.parts[1:], self._root.parts[1:])
         self._threads: CapacityLimiter | None = None
+        # Taken and given back in the threads themselves: the limiter lets go of a thread that is given up on.
+        self._in_the_disk = threading.Semaphore(_MAX_THREADS)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -62,9 +74,7 @@ class LocalStore(AsyncContextManagerMixin):
         path = self._locate(uri)
         if isinstance(path, Refused):
             return path
-        with anyio.move_on_after(self._timeout):
-            return await self._in_thread(partial(disk.read, path))
-        return Unknown(f"the disk did not answer in time: request_timeout_seconds={self._timeout}")
+        return await self._when_free(partial(disk.read, path))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """Compare and swap. One given up on in time may still land, as on any store: it is unknown."""
@@ -85,25 +95,41 @@ class LocalStore(AsyncContextManagerMixin):
 
     async def _when_free(self, act: Callable[[], _Result | Busy]) -> _Result | Throttled | Unknown:
         """Act as soon as no other process is at it, within the timeout."""
-        waiting = False
+        held_up: Busy | _AllHang | None = None
         with anyio.move_on_after(self._timeout):
             pause = _FIRST_PAUSE_SECONDS
             while True:
-                waiting = False
+                held_up = None
                 result = await self._in_thread(act)
-                if not isinstance(result, Busy):
+                if not isinstance(result, Busy | _AllHang):
                     return result
-                waiting = True
+                held_up = result
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        if waiting:
-            return Throttled(f"another process kept the file lock: request_timeout_seconds={self._timeout}")
-        return Unknown(f"the disk did not answer in time: request_timeout_seconds={self._timeout}")
+        within = f"request_timeout_seconds={self._timeout:g}"
+        match held_up:
+            case None:
+                return Unknown(f"the disk did not answer in time: {within}")
+            case Busy():
+                return Throttled(f"another process kept the file lock: {within}")
+            case _AllHang():
+                return Throttled(
+                    f"the disk has not answered {_MAX_THREADS} requests before this one: {within}"
+                )
 
-    async def _in_thread(self, act: Callable[[], _Result]) -> _Result:
+    async def _in_thread(self, act: Callable[[], _Result]) -> _Result | _AllHang:
         if self._threads is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
-        return await anyio.to_thread.run_sync(act, abandon_on_cancel=True, limiter=self._threads)
+
+        def counted() -> _Result | _AllHang:
+            if not self._in_the_disk.acquire(blocking=False):
+                return _AllHang()
+            try:
+                return act()
+            finally:
+                self._in_the_disk.release()
+
+        return await anyio.to_thread.run_sync(counted, abandon_on_cancel=True, limiter=self._threads)
 
     def _locate(self, uri: str) -> ObjectPath | Refused:
         try:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -251,7 +252,7 @@ async def test_a_file_lock_that_stays_held_is_throttled_within_the_timeout(root:
     os.close(held)
 
     assert isinstance(outcome, Throttled)
-    assert took < 1.0
+    assert took < SECONDS
     assert not (root / "t.json").exists()
 
 
@@ -278,6 +279,43 @@ async def test_a_disk_that_hangs_is_unknown_within_the_timeout(
                 await anyio.sleep(0.005)
 
     assert found.body == b"late"
+
+
+async def test_a_disk_that_hangs_keeps_a_bounded_number_of_threads(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network file system went away for an hour, and a thousand locks are asked for every few seconds."""
+    may_go_on = threading.Event()
+    hanging = Counter[str]()
+    outcomes: list[ReadOutcome] = []
+
+    def hang(_: ObjectPath) -> ReadOutcome:
+        hanging["threads"] += 1
+        may_go_on.wait()
+        return Absent()
+
+    async def ask(store: LocalStore) -> None:
+        outcomes.append(await store.read(f"file://{root}/t.json"))
+
+    monkeypatch.setattr(disk, "read", hang)
+    try:
+        async with opened(root, seconds=0.2) as store:
+            while not any(isinstance(each, Throttled) for each in outcomes):
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(16):
+                        tasks.start_soon(ask, store)
+            threads = hanging["threads"]
+            may_go_on.set()
+            while await store.read(f"file://{root}/t.json") != Absent():
+                await anyio.sleep(0.005)
+    finally:
+        may_go_on.set()
+
+    assert threads == 16
+    assert {type(each) for each in outcomes} == {Unknown, Throttled}
+    assert any(
+        isinstance(each, Throttled) and "has not answered 16 requests" in each.why for each in outcomes
+    )
 
 
 def test_a_lock_file_removed_while_we_opened_it_is_not_trusted(
