@@ -215,9 +215,11 @@ def _unexpected(stood: Phase | None) -> str:
 
 def _decision_text(step: DecisionStep) -> str:
     match step:
-        case told.Admitted(agent=agent, waited_ms=waited, freed_by=freed):
+        case told.Admitted(agent=agent, waited_ms=waited, freed_by=freed, reserved=reserved):
             after = "" if freed is None else f" after {_seconds(waited)} in line: {_ended(freed)}"
-            return f"admitted by agent {agent}{after}"
+            kept = _few([each or "(unpartitioned)" for each in reserved], len(reserved))
+            kept = f"; kept for it, whose writer has lost so often: {kept}" if reserved else ""
+            return f"admitted by agent {agent}{after}{kept}"
         case told.Granted():
             return _granted(step)
         case told.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
@@ -364,7 +366,7 @@ def _caused(cause: told.Cause) -> str:
 
 
 def _event(event: Event) -> str:
-    return f"{event.type} at writers:{event.where.offset}"
+    return f"{event.type} at {event.where.topic}:{event.where.offset}"
 
 
 def _ended(ended: told.Ended) -> str:

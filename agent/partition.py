@@ -193,8 +193,8 @@ class PartitionOwner:
         match entry:
             case BatchCommitted(batch_id=batch_id, transaction=transaction, version=version):
                 remember_batch(state, entry.writer, CommittedBatch(batch_id, transaction, version))
-            case ConflictsLost(losses=losses):
-                remember_losses(state, entry.writer, losses)
+            case ConflictsLost(losses=losses, lost_on=lost_on):
+                remember_losses(state, entry.writer, losses, lost_on)
             case _:
                 assert_never(entry)
 
@@ -522,8 +522,8 @@ async def _run_within(scope: anyio.CancelScope, run: Callable[[], object]) -> No
 def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
     fields = {"table": uri, "writer": verdict.writer, "transaction": verdict.transaction}
     match verdict:
-        case verdicts.Admit():
-            log.debug("transaction.admitted", **fields)
+        case verdicts.Admit(reserved=reserved):
+            log.debug("transaction.admitted", **fields, reserved=len(reserved))
         case verdicts.AbortTransaction(reason=reason, retriable=retriable, detail=detail):
             log.info("transaction.aborted", **fields, reason=reason, retriable=retriable, detail=detail)
         case verdicts.GrantCommit(grant=grant, lease_seconds=lease_seconds):

@@ -54,8 +54,8 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
         "cause_offset": verdict.cause.offset,
     }
     match verdict:
-        case Admit():
-            return Admitted.model_validate(common)
+        case Admit(reserved=reserved):
+            return Admitted.model_validate(common | {"reserved": reserved})
         case AbortTransaction(
             reason=reason, retriable=retriable, conflicts=conflicts, detail=detail, losses=losses
         ):
@@ -135,7 +135,12 @@ def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
 def losses_entry(table: str, lost: RecordLosses) -> ConflictsLost:
     """A writer's conflicts lost in a row as the ledger keeps them."""
     return ConflictsLost(
-        event_id=fresh_id(), table=table, writer=lost.writer, at=utc_now(), losses=lost.losses
+        event_id=fresh_id(),
+        table=table,
+        writer=lost.writer,
+        at=utc_now(),
+        losses=lost.losses,
+        lost_on=lost.lost_on,
     )
 
 

@@ -33,7 +33,7 @@ from lakewarden.events import (
     Undecodable,
     decode,
 )
-from lakewarden.handlers.admission import ahead
+from lakewarden.handlers.admission import in_front
 from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import TableSettings, TableState
 from lakewarden.handlers.table import replay_event, replay_verdict
@@ -183,7 +183,7 @@ def _view(state: TableState, transaction: Transaction, opened: dict[str, datetim
 
 def _waits_on(state: TableState, transaction: Transaction) -> str | None:
     if transaction.phase is Phase.QUEUED:
-        writers = {each.other.transaction.writer for each in ahead(state, transaction)}
+        writers = {each.writer for each in in_front(state, transaction)}
         return ", ".join(sorted(writers)) or "its admission"
     if transaction.phase is Phase.WAITING:
         running = state.running()

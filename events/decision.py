@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from lakewarden.events.base import EventBase, Name
-from lakewarden.events.markers import ConflictEntry
+from lakewarden.events.markers import ConflictEntry, Marker
 
 AbortReason: TypeAlias = Literal[
     "conflict",
@@ -39,6 +39,8 @@ class Admitted(DecisionEvent):
     """The intent is in the agent's hands: start computing."""
 
     type: Literal["admitted"] = "admitted"
+    reserved: tuple[Marker, ...] = ()
+    """Kept for a writer that has lost too often and named nothing: what its lost transactions touched. Counts as touched."""
 
 
 class Abort(DecisionEvent):

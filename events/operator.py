@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from lakewarden.events.base import EventBase, Name, Wire
-from lakewarden.events.markers import ConflictEntry, ConflictKind
+from lakewarden.events.markers import ConflictEntry, ConflictKind, Marker
 from lakewarden.events.writer import ConflictRule
 
 
@@ -102,6 +102,8 @@ class ConflictsLost(EventBase):
     type: Literal["conflicts-lost"] = "conflicts-lost"
     transaction: str = ""
     losses: Annotated[int, Field(ge=0)]
+    lost_on: tuple[Marker, ...] = ()
+    """The partitions that those transactions touched, as `*`."""
 
 
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost

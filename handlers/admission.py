@@ -10,6 +10,10 @@
 - `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (a writer
   protected by its losses first, then the larger priority, then the order of the log). Disjoint scopes run side by
   side. A silent one at the head is in nobody's way for longer than its heartbeat limit (`liveness.py`).
+- A protected writer's transaction that has named nothing: what the lost ones touched, whole partitions of it, is
+  *reserved* for it with its admission, and counts as its markers. Otherwise it would lose to commits that land before it
+  says where it writes, for ever. It waits for whoever it would lose to in those partitions: a running grant, or one
+  that stands before it in the line; whoever else computes there loses to it.
 - Bounds: a table takes `max_open` transactions; one more is refused, as is one that names a table or a lock
   out of bounds (the shell knows which: `placement.py`).
 """
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lakewarden.events import CommitIntent
+from lakewarden.events import CommitIntent, Marker
 from lakewarden.handlers.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.footprints import Overlap
@@ -94,20 +98,28 @@ def admit_ready(deciding: Deciding) -> list[Transaction]:
             deciding.decide(
                 SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
             )
-        elif transaction.admission == "optimistic" or not _somebody_ahead(state, transaction):
-            deciding.decide(Admit(transaction.id, transaction.writer, cause))
+            continue
+        if next(in_front(state, transaction), None) is None:
+            reserved = _reserved(state, transaction)
+            deciding.decide(Admit(transaction.id, transaction.writer, cause, reserved))
             admitted.append(transaction)
     return admitted
 
 
 def _place(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
     """The place in the line; smaller is earlier. The same order in which conflicts are won."""
-    protected = state.losses.get(transaction.writer, 0) >= state.settings.max_losses
-    return (not protected, -transaction.priority, transaction.sequence)
+    protected = state.protected(transaction.writer)
+    return (not protected, 0 if protected else -transaction.priority, transaction.sequence)
 
 
 def _is_done(transaction: Transaction, done: CommittedBatch) -> bool:
     return transaction.batch_id is not None and transaction.batch_id <= done.batch_id
+
+
+def _reserved(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+    """What is to be kept for a transaction with its admission."""
+    named = transaction.markers > 0
+    return () if named or not state.protected(transaction.writer) else state.lost_on[transaction.writer]
 
 
 def ahead(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
@@ -122,5 +134,18 @@ def ahead(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
             yield overlap
 
 
-def _somebody_ahead(state: TableState, transaction: Transaction) -> bool:
-    return next(ahead(state, transaction), None) is not None
+def in_reserved(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
+    """Whom it would lose to in what is to be reserved for it."""
+    mine, partitions = _place(state, transaction), {each.partition for each in _reserved(state, transaction)}
+    for other in state.open() if partitions else ():
+        first = other.phase is Phase.GRANTED or _place(state, other) < mine
+        theirs = [*other.footprint, *(each.partition for each in _reserved(state, other))]
+        if first and not partitions.isdisjoint(theirs):
+            yield other
+
+
+def in_front(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
+    """Whom a transaction that is not admitted yet waits for."""
+    if transaction.admission == "queued":
+        yield from (each.other.transaction for each in ahead(state, transaction))
+    yield from in_reserved(state, transaction)

@@ -9,8 +9,9 @@ it began (kind `commit`; RFC-56's "check commit conflict"). A queued transaction
 instead of losing, and it beats only those who come after it in the line.
 
 Victim. A landed transaction has won. A granted one is never a victim. Then, in this order: a writer that lost
-`max_losses` times in a row wins; the lower priority loses; the later sequence loses (RFC-56: the earlier never
-yields to the later, so that two never abort each other).
+`max_losses` times in a row is protected and wins; the lower priority loses; the later sequence loses (RFC-56: the
+earlier never yields to the later, so that two never abort each other). Between two protected ones the sequence alone
+decides: a higher priority would win each time, and the other would wait for ever.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def loser_of(
 
 def _rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> tuple[bool, int, int]:
     protected = losses.get(transaction.writer, 0) >= max_losses
-    return (protected, transaction.priority, -transaction.sequence)
+    return (protected, 0 if protected else transaction.priority, -transaction.sequence)
 
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:

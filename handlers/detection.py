@@ -15,15 +15,17 @@
   markers alone abort nobody; who computes on the same as the one that is granted is aborted at that moment,
   unless it is protected by its losses: then the one about to be granted yields.
 - A granted transaction is never a victim, whatever it touches late.
+- After a replay everything is judged once more. Whether two are in conflict follows from their touches, not from the place:
+  each combination that meets is judged once, and only who is in a conflict is looked at place by place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lakewarden.handlers.conflicts import conflicting, evidence, loser_of, rule_for
+from lakewarden.handlers.conflicts import conflicting, counts_against, evidence, loser_of, rule_for
 from lakewarden.handlers.deciding import Deciding
-from lakewarden.handlers.footprints import Overlap
+from lakewarden.handlers.footprints import Footprints, Overlap
 from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.handlers.verdicts import ReportConflict
 
@@ -87,9 +89,21 @@ def judge_grant(deciding: Deciding, granted: Transaction) -> None:
 
 def sweep(deciding: Deciding) -> None:
     """Everything once more, from the index alone: what a replay may have left undecided."""
-    for transaction in deciding.state.footprints.shared():
+    footprints = deciding.state.footprints
+    for transaction in _in_conflict(footprints):
         if transaction.phase in COMPUTING:
-            judge_markers(deciding, transaction, list(deciding.state.footprints.overlaps(transaction)))
+            judge_markers(deciding, transaction, footprints.overlaps(transaction))
+
+
+def _in_conflict(footprints: Footprints) -> list[Transaction]:
+    """Who computes and has a conflict, oldest first."""
+    found: set[Transaction] = set()
+    for touches in footprints.meetings():
+        for mine in touches:
+            done = mine.transaction in found or mine.transaction.phase not in COMPUTING
+            if not done and any(counts_against(mine, other) for other in touches):
+                found.add(mine.transaction)
+    return sorted(found, key=lambda each: each.sequence)
 
 
 def _split(
@@ -143,4 +157,4 @@ def _report(deciding: Deciding, victim: Transaction, losing: list[Overlap]) -> R
 
 
 def _protected(deciding: Deciding, transaction: Transaction) -> bool:
-    return deciding.state.losses.get(transaction.writer, 0) >= deciding.state.settings.max_losses
+    return deciding.state.protected(transaction.writer)

@@ -5,19 +5,28 @@ Every fact, whatever it changes, advances the table's `moment` by one.
 
 from __future__ import annotations
 
+from itertools import accumulate, islice, takewhile
 from typing import assert_never
 
 from lakewarden.events import (
+    ALL_FILE_GROUPS,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
+    Marker,
     MarkerCreated,
     TransactionAbandoned,
     WriterEventUnion,
     WriterHeartbeat,
 )
 from lakewarden.handlers.footprints import Overlap
-from lakewarden.handlers.state import MAX_CLOSED, CommittedBatch, TableState
+from lakewarden.handlers.state import (
+    MAX_CLOSED,
+    MAX_LOST_ON,
+    MAX_LOST_ON_CHARACTERS,
+    CommittedBatch,
+    TableState,
+)
 from lakewarden.handlers.transactions import LANDED, OPEN, Closed, Grant, Phase, Transaction
 from lakewarden.handlers.verdicts import AbortTransaction, Admit, GrantCommit, RenewGrant, SkipBatch, Verdict
 
@@ -70,10 +79,11 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
             remember(state, verdict.transaction, _ending(verdict, verdict.writer, None))
         return
     match verdict:
-        case Admit():
+        case Admit(reserved=reserved):
             if transaction.phase is Phase.QUEUED:
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
                 transaction.began = state.moment
+                state.footprints.add(transaction, reserved)
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 transaction.phase = Phase.GRANTED
@@ -151,6 +161,7 @@ def _completed(state: TableState, event: CommitCompleted, transaction: Transacti
             transaction.ended = state.moment
         transaction.phase, transaction.grant = Phase.COMMITTED, None
         if state.losses.pop(writer, None):
+            del state.lost_on[writer]
             state.unrecorded_losses.add(writer)
     elif transaction is None:
         # Ended, or older than what is remembered: that it committed is a fact all the same.
@@ -180,8 +191,24 @@ def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransact
     if verdict.reason == "conflict":
         lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
         state.losses[transaction.writer] = lost
+        state.lost_on[transaction.writer] = _lost_on(state, transaction)
         state.unrecorded_losses.add(transaction.writer)
     close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
+
+
+def _lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+    """Where its writer has lost in a row, this time included."""
+    places = dict.fromkeys(
+        Marker(partition=partition, file_group=ALL_FILE_GROUPS, operation=operation)
+        for partition in islice(transaction.footprint, MAX_LOST_ON)
+        for operation in transaction.touches
+    )
+    places.update(dict.fromkeys(state.lost_on.get(transaction.writer, ())))
+    characters = accumulate(len(place.partition) for place in places)
+    fitting = takewhile(
+        lambda place: place[1] <= MAX_LOST_ON_CHARACTERS, zip(places, characters, strict=True)
+    )
+    return tuple(place for place, _ in islice(fitting, MAX_LOST_ON))
 
 
 def _ending(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:

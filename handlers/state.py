@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lakewarden.events import Marker
 from lakewarden.handlers.footprints import Footprints
 from lakewarden.handlers.transactions import LANDED, OPEN, Closed, Phase, Transaction
 
 MAX_CLOSED = 1_000
 """Ended transactions remembered a table: late events come within seconds, and the log has the rest."""
+MAX_LOST_ON = 100
+"""Partitions remembered of a writer that loses: more are rarely contended for."""
+MAX_LOST_ON_CHARACTERS = 100_000
+"""Of their names: they travel in one record of less than 1 MB, even where each character takes six bytes in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class TableState:
     """Writers whose last batch the ledger topic has not been told of."""
     losses: dict[str, int] = field(default_factory=dict)
     """Conflicts lost in a row, by writer."""
+    lost_on: dict[str, tuple[Marker, ...]] = field(default_factory=dict)
+    """By writer with such losses: the partitions that its losing transactions touched, the last one's first."""
     unrecorded_losses: set[str] = field(default_factory=set)
     """Writers of whose losses the ledger topic has not been told."""
     moment: int = 0
@@ -90,6 +97,10 @@ class TableState:
     def running(self) -> Transaction | None:
         """The transaction whose grant runs."""
         return next((each for each in self.transactions.values() if each.phase is Phase.GRANTED), None)
+
+    def protected(self, writer: str) -> bool:
+        """Whether it has lost so often in a row that it wins next."""
+        return self.losses.get(writer, 0) >= self.settings.max_losses
 
     def quiet(self) -> bool:
         """Whether nothing can happen here without an event."""

@@ -42,7 +42,7 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers import story_steps as told
-from lakewarden.handlers.admission import ahead
+from lakewarden.handlers.admission import ahead, in_reserved
 from lakewarden.handlers.conflicts import kind_of, operations_conflict, rule_for
 from lakewarden.handlers.facts import take_event
 from lakewarden.handlers.footprints import Overlap
@@ -86,7 +86,7 @@ class Storyteller:
         self._id, self._table = who.transaction, table
         self._who = who
         self._max_losses = max_losses
-        self._state = TableState(table, TableSettings())
+        self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._steps: list[told.Step] = []
         self._known: dict[str, _Known] = {}
         self._touches = Touches()
@@ -189,6 +189,9 @@ class Storyteller:
             if decision.cause != event_id:
                 self._tell_wait()
             self._tell_decision(where, decision)
+            if isinstance(decision, Admitted):
+                admission = Event(decision.type, decision.transaction, decision.writer, where)
+                self._touches.note(admission, decision.reserved)
             stood = self._stands(decision.transaction)
             replay_verdict(self._state, verdict_of(decision), where.recorded_ms / 1000)
             self._note_verdict(where, decision, stood)
@@ -398,6 +401,8 @@ class Storyteller:
             for group in groups.values():
                 other = group[0].other.transaction
                 yield Behind(self._name(other.id, other.writer), _why(other), _shared(group))
+            for other in in_reserved(self._state, mine):
+                yield Behind(self._name(other.id, other.writer), _why(other))
         elif mine.phase is Phase.WAITING:
             if running is not None:
                 yield Behind(self._name(running.id, running.writer), "granted")
@@ -446,11 +451,12 @@ class Storyteller:
             return
         agent, cause = decision.agent, self._cause(decision)
         match decision:
-            case Admitted():
+            case Admitted(reserved=reserved):
                 waited = _between(self._opened, where)
                 freed_by = self._freed_by()
                 self._waited_for = set()
-                self._steps.append(told.Admitted(where, agent, cause, waited, freed_by))
+                kept = _partitions((), reserved)
+                self._steps.append(told.Admitted(where, agent, cause, waited, freed_by, kept))
             case CommitGranted():
                 self._tell_grant(where, decision, cause)
             case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):

@@ -23,7 +23,7 @@ from lakewarden.handlers.transactions import LANDED, OPEN, Phase, Transaction
 
 @dataclass(slots=True)
 class Touches:
-    """Which event first touched a place, for the places that some abort will name."""
+    """Which event (or admission, of what it reserved) first touched a place, for the places that some abort will name."""
 
     wanted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     first: dict[tuple[str, str, str | None, str], Event] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Touches:
             for each in (place, ALL_FILE_GROUPS)
         ]
         found = [self.first[key] for key in keys if key in self.first]
-        return min(found, key=lambda each: each.where.offset, default=None)
+        return min(found, key=lambda each: (each.where.recorded_ms, each.where.offset), default=None)
 
 
 def victim_rule(
@@ -74,9 +74,10 @@ def victim_rule(
     protected = [losses.get(each.writer, 0) >= max_losses for each in (winner, victim)]
     if protected == [True, False]:
         return "protected"
-    if winner.priority > victim.priority:
+    both = protected == [True, True]
+    if winner.priority > victim.priority and not both:
         return "priority"
-    if winner.priority == victim.priority and winner.sequence < victim.sequence:
+    if (winner.priority == victim.priority or both) and winner.sequence < victim.sequence:
         return "sequence"
     return "protected"  # The agent's max_losses is a smaller one than ours.
 

@@ -45,7 +45,7 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A writer's event that is named as a cause or as evidence."""
+    """A writer's event that is named as a cause or as evidence; as evidence also an admission that reserved something."""
 
     type: str
     transaction: str
@@ -140,6 +140,8 @@ class Admitted:
     cause: Cause
     waited_ms: int
     freed_by: Ended | None
+    reserved: tuple[str, ...] = ()
+    """The first partitions that are kept for it, since its writer has lost so often."""
 
 
 @dataclass(frozen=True, slots=True)

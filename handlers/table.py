@@ -20,6 +20,7 @@ from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
     CommitRequested,
+    Marker,
     WriterEventUnion,
     WriterHeartbeat,
 )
@@ -156,11 +157,12 @@ def remember_batch(state: TableState, writer: str, batch: CommittedBatch) -> Non
         state.ledger[writer] = batch
 
 
-def remember_losses(state: TableState, writer: str, losses: int) -> None:
+def remember_losses(state: TableState, writer: str, losses: int, lost_on: tuple[Marker, ...]) -> None:
     """Enter what the ledger says, before the replay."""
-    state.losses[writer] = losses
-    if not losses:
-        del state.losses[writer]
+    state.losses.pop(writer, None)
+    state.lost_on.pop(writer, None)
+    if losses:
+        state.losses[writer], state.lost_on[writer] = losses, lost_on
 
 
 def _read(deciding: Deciding, event: WriterEventUnion) -> None:
@@ -252,5 +254,5 @@ def _owed(deciding: Deciding) -> None:
         deciding.ask([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
     state.unrecorded.clear()
     for writer in sorted(state.unrecorded_losses):
-        deciding.ask([RecordLosses(writer, state.losses.get(writer, 0))])
+        deciding.ask([RecordLosses(writer, state.losses.get(writer, 0), state.lost_on.get(writer, ()))])
     state.unrecorded_losses.clear()

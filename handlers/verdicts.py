@@ -20,6 +20,7 @@ from lakewarden.events import (
     ConflictRule,
     DecisionEventUnion,
     GrantRenewed,
+    Marker,
 )
 
 
@@ -38,6 +39,8 @@ class Admit:
     transaction: str
     writer: str
     cause: Cause
+    reserved: tuple[Marker, ...] = ()
+    """What counts as touched from here on, though its writer has not named it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +115,11 @@ class ReportConflict:
 
 @dataclass(frozen=True, slots=True)
 class RecordLosses:
-    """Put the conflicts that a writer lost in a row into the ledger."""
+    """Put the conflicts that a writer lost in a row, and on what, into the ledger."""
 
     writer: str
     losses: int
+    lost_on: tuple[Marker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
     cause = Cause(event.cause, event.cause_offset)
     match event:
         case Admitted():
-            return Admit(event.transaction, event.writer, cause)
+            return Admit(event.transaction, event.writer, cause, event.reserved)
         case Abort():
             return AbortTransaction(
                 event.transaction,

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.handlers.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.transactions import Phase
-from lakewarden.handlers.verdicts import AbortTransaction, Admit, NeedLock, SkipBatch
+from lakewarden.handlers.verdicts import AbortTransaction, Admit, NeedLock, RecordLosses, SkipBatch
 from tests.unit.handlers.world import World, m, world
 
 
@@ -94,6 +95,78 @@ def test_a_writer_protected_by_its_losses_goes_first_in_the_line() -> None:
     w.intent("B", m("p/f"), admission="queued", priority=5)
 
     assert w.abandon("A").admitted == ["S1"]
+
+
+def test_what_a_protected_writer_lost_on_is_reserved_for_it_where_it_names_nothing() -> None:
+    """As it can't be protected from commits that land before it says where it writes."""
+    w = world(max_losses=1).intent("A").touch("A", m("p/f"))
+    w.intent("S0", writer="slow").touch("S0", m("q/x", "delete"), m("p/f", "delete"), writer="slow")
+    assert w.aborted == {"S0": "conflict"}
+
+    w.intent("S1", writer="slow")
+
+    assert w.one(Admit).reserved == (m("q/*", "delete"), m("p/*", "delete"))
+    assert w.aborted == {"A": "conflict"}
+    assert w.intent("B").touch("B", m("q/new")).aborted == {"B": "conflict"}
+    assert w.intent("C").touch("C", m("elsewhere/f")).aborted == {}
+
+
+def test_nothing_is_reserved_for_one_that_has_not_lost_enough_or_names_its_scope() -> None:
+    """A scope is taken at its word; and protection begins at `max_losses`."""
+    w = world(max_losses=2).intent("A").touch("A", m("p/f"))
+    w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
+    assert w.intent("S1", writer="slow").one(Admit).reserved == ()
+    w.touch("S1", m("p/f"), writer="slow")
+
+    assert w.intent("S2", m("r/f"), writer="slow").one(Admit).reserved == ()
+
+
+def test_losses_are_reserved_together_and_given_up_by_a_commit() -> None:
+    """The last one's first; a commit ends the row."""
+    w = world(max_losses=2).lock().intent("A").touch("A", m("p/f"), m("q/f"))
+    w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
+    w.intent("S1", writer="slow").touch("S1", m("q/f"), writer="slow").abandon("A")
+    assert w.intent("S2", writer="slow").one(Admit).reserved == (m("q/*"), m("p/*"))
+
+    w.lock().commits("S2", writer="slow")
+
+    assert w.intent("S3", writer="slow").one(Admit).reserved == ()
+
+
+def test_a_protected_writer_waits_for_a_grant_that_runs_where_it_lost_and_for_no_other() -> None:
+    """That commit is going to land: one that began before it would lose again."""
+    w = world(max_losses=1).intent("A").touch("A", m("p/f")).intent("G").touch("G", m("p/g"))
+    w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow").lock().request("G")
+    w.intent("T0", writer="other").touch("T0", m("p/f"), writer="other")
+    assert w.phase("G") is Phase.GRANTED
+
+    assert w.intent("S1", writer="slow").admitted == []
+    w.complete("G", writer="w-G")
+
+    assert w.one(Admit).transaction == "S1"
+    assert w.aborted == {"A": "conflict"}
+
+
+def test_of_two_protected_writers_that_name_nothing_the_later_waits_for_the_earlier() -> None:
+    """Whatever their priorities: else the larger one would win each time."""
+    w = world(max_losses=1).intent("A").touch("A", m("p/f"))
+    for writer in ("one", "two"):
+        w.intent(f"{writer}-0", writer=writer).touch(f"{writer}-0", m("p/f"), writer=writer)
+    assert w.intent("one-1", writer="one").admitted == ["one-1"]
+
+    assert w.intent("two-1", writer="two", priority=9).admitted == []
+    assert w.abandon("one-1", writer="one").admitted == ["two-1"]
+
+
+@pytest.mark.parametrize("length, kept", [(10, MAX_LOST_ON), (1_024, MAX_LOST_ON_CHARACTERS // 1_024)])
+def test_what_is_remembered_of_losses_fits_into_a_record(length: int, kept: int) -> None:
+    """Both in number and in length."""
+    places = [m(f"{n:0{length}}/f") for n in range(MAX_LOST_ON + 50)]
+    w = world(max_losses=1).intent("A").touch("A", *places)
+
+    w.intent("S0", writer="slow").touch("S0", *places, writer="slow")
+
+    assert len(w.one(RecordLosses).lost_on) == len(w.intent("S1", writer="slow").one(Admit).reserved) == kept
 
 
 def test_one_overlap_in_the_line_holds_back_only_those_who_share_it() -> None:

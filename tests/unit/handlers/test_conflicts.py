@@ -140,11 +140,11 @@ VICTIMS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, int], str | N
     ("one loss short of protection is none", {"sequence": 1}, {"sequence": 2}, {"w-b": 2}, "b"),
     ("of two protected the later loses", {"sequence": 1}, {"sequence": 2}, {"w-a": 3, "w-b": 7}, "b"),
     (
-        "of two protected the lower priority loses",
+        "of two protected the later loses, whatever its priority",
         {"sequence": 1},
         {"sequence": 2, "priority": 1},
         {"w-a": 3, "w-b": 3},
-        "a",
+        "b",
     ),
     (
         "waiting for the grant protects nobody",

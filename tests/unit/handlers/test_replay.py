@@ -137,11 +137,12 @@ def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
     w = world().intent("A").touch("A", m("p/f"))
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
-        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1)
+        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),))
     restarted = world()
-    remember_losses(restarted.state, "w-B", 2)
+    remember_losses(restarted.state, "w-B", 2, (m("p/*"),))
 
     assert restarted.state.losses == w.state.losses
+    assert restarted.state.lost_on == w.state.lost_on
 
 
 def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
@@ -150,11 +151,12 @@ def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
     fresh = World(w.settings, now=w.now, offset=w.offset)
-    remember_losses(fresh.state, "w-B", 2)
+    remember_losses(fresh.state, "w-B", 2, (m("p/*"),))
     for each in w.log:
         fresh.fold(each)
 
     assert fresh.state.losses == {"w-B": 2}
+    assert fresh.state.lost_on == w.state.lost_on
 
 
 def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
@@ -164,8 +166,9 @@ def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
     w.request("B2", writer="w-B").complete("B2", writer="w-B")
 
     assert w.one(RecordLosses) == RecordLosses("w-B", 0)
-    remember_losses(w.state, "w-B", 0)
-    assert w.state.losses == {}
+    remember_losses(w.state, "w-B", 0, ())
+    assert not w.state.losses
+    assert not w.state.lost_on
 
 
 def test_a_commit_that_is_heard_of_when_its_transaction_is_forgotten_is_recorded() -> None:
@@ -260,6 +263,10 @@ ENTRY = events.ConflictEntry(
     "event, verdict",
     [
         (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
+        (
+            events.Admitted.model_validate({**DECISION, "reserved": (m("p/*"),)}),
+            Admit("T", "w", CAUSE, (m("p/*"),)),
+        ),
         (
             events.Abort.model_validate(
                 {

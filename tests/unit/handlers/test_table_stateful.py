@@ -446,6 +446,9 @@ class Table(RuleBasedStateMachine):
             if isinstance(effect, FreeLock):
                 self.lock_end = 0.0
         first_told = [each for each in verdicts if each.transaction not in told]
+        for verdict in verdicts:
+            if isinstance(verdict, Admit):
+                self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
         self.check_verdicts(first_told, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
         self.check_state()
@@ -643,9 +646,11 @@ def test_the_histories_are_worth_their_time() -> None:
         for each in table.w.log:
             if not isinstance(each, tuple):
                 seen[each.reason if isinstance(each, AbortTransaction) else type(each).__name__] += 1
+                seen["reserved"] += isinstance(each, Admit) and bool(each.reserved)
 
     expected = {"Admit", "GrantCommit", "RenewGrant", "SkipBatch", "conflict", "writer-lost", "lease-lost"}
     assert expected | {"outcome-unknown", "superseded"} <= set(seen), seen
+    assert seen["reserved"] > 5, seen
     assert seen["published"] > 100, seen
     assert seen["conflict"] > 50, seen
 

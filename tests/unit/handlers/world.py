@@ -235,6 +235,7 @@ def facts(state: TableState) -> dict[str, object]:
         "closed": state.closed,
         "ledger": state.ledger,
         "losses": state.losses,
+        "lost_on": state.lost_on,
     }
 
 
