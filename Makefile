@@ -6,6 +6,8 @@ BIN ?= .venv/bin
 DATA ?= build/dev
 ARGS ?=
 SEEDS ?=
+# Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process.
+WORKERS ?= 3
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
@@ -30,7 +32,7 @@ dev: jdk $(STAMP)
 	$(BIN)/lakewarden dev --data $(DATA) $(ARGS)
 
 test: jdk $(STAMP)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
 sim: $(STAMP)

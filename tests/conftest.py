@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ SERVERS = {
     "azure_server": "Azure Blob",
 }
 USED = pytest.StashKey[list[str]]()
+TOLD_BY_WORKER = "servers used"
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +33,8 @@ def anyio_backend() -> str:
 def servers(request: pytest.FixtureRequest) -> None:
     """Start, before the first test, the servers that any collected test wants, and say which they are.
 
-    One that can't be had is said here, and fails the tests that need it, and only them.
+    One that can't be had is said here, and fails the tests that need it, and only them. Each worker of pytest-xdist has
+    servers of its own.
     """
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     used = request.config.stash.setdefault(USED, [])
@@ -46,10 +49,23 @@ def servers(request: pytest.FixtureRequest) -> None:
         _say(request.config, line)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """In a worker of pytest-xdist: tell the one that prints."""
+    if (told := getattr(session.config, "workeroutput", None)) is not None:
+        told[TOLD_BY_WORKER] = session.config.stash.get(USED, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """In the one that prints: note what a worker told."""
+    told = getattr(node, "workeroutput", {}).get(TOLD_BY_WORKER, [])
+    node.config.stash.setdefault(USED, []).extend(told)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if used := config.stash.get(USED, []):
         terminalreporter.section("servers used")
-        for line in used:
+        for line in sorted(set(used)):
             terminalreporter.line(line)
 
 
