@@ -54,6 +54,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers import lease, verdicts
 from lakewarden.handlers.audit import InvariantBrokenError
+from lakewarden.handlers.liveness import CaughtUp
 from lakewarden.handlers.placement import LockPlace, NotAllowed
 from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import CommittedBatch, LockView, TableState
@@ -122,7 +123,7 @@ class PartitionOwner:
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
-        self._caught_up_since: float | None = None
+        self._caught_up: CaughtUp | None = None
         self._own_take = -1
         """Offset of our `partition-taken`, once it is known."""
         self._others_take = -1
@@ -353,20 +354,22 @@ class PartitionOwner:
 
     # -- time, and the lock ------------------------------------------------------------------------------------------
 
-    def tick(self, now: float, end: int | None, *, stalled: bool) -> None:
-        """The periodic check. `end` is the log's end as just asked of Kafka, None where it did not answer.
+    def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
+        """The periodic check. `end` is the log's end, of which Kafka was asked at `asked_at`; None where it did not answer.
 
-        `stalled`: this process stood still meanwhile, and the end is an old one. What was said since may be in the log.
+        `stalled`: so much time has passed since the last check that this process must have stood still.
         """
         if self.phase != "live":
             return
-        if end is None or stalled or self.position < end:
-            self._caught_up_since = None
-        elif self._caught_up_since is None:
-            self._caught_up_since = now
+        if end is None or self.position < end:
+            self._caught_up = None
+        elif self._caught_up is None or stalled:
+            self._caught_up = CaughtUp(now, asked_at)
+        else:
+            self._caught_up = CaughtUp(self._caught_up.since, asked_at)
         for uri, state in list(self.tables.items()):
             if not state.quiet() and uri not in self.stopped:
-                self._step(uri, Tick(now, self.position - 1, self._caught_up_since))
+                self._step(uri, Tick(now, self.position - 1, self._caught_up))
 
     def heard(self, event: AuditEventUnion) -> None:
         """An agent told something of a lock; those of our tables that use it may want to know."""

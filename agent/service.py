@@ -383,6 +383,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         while True:
             await anyio.sleep(interval)
             self._require_partitions(self._partitions_now())
+            asked_at = monotonic()
             ends = await self._ends(ends_seconds)
             await self._reach(ends, interval)
             now = monotonic()
@@ -403,7 +404,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                 # The group may have given our partitions to others: whoever can't hear of it must not hold their locks.
                 raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
             for owner in list(self._owners.values()):
-                owner.tick(now, ends.get(owner.number), stalled=stalled)
+                owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
     def _partitions_now(self) -> int | None:
         """How many partitions the topic has, as far as the consumer has heard."""

@@ -12,8 +12,8 @@
 - A lock that was adopted has another owner: the grant that it covers now is published once more, with what is left of
   its lease from the same `seq`, so that the log names the owner and the next agent can adopt the lock again.
 - A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before
-  anything follows from it: from then on its footprint counts as committed. Not while the agent lags behind the log: the
-  completion may be in it, unread, and nobody else is granted meanwhile.
+  anything follows from it: from then on its footprint counts as committed. Not before all has been read that was in the log
+  when the lease ended (`CaughtUp`, `liveness.py`): the completion may be in it, unread, and nobody else is granted meanwhile.
 - The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its
   publish, so nobody else is granted before the grant's own end, even if the lock is back sooner.
 - The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.detection import judge_grant, judge_landing, may_be_granted
+from lakewarden.handlers.liveness import CaughtUp
 from lakewarden.handlers.state import LockView, TableState
 from lakewarden.handlers.transactions import OPEN, Phase, Transaction
 from lakewarden.handlers.verdicts import AbortTransaction, Cause, FreeLock, GrantCommit, NeedLock, RenewGrant
@@ -81,12 +82,12 @@ def extend(deciding: Deciding, transaction: Transaction) -> None:
         )
 
 
-def lapse(deciding: Deciding, caught_up_since: float | None) -> None:
-    """Publish that a grant's lease ran out unheard; `caught_up_since` is None while the agent lags."""
+def lapse(deciding: Deciding, caught_up: CaughtUp | None) -> None:
+    """Publish that a grant's lease ran out unheard; `caught_up` is None while the agent lags."""
     running = deciding.state.running()
-    if caught_up_since is None or running is None or running.grant is None:
+    if caught_up is None or running is None or running.grant is None:
         return
-    if deciding.now < running.grant.deadline:
+    if caught_up.until < running.grant.deadline:
         return
     deciding.decide(
         AbortTransaction(

@@ -38,7 +38,7 @@ from lakewarden.handlers.grants import (
     lock_lost,
     want_lock,
 )
-from lakewarden.handlers.liveness import abort_silent
+from lakewarden.handlers.liveness import CaughtUp, abort_silent
 from lakewarden.handlers.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.transactions import Phase
 from lakewarden.handlers.verdicts import (
@@ -64,11 +64,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The periodic check. `caught_up_since`: since when everything in the log has been read; None while it has not."""
+    """The periodic check. `caught_up`: the span for which the log is known (`liveness.py`); None while the agent lags."""
 
     now: float
     offset: int
-    caught_up_since: float | None
+    caught_up: CaughtUp | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def step(state: TableState, given: Input) -> list[Effect]:
     match given:
         case Read(event=event):
             _read(deciding, event)
-        case Tick(caught_up_since=caught_up_since):
-            lapse(deciding, caught_up_since)
-            abort_silent(deciding, caught_up_since)
+        case Tick(caught_up=caught_up):
+            lapse(deciding, caught_up)
+            abort_silent(deciding, caught_up)
             self_audit(state)
         case LockConfirmed(lock=lock):
             lock_confirmed(deciding, lock)

@@ -285,7 +285,7 @@ def _owner(quiet: int) -> PartitionOwner:
 def _tick_seconds(owner: PartitionOwner, repetitions: int) -> float:
     def tick() -> float:
         began = time.thread_time()
-        owner.tick(0.0, 0, stalled=False)
+        owner.tick(0.0, 0.0, 0, stalled=False)
         return time.thread_time() - began
 
     tick()

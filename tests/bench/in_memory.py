@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lakewarden.handlers.liveness import CaughtUp
 from lakewarden.handlers.state import TableSettings, TableState
 from lakewarden.handlers.table import Read, Replayed, Tick, step
 from lakewarden.handlers.verdicts import AbortTransaction
@@ -29,7 +30,9 @@ def measure(*, repetitions: int) -> dict[str, Any]:
     figures["incremental_all_meeting"] = _timed(lambda: _incremental(meeting=True), BATCH, repetitions)
     state = _two_writers()
     figures["sweep"] = _timed(lambda: _step_time(state, Replayed(0.0, 0)), 2 * MARKERS, repetitions)
-    figures["periodic"] = _timed(lambda: _step_time(state, Tick(0.0, 0, 0.0)), 2 * MARKERS, repetitions)
+    figures["periodic"] = _timed(
+        lambda: _step_time(state, Tick(0.0, 0, CaughtUp(0.0, 0.0))), 2 * MARKERS, repetitions
+    )
     return figures
 
 

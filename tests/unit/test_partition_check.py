@@ -33,6 +33,8 @@ from lakewarden.handlers.table import LockConfirmed
 
 TABLE = "s3://lake/orders"
 TOPICS = Settings(allow=(TABLE,)).topics
+READ = -1
+"""All that is in the log."""
 
 
 class Told:
@@ -73,10 +75,13 @@ class Scene:
         record: Any = ConsumerRecord("writers", 0, offset, 0, 0, key, value, None, len(key), len(value), ())
         self.owner.take([record], self.now)
 
-    def check(self, *, after: float, stalled: bool = False) -> None:
-        """Time passes, and the check comes; all that was in the log when it asked has been read."""
+    def check(
+        self, *, after: float, asked: float = 0.0, end: int | None = READ, stalled: bool = False
+    ) -> None:
+        """Time passes, and the check comes, so many seconds after it asked for the log's end: what was read, or another."""
         self.now += after
-        self.owner.tick(self.now, self.owner.position, stalled=stalled)
+        end = self.owner.position if end == READ else end
+        self.owner.tick(self.now, self.now - asked, end, stalled=stalled)
 
 
 @pytest.fixture
@@ -96,7 +101,7 @@ async def test_a_grant_is_not_given_up_by_a_check_that_stood_still(scene: Scene)
     scene.owner._step(TABLE, LockConfirmed(scene.now, 1, LockView("owner", scene.now + 29.0, 0.0)))
     scene.check(after=1.0)
 
-    scene.check(after=25.0, stalled=True)
+    scene.check(after=25.0, asked=24.0, stalled=True)
 
     assert scene.told.aborts() == {}
 
@@ -105,8 +110,26 @@ async def test_a_grant_is_not_given_up_by_a_check_that_stood_still(scene: Scene)
     assert scene.told.aborts() == {"T": "outcome-unknown"}
 
 
+@pytest.mark.parametrize("behind", [0.5, 3.0, 14.0])
+async def test_silence_counts_until_the_logs_end_was_asked_however_late_the_check_is(
+    scene: Scene, behind: float
+) -> None:
+    """Nothing says that the process stood still: Kafka, the reading or the other tables took their time."""
+    scene.check(after=1.0)
+    scene.read(CommitIntent, heartbeat_seconds=5.0)
+    scene.check(after=10.0)
+
+    scene.check(after=5.0 + behind, asked=behind)
+
+    assert scene.told.aborts() == {}, "three intervals, and no more, had passed when the end was asked"
+
+    scene.check(after=0.1, asked=behind)
+
+    assert scene.told.aborts() == {"T": "writer-lost"}
+
+
 async def test_a_writer_is_not_lost_because_the_agent_stood_still(scene: Scene) -> None:
-    """Its silence counts from when the agent has caught up again."""
+    """Perhaps its machine did, and the writer too: its silence counts from when the agent reads again."""
     scene.read(CommitIntent, heartbeat_seconds=5.0)
     scene.check(after=1.0)
 
@@ -119,3 +142,29 @@ async def test_a_writer_is_not_lost_because_the_agent_stood_still(scene: Scene) 
     scene.check(after=2.0)
 
     assert scene.told.aborts() == {"T": "writer-lost"}
+
+
+async def test_silence_counts_anew_after_kafka_did_not_answer(scene: Scene) -> None:
+    """Its writers could not reach it either."""
+    scene.read(CommitIntent, heartbeat_seconds=5.0)
+    scene.check(after=1.0)
+
+    scene.check(after=60.0, end=None)
+    scene.check(after=1.0)
+    scene.check(after=15.0)
+
+    assert scene.told.aborts() == {}
+
+    scene.check(after=0.1)
+
+    assert scene.told.aborts() == {"T": "writer-lost"}
+
+
+async def test_a_check_that_has_not_read_to_the_end_judges_nobody(scene: Scene) -> None:
+    """What lies unread may be the word that is waited for."""
+    scene.read(CommitIntent, heartbeat_seconds=5.0)
+    scene.check(after=1.0)
+
+    scene.check(after=60.0, end=scene.owner.position + 1)
+
+    assert scene.told.aborts() == {}

@@ -36,6 +36,7 @@ from lakewarden.handlers import admission, detection, grants, liveness, replay, 
 from lakewarden.handlers.conflicts import conflicting, loser_of
 from lakewarden.handlers.deciding import Deciding
 from lakewarden.handlers.footprints import Footprints, Overlap
+from lakewarden.handlers.liveness import CaughtUp
 from lakewarden.handlers.replay import Position, PublishedDecisions
 from lakewarden.handlers.state import LockView, TableState
 from lakewarden.handlers.table import Read, step
@@ -148,11 +149,11 @@ def _takes_not_heard() -> list[Plant]:
 def _expiry_while_lagging() -> list[Plant]:
     silent, lapse = liveness.abort_silent, grants.lapse
 
-    def hasty(deciding: Deciding, caught_up_since: float | None) -> None:
-        silent(deciding, caught_up_since or 0.0)
+    def hasty(deciding: Deciding, caught_up: CaughtUp | None) -> None:
+        silent(deciding, caught_up or CaughtUp(0.0, deciding.now))
 
-    def hasty_lapse(deciding: Deciding, caught_up_since: float | None) -> None:
-        lapse(deciding, caught_up_since or 0.0)
+    def hasty_lapse(deciding: Deciding, caught_up: CaughtUp | None) -> None:
+        lapse(deciding, caught_up or CaughtUp(0.0, deciding.now))
 
     return [(table, "abort_silent", hasty), (table, "lapse", hasty_lapse)]
 
@@ -160,11 +161,11 @@ def _expiry_while_lagging() -> list[Plant]:
 def _lapse_too_soon() -> list[Plant]:
     lapse = grants.lapse
 
-    def early(deciding: Deciding, caught_up_since: float | None) -> None:
+    def early(deciding: Deciding, caught_up: CaughtUp | None) -> None:
         running = deciding.state.running()
         if running is not None and running.grant is not None:
             running.grant.deadline -= 4.0
-        lapse(deciding, caught_up_since)
+        lapse(deciding, caught_up)
         if running is not None and running.grant is not None:
             running.grant.deadline += 4.0
 

@@ -49,6 +49,14 @@ def test_after_a_lag_the_silence_counts_from_when_the_agent_had_caught_up() -> N
     assert w.tick(0.2).aborted == {"A": "writer-lost"}
 
 
+def test_silence_ends_where_the_logs_end_was_asked() -> None:
+    """The answer was slow, or the agent: a heartbeat may have come to the log behind the end that it knows."""
+    w = world().intent("A")
+
+    assert w.tick(17, asked=2.5).aborted == {}
+    assert w.tick(0.6, asked=2.5).aborted == {"A": "writer-lost"}
+
+
 def test_one_in_the_line_and_one_that_waits_for_its_grant_must_be_heard_too() -> None:
     """A dead one in either place would block those behind it."""
     w = world().intent("A").touch("A", m("p/f")).request("A").intent("B", m("p/f"), admission="queued")

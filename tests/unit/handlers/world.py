@@ -18,6 +18,7 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
+from lakewarden.handlers.liveness import CaughtUp
 from lakewarden.handlers.state import LockView, TableSettings, TableState
 from lakewarden.handlers.table import (
     Input,
@@ -121,9 +122,12 @@ class World:
     def abandon(self, transaction: str, **fields: Any) -> World:
         return self.read(self.event(TransactionAbandoned, transaction, reason="gave up", **fields))
 
-    def tick(self, after: float = 1.0) -> World:
+    def tick(self, after: float = 1.0, *, asked: float = 0.0) -> World:
+        """The check, so many seconds after it asked for the log's end; all before that has been read, unless we lag."""
         self.now += after
-        return self.give(Tick(self.now, self.offset, self.caught_up_since))
+        since = self.caught_up_since
+        caught_up = None if since is None else CaughtUp(since, self.now - asked)
+        return self.give(Tick(self.now, self.offset, caught_up))
 
     def lock(self, left: float = 29.5, *, owner: str = "agent-1", quiet: float = 0.0) -> World:
         view = LockView(owner, self.now + left, self.now + quiet)
