@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from lakewarden.events import ConflictEntry, ConflictKind, ConflictRule, Operation
 from lakewarden.handlers.footprints import Overlap
-from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
+from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Touch, Transaction
 
 MAX_EVIDENCE = 100
 """Entries in one abort: enough to see what happened, small enough for every record limit."""
@@ -69,18 +69,19 @@ def _rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> 
     return (protected, 0 if protected else transaction.priority, -transaction.sequence)
 
 
+def counts_against(mine: Touch, other: Touch) -> bool:
+    """Whether `mine` is in conflict with `other`, which it met: by the pair's rule, with a side that counts."""
+    one, another = mine.transaction, other.transaction
+    return (
+        one is not another
+        and kind_of(one, another) is not None
+        and operations_conflict(rule_for(one, another), mine.operation, other.operation)
+    )
+
+
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:
-    """Those overlaps that are conflicts by the pair's rule, with a side that counts."""
-    return [
-        overlap
-        for overlap in overlaps
-        if kind_of(overlap.mine.transaction, overlap.other.transaction) is not None
-        and operations_conflict(
-            rule_for(overlap.mine.transaction, overlap.other.transaction),
-            overlap.mine.operation,
-            overlap.other.operation,
-        )
-    ]
+    """Those overlaps that are conflicts for `mine`."""
+    return [each for each in overlaps if counts_against(each.mine, each.other)]
 
 
 def evidence(overlaps: Iterable[Overlap]) -> tuple[ConflictEntry, ...]:

@@ -85,23 +85,25 @@ class Footprints:
                         if touch.transaction is transaction:
                             yield from self._met(partition, file_group, touch)
 
-    def shared(self) -> list[Transaction]:
-        """The transactions that share a place with another, oldest first: all that a sweep has to look at."""
-        found: dict[int, Transaction] = {}
+    def meetings(self) -> set[tuple[Touch, ...]]:
+        """The touches that meet in one place, each combination once: a sweep judges these, not all the places."""
+        found: set[tuple[Touch, ...]] = set()
         for groups in self.index.values():
-            starred = ALL_FILE_GROUPS in groups and len(groups) > 1
-            for touches in groups.values():
-                if len(touches) > 1 or starred:
-                    for touch in touches:
-                        found[touch.transaction.sequence] = touch.transaction
-        return [found[sequence] for sequence in sorted(found)]
+            starred = groups.get(ALL_FILE_GROUPS)
+            if starred is not None:
+                found.update(starred + touches for touches in groups.values())
+            else:
+                found.update(touches for touches in groups.values() if len(touches) > 1)
+        return found
 
     def remove(self, transaction: Transaction) -> None:
         """Take all that the transaction touched out of the index."""
         for partition, file_groups in transaction.footprint.items():
             groups = self.index[partition]
             for file_group in file_groups:
-                left = tuple(touch for touch in groups[file_group] if touch.transaction is not transaction)
+                touches = groups[file_group]
+                alone = len(touches) == 1
+                left = () if alone else tuple(each for each in touches if each.transaction is not transaction)
                 if left:
                     groups[file_group] = left
                 else:
