@@ -14,7 +14,9 @@ Rules
   that has ended (`lease.py`, Adoption). Its own interval begins there.
 - The events of one owner are in the order of the log within a partition, and by `at` between partitions (there is a second one
   only if partitions were added). The order in which different agents' events arrived proves nothing and is not used. An
-  `event_id` that comes again changes nothing.
+  event that comes again changes nothing: it has an `event_id` that was there, and of renewals, too many to be remembered, a
+  `valid_until` that is not later than the owner's last one in that partition (each write of an owner ends later than the one
+  before).
 - Kafka removes old events, so a renewal may be all that is left of a hold: then its interval begins with that renewal, and
   the owner is listed in `cut`. Of the time before, nothing is claimed. A lease of whose owner the log has nothing but its loss is
   listed too.
@@ -26,7 +28,8 @@ Times are epoch milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, assert_never
 
@@ -188,6 +191,23 @@ class _End:
 class _Owner:
     holds: list[_Hold] = field(default_factory=list)
     ends: list[_End] = field(default_factory=list)
+    last_ends: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """By partition: offset of the last end, and the latest time that one has."""
+    confirmed_until: dict[int, int] = field(default_factory=dict)
+    """By partition: the last `valid_until`."""
+
+    def end(self, end: _End) -> None:
+        self.ends.append(end)
+        partition = end.position.partition
+        _, latest = self.last_ends.get(partition, (0, end.at))
+        self.last_ends[partition] = (end.position.offset, max(latest, end.at))
+
+    def ended_after(self, hold: _Hold) -> bool:
+        """Whether it has told of an end since this hold was confirmed last."""
+        return any(
+            offset > hold.last.offset if partition == hold.last.partition else latest >= hold.confirmed
+            for partition, (offset, latest) in self.last_ends.items()
+        )
 
     @property
     def cut(self) -> bool:
@@ -195,6 +215,25 @@ class _Owner:
         if self.holds:
             return not min(self.holds, key=lambda each: each.since).acquired
         return any(each.by == "lost" for each in self.ends)
+
+
+class _Ends:
+    """Ends of one owner in the order of a key, and of those from any key on the one that reaches least far."""
+
+    def __init__(self, ends: Iterable[_End], key: Callable[[_End], float]) -> None:
+        ordered = sorted(ends, key=key)
+        self._keys = [key(each) for each in ordered]
+        self._least: list[_End] = []
+        for end in reversed(ordered):
+            least = self._least[-1] if self._least else end
+            self._least.append(end if end.relied_until <= least.relied_until else least)
+        self._least.reverse()
+
+    def after(self, key: float) -> Iterator[_End]:
+        yield from self._least[bisect_right(self._keys, key) :][:1]
+
+    def not_before(self, key: float) -> Iterator[_End]:
+        yield from self._least[bisect_left(self._keys, key) :][:1]
 
 
 @dataclass(slots=True)
@@ -220,34 +259,35 @@ def check(events: Iterable[tuple[Position, AuditEventUnion]], drifts: Drifts) ->
 
 
 class LockAudit:
-    """The same, for a log that is too long to be kept: what is remembered grows with the acquisitions, not the renewals."""
+    """The same, for a log that is too long to be kept: what is remembered grows with all events but the renewals."""
 
     def __init__(self, drifts: Drifts) -> None:
         self._drifts = drifts
         self._locks: dict[str, _Lock] = {}
         self._seen: set[str] = set()
+        self._events = 0
         self._duplicates = 0
 
     def add(self, position: Position, event: AuditEventUnion) -> None:
         """Take the next event of its partition."""
-        if event.event_id in self._seen:
+        lock = self._locks.setdefault(event.lock, _Lock())
+        if self._came_before(lock, position, event):
             self._duplicates += 1
             return
-        self._seen.add(event.event_id)
-        lock = self._locks.setdefault(event.lock, _Lock())
+        self._events += 1
         lock.tables.add(event.table)
         lock.requests += event.requests
         match event:
             case LockAcquired(adopted=adopted):
                 lock.acquisitions += 1
-                _owner(lock, event).holds.append(_begun(position, event, adopted=adopted))
+                _begin(_owner(lock, event), position, event, adopted=adopted)
             case LockRenewed():
                 lock.renewals += 1
                 _renewed(_owner(lock, event), position, event, self._drifts.of(event.lock))
             case LockReleased():
                 lock.releases += 1
                 asked = _at(event) - event.duration_ms
-                _owner(lock, event).ends.append(_End("released", _at(event), asked, position))
+                _owner(lock, event).end(_End("released", _at(event), asked, position))
             case LockLost():
                 lock.lost += 1
                 _lost(lock, position, event)
@@ -260,7 +300,16 @@ class LockAudit:
     def report(self) -> Report:
         """The judgement on what was added so far."""
         locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
-        return Report(len(self._seen), self._duplicates, locks)
+        return Report(self._events, self._duplicates, locks)
+
+    def _came_before(self, lock: _Lock, position: Position, event: AuditEventUnion) -> bool:
+        if isinstance(event, LockRenewed):
+            known = lock.owners.get(event.owner)
+            return known is not None and event.valid_until <= known.confirmed_until.get(position.partition, 0)
+        if event.event_id in self._seen:
+            return True
+        self._seen.add(event.event_id)
+        return False
 
 
 def _at(event: LockEvent) -> float:
@@ -271,29 +320,38 @@ def _owner(lock: _Lock, event: LockEvent) -> _Owner:
     return lock.owners.setdefault(event.owner, _Owner())
 
 
-def _begun(position: Position, event: LockAcquired | LockRenewed, *, adopted: str | None = None) -> _Hold:
+def _begin(
+    owner: _Owner, position: Position, event: LockAcquired | LockRenewed, *, adopted: str | None = None
+) -> None:
     at, acquired = _at(event), isinstance(event, LockAcquired)
-    return _Hold(event.agent, at, position, at, position, event.valid_until, acquired, adopted)
+    owner.holds.append(_Hold(event.agent, at, position, at, position, event.valid_until, acquired, adopted))
+    _confirm(owner, position, event)
 
 
 def _renewed(owner: _Owner, position: Position, event: LockRenewed, drift: float) -> None:
     hold = owner.holds[-1] if owner.holds else None
     if hold is None or not _goes_on(owner, hold, position, _at(event) + drift):
-        owner.holds.append(_begun(position, event))
+        _begin(owner, position, event)
         return
     hold.confirmed, hold.last = _at(event), position
     hold.valid_until = max(hold.valid_until, event.valid_until)
+    _confirm(owner, position, event)
+
+
+def _confirm(owner: _Owner, position: Position, event: LockAcquired | LockRenewed) -> None:
+    until = owner.confirmed_until
+    until[position.partition] = max(until.get(position.partition, 0), event.valid_until)
 
 
 def _goes_on(owner: _Owner, hold: _Hold, position: Position, at_latest: float) -> bool:
     if hold.last.partition != position.partition or at_latest > hold.valid_until:
         return False
-    return not any(_comes_after(end, hold) for end in owner.ends)
+    return not owner.ended_after(hold)
 
 
 def _lost(lock: _Lock, position: Position, event: LockLost) -> None:
     owner, at = _owner(lock, event), _at(event)
-    owner.ends.append(_End("lost", at, at, position))
+    owner.end(_End("lost", at, at, position))
     if len(lock.losses) < MOST_SHOWN:
         lock.losses.append(Loss(event.owner, event.agent, at, event.detail, event.holder, position))
 
@@ -306,12 +364,6 @@ def _refused(lock: _Lock, position: Position, event: LockRefused) -> None:
     if before is not None or len(lock.hindrances) < MOST_SHOWN:
         times = 1 if before is None else before.times + 1
         lock.hindrances[why] = Hindrance(why, times, event.agent, _at(event), position)
-
-
-def _comes_after(end: _End, hold: _Hold) -> bool:
-    if end.position.partition == hold.last.partition:
-        return end.position.offset > hold.last.offset
-    return end.at >= hold.confirmed
 
 
 def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
@@ -353,8 +405,9 @@ def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
     ends: dict[str, float] = {}
     adopters: list[tuple[_Hold, Interval]] = []
     for name, owner in lock.owners.items():
+        ends_after = _ends_after(owner)
         for hold in owner.holds:
-            interval = _interval(name, owner, hold, drift)
+            interval = _interval(name, hold, ends_after(hold), drift)
             ends[name] = max(ends.get(name, interval.until), interval.until)
             if hold.adopted is None:
                 yield interval
@@ -374,12 +427,34 @@ def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
         )
 
 
-def _interval(name: str, owner: _Owner, hold: _Hold, drift: float) -> Interval:
+def _ends_after(owner: _Owner) -> Callable[[_Hold], Iterator[_End]]:
+    """What may have ended a hold: of all ends that came after it, the one that reaches least far, by partitions' order."""
+    partitions = {each.last.partition for each in owner.holds}
+    here = {
+        number: _Ends(
+            (each for each in owner.ends if each.position.partition == number),
+            lambda end: end.position.offset,
+        )
+        for number in partitions
+    }
+    elsewhere = {
+        number: _Ends((each for each in owner.ends if each.position.partition != number), lambda end: end.at)
+        for number in partitions
+    }
+
+    def after(hold: _Hold) -> Iterator[_End]:
+        yield from here[hold.last.partition].after(hold.last.offset)
+        yield from elsewhere[hold.last.partition].not_before(hold.confirmed)
+
+    return after
+
+
+def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float) -> Interval:
     until, last = hold.valid_until - drift, hold.last
     by: EndedBy = "lease"
-    for end in owner.ends:
+    for end in ends:
         relied_until = max(hold.confirmed, end.relied_until)
-        if _comes_after(end, hold) and relied_until < until:
+        if relied_until < until:
             until, by, last = relied_until, end.by, end.position
     return Interval(name, hold.agent, hold.since, max(hold.since, until), by, hold.first, last)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import pickle
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -567,11 +567,13 @@ def test_a_second_owner_is_always_found(data: st.DataObject) -> None:
     assert victims or all(until - since <= least for _, _, since, until in history.relied_on)
 
 
-def test_the_longest_log_is_judged_in_its_own_size() -> None:
-    """Ten thousand renewals of one hold leave one interval, not ten thousand."""
+def test_a_hold_of_ten_thousand_renewals_leaves_one_interval_and_takes_no_more_memory_for_them() -> None:
+    """A month of one lock is almost a million of them."""
     audit = LockAudit(Drifts())
     audit.add(Position(0, 0), event(LockAcquired, 0, "x"))
-    for number in itertools.islice(itertools.count(1), 10_000):
+    audit.add(Position(0, 1), event(LockRenewed, RENEW, "x"))
+    size = len(pickle.dumps(audit))
+    for number in range(2, 10_001):
         audit.add(Position(0, number), event(LockRenewed, number * RENEW, "x"))
 
     [lock] = audit.report().locks
@@ -579,3 +581,33 @@ def test_the_longest_log_is_judged_in_its_own_size() -> None:
     assert lock.renewals == 10_000
     assert lock.longest is not None
     assert span(lock.longest) == (0, 10_000 * RENEW + VALIDITY - DRIFT)
+    assert len(pickle.dumps(audit)) < size + 100
+
+
+def test_an_owner_of_ten_thousand_holds_is_judged_in_the_time_of_ten_thousand() -> None:
+    """`per-commit`, one agent: its owner id stays. Each hold against each end would take longer than a test may."""
+    told = [
+        each
+        for number in range(10_000)
+        for each in (
+            event(LockAcquired, number * RENEW, "x"),
+            event(LockReleased, number * RENEW + 1_000, "x"),
+        )
+    ]
+
+    lock = judged(*told)
+
+    assert (lock.acquisitions, lock.releases, lock.violations) == (10_000, 10_000, 0)
+    assert lock.longest is not None
+    assert span(lock.longest) == (0, 1_000)
+
+
+def test_a_renewal_that_is_delivered_twice_counts_once() -> None:
+    """Whether at once or after the hold has ended."""
+    acquired, renewed = event(LockAcquired, 0, "x"), event(LockRenewed, RENEW, "x")
+    released, another = event(LockReleased, 5_000, "x"), event(LockAcquired, 6_000, "y", agent="b")
+    report = check(log(acquired, renewed, renewed, released, another, renewed), Drifts())
+
+    assert (report.events, report.duplicates) == (4, 2)
+    assert only(report).renewals == 1
+    assert only(report).violations == 0
