@@ -1,9 +1,11 @@
-"""Kafka goes while writers of the product's own client wait for a grant, or hold one. Nobody commits in the dark."""
+"""Kafka goes while writers of the product's own client begin, wait for a grant, or hold one. Nobody commits in the dark."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import anyio
@@ -16,15 +18,20 @@ from lakewarden.agent.kafka import ensure_topics, reader, started, stopped
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, CommitGranted
 from lakewarden.handlers.lock_object import LockRecord, parse
-from lakewarden.spark_jobs.errors import AgentUnreachable, LeaseLost
+from lakewarden.spark_jobs.errors import AgentUnreachable, GateError, GrantTimeout, LeaseLost
 from lakewarden.spark_jobs.gate import CommitGate
 from lakewarden.spark_jobs.kafka import stop_quietly
+from lakewarden.spark_jobs.observer import Observer
+from lakewarden.spark_jobs.transaction import Transaction
 from tests.real.promises import check, stories
 from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 PATIENCE_SECONDS = 90.0
+OUTAGE_SECONDS = 60.0
+TIMEOUT_SECONDS = 20.0
+"""Of writers in the long outage: for an agent's word, and for their grant."""
 
 
 @pytest.fixture
@@ -106,6 +113,119 @@ async def test_a_grant_that_nobody_can_extend_ends_by_the_writers_own_clock(
     check(stories(log[topics.writers], log[topics.decisions]))
 
 
+async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -> None:
+    """Writers are told within their own timeouts, no lock is held beyond its lease, and all goes on without a hand."""
+    steps: set[tuple[str, str]] = set()
+    with (
+        scene.process() as process,
+        _gate(scene, TIMEOUT_SECONDS, lambda event: steps.add((event.writer, event.what))) as gate,
+    ):
+        await process.ready()
+        minute = Minute(gate, scene.table)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(minute.write, "publishing")
+            await _until(lambda: ("publishing", "granted") in steps)
+            for name in ("waiting", "computing", "beginning"):
+                tasks.start_soon(minute.write, name)
+            await _until(lambda: {("waiting", "requested"), ("computing", "markers")} <= steps)
+            broker.stop()
+            back_at = time.monotonic() + OUTAGE_SECONDS
+            minute.outage.set()
+            silent = await process.logged("kafka.silent")
+            waiting = await process.logged("kafka.waiting", count=3)
+            await _until(lambda: minute.told.keys() == minute.writers.keys())
+            await _until(lambda: all(_free(scene, each) for each in minute.locked))
+            lost_by = _lock(scene, minute.tables["publishing"]).valid_until
+            await anyio.sleep(back_at - time.monotonic())
+
+        broker.start()
+        await process.logged("partitions.live", count=2)
+        for table in minute.locked:
+            await to_thread.run_sync(_commit, gate, table)
+        log = await scene.everything()
+        assert process.popen.poll() is None
+
+    for line in (silent, waiting):
+        assert line["bootstrap_servers"] == scene.bootstrap_servers
+    assert "no Kafka broker answers" in waiting["problem"]
+    kinds = {name: type(error) for name, error in minute.told.items()}
+    assert kinds == {
+        "publishing": LeaseLost,
+        "waiting": GrantTimeout,
+        "computing": AgentUnreachable,
+        "beginning": AgentUnreachable,
+    }
+    for name, error in minute.told.items():
+        assert f"table={minute.tables[name]}" in str(error)
+        assert f"writer={name}" in str(error)
+        if isinstance(error, AgentUnreachable):
+            assert f"brokers={scene.bootstrap_servers}" in str(error)
+    assert minute.published_until * 1000 < lost_by, "it stopped before its lock could be another's"
+    topics = scene.settings().topics
+    check(stories(log[topics.writers], log[topics.decisions]))
+
+
+class Minute:
+    """Writers, each where the outage finds it: in its publish, in the line behind that, computing, and not begun yet."""
+
+    def __init__(self, gate: CommitGate, table: str) -> None:
+        self.told: dict[str, GateError] = {}
+        self.outage = threading.Event()
+        self.published_until = 0.0
+        """When the publish was last allowed to go on; wall clock."""
+        self.writers = {
+            "publishing": self._publish,
+            "waiting": self._wait,
+            "computing": self._compute,
+            "beginning": self._begin,
+        }
+        shared = f"{table}-shared"
+        self.tables = {name: f"{table}-{name}" for name in self.writers}
+        self.tables |= {"publishing": shared, "waiting": shared}
+        self.locked = (shared, self.tables["computing"])
+        self._gate = gate
+
+    async def write(self, name: str) -> None:
+        """One writer, until it is told that it can't."""
+        try:
+            await to_thread.run_sync(self.writers[name])
+        except GateError as error:
+            self.told[name] = error
+
+    def _publish(self) -> None:
+        with self._open("publishing") as txn:
+            txn.touch("p", "x", "merge")
+            with txn.commit() as grant:
+                while True:
+                    looked_at = time.time()
+                    grant.check()
+                    self.published_until = looked_at
+                    threading.Event().wait(0.05)
+
+    def _wait(self) -> None:
+        with self._open("waiting") as txn:
+            txn.touch("p", "z", "merge")
+            self._never(txn)
+
+    def _compute(self) -> None:
+        with self._open("computing") as txn:
+            txn.touch("p", "x", "merge")
+            self.outage.wait()
+            self._never(txn)
+
+    def _begin(self) -> None:
+        self.outage.wait()
+        with self._open("beginning"):
+            raise AssertionError("admitted without Kafka")
+
+    def _open(self, name: str) -> AbstractContextManager[Transaction]:
+        return self._gate.transaction(table=self.tables[name], writer=name, batch_id=1)
+
+    def _never(self, txn: Transaction) -> None:
+        with txn.commit():
+            raise AssertionError("granted without Kafka")
+
+
 @pytest.mark.parametrize("stop", [stopped, stop_quietly])
 async def test_a_reader_whose_broker_has_gone_can_be_stopped(
     broker: EmbeddedKafka,
@@ -131,13 +251,14 @@ async def test_a_reader_whose_broker_has_gone_can_be_stopped(
     assert consumer._client._sync_task is None, "its connections are closed too"
 
 
-def _gate(scene: World) -> CommitGate:
+def _gate(scene: World, timeout: float = PATIENCE_SECONDS, observer: Observer | None = None) -> CommitGate:
     return CommitGate(
         scene.bootstrap_servers,
         topic_prefix=scene.prefix,
         heartbeat_seconds=1.0,
-        admission_timeout_seconds=PATIENCE_SECONDS,
-        grant_timeout_seconds=PATIENCE_SECONDS,
+        admission_timeout_seconds=timeout,
+        grant_timeout_seconds=timeout,
+        observer=observer,
     )
 
 
@@ -146,6 +267,11 @@ def _commit(gate: CommitGate, table: str) -> None:
         txn.touch("p", "y", "merge")
         with txn.commit() as grant:
             grant.version = "1"
+
+
+def _free(scene: World, table: str) -> bool:
+    """Whether anybody may take the table's lock: given back, or lapsed."""
+    return not _lock(scene, table).held_at(int(time.time() * 1000), drift_ms=0)
 
 
 def _lock(scene: World, table: str) -> LockRecord:
