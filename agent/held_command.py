@@ -71,7 +71,15 @@ def require_program(argv: Sequence[str]) -> None:
 
 
 async def start(argv: Sequence[str], environment: Mapping[str, str], until: float) -> HeldCommand:
-    """Start the command and its guard. From the main thread only (`bound_child.py`)."""
+    """Start the command and its guard. From the main thread only (`bound_child.py`).
+
+    Not to be cancelled in between: whoever gives the lock back must know of a command that runs.
+    """
+    with anyio.CancelScope(shield=True):
+        return await _start(argv, environment, until)
+
+
+async def _start(argv: Sequence[str], environment: Mapping[str, str], until: float) -> HeldCommand:
     guard = await anyio.open_process(
         [sys.executable, "-m", "lakewarden.agent.lock_guard"],
         stdin=subprocess.PIPE,

@@ -167,6 +167,7 @@ def _path(root: str) -> anyio.Path:
 async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
     outcome: ReadOutcome = Absent()
     for tried in range(READ_TRIES):
+        await _pause_before(tried)
         outcome = await store.read(uri)
         match outcome:
             case Found() | Absent():
@@ -176,11 +177,17 @@ async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
                     f"{uri} can't be read: {why}; if the lock is elsewhere, name it with --lock or --hudi"
                 )
             case Throttled() | Unknown():
-                await anyio.sleep(PAUSE_SECONDS * 2**tried)
+                pass
     assert isinstance(outcome, Throttled | Unknown)
     raise StoreSilentError(
         f"{uri} could not be read in {READ_TRIES} tries: {outcome.why}; check endpoint and network, then try again"
     )
+
+
+async def _pause_before(tried: int) -> None:
+    """None before the first try."""
+    if tried:
+        await anyio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
 
 
 # -- where -------------------------------------------------------------------------------------------------------------
@@ -285,7 +292,13 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> Given:
     sent: LockRecord | None = None
     why = ""
     for tried in range(RELEASE_TRIES):
-        found = await _settled(store, uri)
+        await _pause_before(tried)
+        try:
+            found = await _settled(store, uri)
+        except StoreSilentError as error:
+            if sent is None:
+                raise
+            raise StoreSilentError(f"whether {uri} was released is not known: {why}; then {error}") from error
         record = parse(found.body) if isinstance(found, Found) else None
         if sent is not None and (done := _taken_effect(sent, record)) is not None:
             return done
@@ -302,7 +315,6 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> Given:
             case Unknown():
                 sent = live
         why = written.why
-        await anyio.sleep(PAUSE_SECONDS * 2**tried)
     raise AgentError(
         f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; look with lakewarden lock show"
     )
@@ -317,7 +329,7 @@ def _taken_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> Giv
     if not isinstance(found, LockRecord):
         return None
     if found.owner != sent.owner:
-        return _given(sent, found.owner)
+        return _given(sent, None if found.expired else found.owner)
     return _given(found, None) if found.expired else None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.lock_commands import RELEASE_TRIES, Given, NotReleased, release_in
+from lakewarden.agent.lock_commands import RELEASE_TRIES, Given, NotReleased, StoreSilentError, release_in
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.handlers.conditional import Lost, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
@@ -20,6 +20,9 @@ UNTIL = time.time_ns() // 1_000_000 + 30_000
 HELD = LockRecord(expired=False, valid_until=UNTIL, owner="x")
 
 
+LOST_ANSWER = Unknown("no answer")
+
+
 @dataclass
 class Trouble:
     """What befalls the writes, one after the other; `meanwhile` happens just before the first."""
@@ -28,11 +31,12 @@ class Trouble:
     after_writes: list[Unknown | None] = field(default_factory=list)
     meanwhile: Callable[[], None] | None = None
     then: Callable[[], None] | None = None
+    silent_after_writes: int | None = None
     writes: int = 0
 
     async def before(self, request: Request) -> Fault | None:
         if request.operation != "write":
-            return None
+            return LOST_ANSWER if self.writes == self.silent_after_writes else None
         self.writes += 1
         if self.meanwhile is not None:
             self.meanwhile()
@@ -57,9 +61,6 @@ def record(objects: dict[str, bytes]) -> LockRecord:
     found = parse(objects[URI])
     assert isinstance(found, LockRecord)
     return found
-
-
-LOST_ANSWER = Unknown("no answer")
 
 
 async def test_an_answer_that_was_lost_after_the_store_acted_is_read_back() -> None:
@@ -112,6 +113,32 @@ async def test_a_release_that_landed_unheard_and_was_followed_by_another_owner_i
 
     assert given.taken_by == "y"
     assert objects[URI] == other
+
+
+async def test_who_took_it_and_gave_it_back_since_is_not_told_to_have_it() -> None:
+    objects = {URI: render(HELD)}
+    other = render(LockRecord(expired=True, valid_until=UNTIL, owner="y"))
+    trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
+
+    assert (await released(objects, trouble)).taken_by is None
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        (0, "memory://locks/t.json could not be read in 3 tries"),
+        (1, "whether memory://locks/t.json was released is not known: no answer; then"),
+    ],
+)
+async def test_a_store_that_falls_silent_is_told_with_what_may_have_been_done(writes: int, said: str) -> None:
+    """Once something was sent, "could not be read" alone would pass for "nothing was done"."""
+    objects = {URI: render(HELD)}
+    trouble = Trouble(after_writes=[LOST_ANSWER], silent_after_writes=writes)
+
+    with pytest.raises(StoreSilentError, match=said):
+        await released(objects, trouble)
+
+    assert trouble.writes == writes
 
 
 async def test_doubt_without_end_is_told_as_doubt() -> None:
