@@ -129,6 +129,11 @@ class LockKeeper:
         if self._due is not None and now >= self._due:
             self._woken.set()
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is held and nothing outstanding."""
+        return self._idle.is_set()
+
     async def released(self) -> None:
         """Return when nothing is held and nothing outstanding."""
         await self._idle.wait()
@@ -215,23 +220,35 @@ def _folder(root: str) -> str:
 
 
 class Stores:
-    """The stores in use, each opened and probed once."""
+    """The stores in use, each opened and probed once. A probe that fails is the answer to all who waited for it."""
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
         self._settings = settings
         self._stack = stack
         self._open: dict[str, ConditionalStore] = {}
         self._opening: dict[str, anyio.Lock] = {}
+        self._failed: dict[str, StoreProbeError] = {}
 
     async def for_lock(self, uri: str) -> ConditionalStore:
         """The store that a lock object is in. Raises `StoreProbeError` or `LocationError`, with what to do."""
         root = self._root_of(uri)
         if root not in self._open:
+            failed_before = self._failed.get(root)
             # One store's opening, which may take its time, holds up nobody else's.
             async with self._opening.setdefault(root, anyio.Lock()):
+                failed = self._failed.get(root)
+                if failed is not None and failed is not failed_before:
+                    raise type(failed)(str(failed))
                 if root not in self._open:
-                    self._open[root] = await self._open_probed(root)
+                    self._open[root] = await self._open_noting(root)
         return self._open[root]
+
+    async def _open_noting(self, root: str) -> ConditionalStore:
+        try:
+            return await self._open_probed(root)
+        except StoreProbeError as error:
+            self._failed[root] = error
+            raise
 
     async def _open_probed(self, root: str) -> ConditionalStore:
         if root.startswith("file://"):
@@ -245,7 +262,7 @@ class Stores:
         async with AsyncExitStack() as attempt:
             try:
                 entered = await attempt.enter_async_context(PacedStore(store_at(root, self._settings)))
-            except ValueError as error:
+            except (OSError, ValueError) as error:
                 raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
             self._stack.push_async_exit(attempt.pop_all().__aexit__)

@@ -358,6 +358,39 @@ async def test_a_store_that_is_being_opened_holds_up_no_other(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_probe_that_fails_is_the_answer_to_all_who_waited_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket that hangs: were it probed once a lock, one after the other, nobody would be told for minutes."""
+    probed, answers = 0, list[str]()
+    all_wait = anyio.Event()
+
+    async def probe(store: ConditionalStore, root: str) -> None:
+        nonlocal probed
+        probed += 1
+        await all_wait.wait()
+        raise StoreUnreachableError("no answer")
+
+    async def ask(stores: Stores, number: int) -> None:
+        with pytest.raises(StoreUnreachableError, match="no answer") as raised:
+            await stores.for_lock(f"file://{tmp_path}/{number}/lock.json")
+        answers.append(str(raised.value))
+
+    monkeypatch.setattr("lakewarden.agent.locks.probe", probe)
+    async with AsyncExitStack() as stack:
+        stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(ask, stores, number)
+            await anyio.wait_all_tasks_blocked()
+            all_wait.set()
+        assert (probed, len(answers)) == (1, 10)
+
+        await ask(stores, 11)
+        assert probed == 2, "who asks afterwards asks anew"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_store_that_is_out_of_reach_for_the_moment_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
