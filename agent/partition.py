@@ -388,8 +388,10 @@ class PartitionOwner:
                 log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
                 view = LockView(held.record.owner, held.expires_at, held.quiet_until)
                 self._step(uri, LockConfirmed(monotonic(), offset, view))
-            case lease.Released(why=why):
-                log.debug("lock.released", table=uri, why=why)
+            case lease.Released(why=None):
+                log.debug("lock.released", table=uri)
+            case lease.Released(why=why, valid_until=valid_until):
+                log.warning("lock.not-given-back", table=uri, why=why, until=valid_until, lock=place.uri)
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
                 self._step(uri, LockGone(monotonic(), offset, f"lock {place.uri}: {why}"))
@@ -478,7 +480,7 @@ class PartitionOwner:
         log.error("table.stopped", table=uri, story=story, open=[each.id for each in state.open()])
         if uri in self._keepers:
             # Not released: a grant may run under it. It lapses by itself.
-            self._keepers[uri][1].cancel()
+            self._keepers.pop(uri)[1].cancel()
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -503,10 +505,19 @@ class PartitionOwner:
         """Give back every lock under which no grant runs; called after `leave`."""
         async with anyio.create_task_group() as releases:
             for uri, (keeper, scope) in self._keepers.items():
-                if self._was_live and uri not in self.stopped and self.tables[uri].running() is None:
+                if self._is_free(uri):
                     releases.start_soon(_release, keeper, scope)
                 else:
                     scope.cancel()
+
+    def unreleased(self) -> list[str]:
+        """Tables whose lock was to be given back by `release`, and is not."""
+        return [
+            uri for uri, (keeper, _) in self._keepers.items() if self._is_free(uri) and not keeper.at_rest
+        ]
+
+    def _is_free(self, uri: str) -> bool:
+        return self._was_live and self.tables[uri].running() is None
 
 
 async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:

@@ -276,7 +276,11 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
                     tasks.start_soon(owner.release)
         if releasing.cancelled_caught:
             log.warning(
-                "locks.left-to-lapse", partitions=numbers, detail="their store did not answer in time"
+                "locks.left-to-lapse",
+                partitions=numbers,
+                tables=sorted(uri for owner in owners for uri in owner.unreleased()),
+                waited_seconds=round(seconds / 3, 1),
+                detail="they could not be given back in the time that was left for it, and lapse by themselves",
             )
         try:
             with anyio.move_on_after(seconds / 3):
