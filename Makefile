@@ -38,7 +38,7 @@ test: jdk $(STAMP)
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20000) $(ARGS)
 
-# The whole, likewise; `make test` runs the first 240.
+# The whole, likewise; `make test` runs the first 280.
 sim-whole: $(STAMP)
 	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
 

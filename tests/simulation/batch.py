@@ -62,7 +62,7 @@ def _nothing(_: Any) -> Mapping[str, int]:
     return {}
 
 
-def _any(_: int) -> bool:
+def _any(_: str, __: int) -> bool:
     return True
 
 
@@ -80,8 +80,8 @@ class Simulation:
     kept: Path
     seeds_at_once: int
     """Handed to a process together: some seconds of work."""
-    worth_hunting: Callable[[int], bool] = _any
-    """Whether a planted bug may soon show itself under this seed."""
+    worth_hunting: Callable[[str, int], bool] = _any
+    """Whether this planted bug may soon show itself under this seed."""
     counts: Callable[[Any], Mapping[str, int]] = _nothing
 
     def replay(self, seed: int) -> str:
@@ -163,7 +163,9 @@ def _hunt(module: str, bug: str, seeds: range) -> Counter[str]:
     simulation = _simulation(module)
     found: Counter[str] = Counter()
     with simulation.planted(bug):
-        for seed in filter(simulation.worth_hunting, seeds):
+        for seed in seeds:
+            if not simulation.worth_hunting(bug, seed):
+                continue
             found.update(violation.partition(":")[0] for violation in simulation.run(seed).violations[:1])
             if found[simulation.bugs[bug][0]]:
                 break

@@ -29,6 +29,7 @@ from lakewarden.agent.partition import PartitionOwner
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.state import TableState
+from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
 from tests.simulation.whole.broker import Broker
@@ -79,12 +80,17 @@ class SimStores:
 
 
 @contextmanager
-def simulated(broker: Broker, oracles: Oracles) -> Iterator[list[Watched]]:
-    """Within this, production code runs in simulated processes; the owners of partitions that there are."""
+def simulated(
+    broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None]
+) -> Iterator[list[Watched]]:
+    """Within this, production code runs in simulated processes; the owners of partitions that there are.
+
+    `after_grant` is told of each grant, as it is given: the moment at which it matters most that its agent is stopped.
+    """
     owners: list[Watched] = []
 
     def watched(*given: Any) -> Watched:
-        owner = Watched(broker, oracles, *given)
+        owner = Watched(broker, oracles, after_grant, *given)
         owners.append(owner)
         return owner
 
@@ -131,16 +137,27 @@ def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
 class Watched(PartitionOwner):
     """A partition's owner whose decisions the oracles hear of at the instant at which they are made."""
 
-    def __init__(self, broker: Broker, oracles: Oracles, number: int, settings: Settings, *rest: Any) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        oracles: Oracles,
+        after_grant: Callable[[Node], None],
+        number: int,
+        settings: Settings,
+        *rest: Any,
+    ) -> None:
         super().__init__(number, settings, *rest)
         self.node = here().node
         self.broker = broker
         self._oracles = oracles
+        self._after_grant = after_grant
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         self._oracles.decided(self.node, self.number, value, writers)
         super()._publish_decision(key, value)
+        if b'"commit-granted"' in value:
+            self._after_grant(self.node)
 
     async def compare(self) -> None:
         """Replay the log from where the group stands, and look whether the outcome is what is here."""

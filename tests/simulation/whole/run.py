@@ -31,6 +31,8 @@ from tests.simulation.whole.scenario import (
     Stop,
     TablePlan,
     draw,
+    draw_sleep_after_grant,
+    draw_sleep_before_publish,
     draw_stop,
     draw_stop_at_publish,
 )
@@ -55,7 +57,7 @@ class Outcome:
 def run(seed: int) -> Outcome:
     """The same for the same seed, always."""
     world = World(seed, draw(stream(seed, "scenario")))
-    with simulated(world.broker, world.oracles) as owners:
+    with simulated(world.broker, world.oracles, world.after_grant) as owners:
         world.owners = owners
         try:
             return world.run()
@@ -198,7 +200,8 @@ class World:
             self.oracles,
             self._table_weather,
             timing=WriterTiming(),
-            at_publish=self._at_publish,
+            before_publish=self._before_publish,
+            after_publish=self._at_publish,
         )
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
@@ -278,11 +281,24 @@ class World:
             stop = draw_stop(self._stops, self.timeline.now, self.scenario.calm_from, node.name)
             self._stop(node, self._machine(node), stop)
 
+    def _before_publish(self, node: Node) -> None:
+        """A driver has looked for the last time, and writes to its table next."""
+        if self._strikes(node, self.scenario.sleeps_before_publish):
+            self._stop(
+                node, self._machine(node), draw_sleep_before_publish(self._stops, self.timeline.now), 1
+            )
+        self._at_publish(node)
+
     def _at_publish(self, node: Node) -> None:
         """A driver writes to its table, or has just written."""
         if self._strikes(node, self.scenario.stops_at_publish):
             stop = draw_stop_at_publish(self._stops, self.timeline.now)
             self._stop(node, self._machine(node), stop, callbacks=2)
+
+    def after_grant(self, node: Node) -> None:
+        """An agent has granted, and sends that next."""
+        if self._strikes(node, self.scenario.sleeps_after_grant):
+            self._stop(node, self._machine(node), draw_sleep_after_grant(self._stops, self.timeline.now), 4)
 
     def _strikes(self, node: Node, chance: float) -> bool:
         over = self.timeline.now >= self.scenario.calm_from or node.name.startswith("hudi")

@@ -183,7 +183,8 @@ class Driver:
         weather: Weather,
         *,
         timing: WriterTiming,
-        at_publish: Callable[[Node], None],
+        before_publish: Callable[[Node], None],
+        after_publish: Callable[[Node], None],
     ) -> None:
         self.process = process
         self.job = job
@@ -191,8 +192,8 @@ class Driver:
         self.weather = weather
         """Of the way to the table."""
         self.timing = timing
-        self.at_publish = at_publish
-        """Is told right before and right after a publish: the moments at which it matters most to be stopped."""
+        self.before_publish, self.after_publish = before_publish, after_publish
+        """Are told of a publish: the moments at which it matters most to be stopped."""
         self.random = process.random
         self.calm_from = weather.climate.calm_from
         self.channel = Channel(process, job, timing.send_timeout)
@@ -472,10 +473,10 @@ class Attempt:
         self._publish.begun = True
         before, self._publish.unanswered = self._publish.unanswered, True
         self._node.say(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
-        self.driver.at_publish(self._node)
+        self.driver.before_publish(self._node)
         await anyio.lowlevel.checkpoint()  # the window: stopped here, it writes when it wakes
         answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
-        self.driver.at_publish(self._node)
+        self.driver.after_publish(self._node)
         if answered is not None:
             self._publish.unanswered = before
             self._publish.version = answered[0]
