@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 from unittest.mock import patch
@@ -193,7 +193,10 @@ def _table_not_asked() -> list[Plant]:
 
 
 def _line_never_moves() -> list[Plant]:
-    return [(admission, "_somebody_ahead", lambda *_: True)]
+    def whoever_waits_in_line(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
+        return iter([transaction] if transaction.admission == "queued" else [])
+
+    return [(admission, "in_front", whoever_waits_in_line)]
 
 
 def _index_leaks() -> list[Plant]:
