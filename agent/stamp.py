@@ -161,7 +161,8 @@ def audit(
         "duration_ms": round(max(0.0, monotonic() - step.spent.since) * 1000, 3),
     }
     match step:
-        case lease.Confirmed(what="acquired", lease=held, adopted=adopted):
+        case lease.Confirmed(what="acquired", lease=held):
+            adopted = None if held.former is None else held.former.owner
             return LockAcquired.model_validate(
                 common
                 | {"owner": held.record.owner, "valid_until": held.record.valid_until, "adopted": adopted}

@@ -141,13 +141,11 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The lease is ours until `expires_at` (monotonic, drift already taken off): acquired, or renewed."""
+    """The lease may be relied upon, until its end."""
 
     what: Literal["acquired", "renewed"]
     lease: Lease
     spent: Spent
-    adopted: str | None = None
-    """The owner whose lease was taken over and may not have ended yet (see Adoption)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,38 +187,30 @@ Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """An owner that was adopted. It may be alive, and believe in its lease until that has ended (see Adoption)."""
+
+    owner: str
+    until: float
+    """Monotonic; the drift is already added."""
+
+
+@dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that we may rely on."""
+    """A lease that we may rely on. Times are monotonic."""
 
     record: LockRecord
     version: str
     expires_at: float
-    """Monotonic; the drift is already taken off."""
+    """The drift is already taken off."""
     renew_at: float
-    quiet_until: float
-    """Before this only a grant that ran under the former owner is covered."""
-    adopted: str | None = None
-    """That owner, while it may believe in its lease."""
+    former: Former | None = None
+    """Whose lease had not ended yet when this one was confirmed."""
 
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Not held, not wanted. `mine` is the last owner id that we wrote: finding it is never somebody else."""
-
-    mine: str | None = None
-    quiet_until: float = 0.0
-    """As in `Work`: going idle ends no former owner's lease."""
-    adopted: str | None = None
-    doubt: Condition | None = None
-    """As in `Work`: a write that was given up in doubt may still land."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Held and settled; the next thing is the renewal."""
-
-    lease: Lease
-    mine: str
+    @property
+    def quiet_until(self) -> float:
+        """Before this only a grant that ran under the former owner is covered."""
+        return 0.0 if self.former is None else self.former.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,30 +223,63 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the states between idle and held share."""
+    """What is going on between idle and held, and what must not be forgotten meanwhile.
 
-    wanted: bool
-    mine: str | None
-    lease: Lease | None
-    """Still relied upon while it is being renewed."""
+    | wanted | lease | release | |
+    | --- | --- | --- | --- |
+    | yes | – | – | it is being taken (`taking`) |
+    | yes | live | – | it is being renewed, and relied upon |
+    | no, or again | – | record | it is being given back (`giving_back`) |
+    | no | – | – | likewise, if a write whose outcome isn't known turns out to have taken it |
+    """
+
     spent: Spent
-    tries: int = 0
-    """Doubts and throttlings in a row."""
-    adopt: str | None = None
+    wanted: bool = True
+    lease: Lease | None = None
+    """Still relied upon."""
     release: LockRecord | None = None
     """The live record that is to be released."""
-    quiet_until: float = 0.0
-    """When the lease of an adopted owner has ended; it outlives doubts about our own write."""
-    adopted: str | None = None
-    """That owner."""
+    tries: int = 0
+    """Losses, doubts and throttlings in a row."""
+    adopt: str | None = None
+    """The owner that may be adopted."""
     ahead: int = 0
-    """Others whose turn comes before ours, if the lock was asked for again while it was being given back."""
+    """Others whose turn comes before ours, once the lock has been given back that we want again."""
     heard_free: int | None = None
     """How many were before us when the lock was heard to be released while our read was under way."""
     watched: Watched | None = None
+    mine: str | None = None
+    """The owner id that we wrote last: finding it is never somebody else."""
+    former: Former | None = None
+    """It outlives doubts about our own writes, and our lease."""
     doubt: Condition | None = None
-    """Under which condition a write of ours was sent whose fate is not known. It may still land while that condition
-    holds, so a further write under it bears the same owner: whichever of them lands is ours."""
+    """Under which condition a write of ours was sent whose fate is not known (see Writes)."""
+
+    @property
+    def taking(self) -> bool:
+        """Nothing of ours is relied upon or to be released."""
+        return self.wanted and self.lease is None and self.release is None
+
+    @property
+    def giving_back(self) -> bool:
+        """What is found of ours is released."""
+        return self.release is not None or not self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Not held, not wanted; what must not be forgotten is as in `Work`."""
+
+    mine: str | None = None
+    former: Former | None = None
+    doubt: Condition | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Held and settled; the next thing is the renewal."""
+
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)

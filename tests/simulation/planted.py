@@ -203,7 +203,7 @@ def _quiet_time_forgotten() -> list[Plant]:
     confirmed = lease._confirmed
 
     def loud(state: Writing, *rest: Any) -> Step:
-        return confirmed(replace(state, work=replace(state.work, quiet_until=0.0)), *rest)
+        return confirmed(replace(state, work=replace(state.work, former=None)), *rest)
 
     return [(lease, "_confirmed", loud)]
 
