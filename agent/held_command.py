@@ -76,20 +76,16 @@ async def start(argv: Sequence[str], environment: Mapping[str, str], until: floa
     Not to be cancelled in between: whoever gives the lock back must know of a command that runs.
     """
     with anyio.CancelScope(shield=True):
-        return await _start(argv, environment, until)
-
-
-async def _start(argv: Sequence[str], environment: Mapping[str, str], until: float) -> HeldCommand:
-    guard = await anyio.open_process(
-        [sys.executable, "-m", "lakewarden.agent.lock_guard"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=None,
-        start_new_session=True,
-    )
-    process = await anyio.open_process(
-        bound(argv), stdin=None, stdout=None, stderr=None, env=environment, start_new_session=True
-    )
-    command = HeldCommand(process, guard)
-    await command.may_run_until(until)
+        guard = await anyio.open_process(
+            [sys.executable, "-m", "lakewarden.agent.lock_guard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=None,
+            start_new_session=True,
+        )
+        process = await anyio.open_process(
+            bound(argv), stdin=None, stdout=None, stderr=None, env=environment, start_new_session=True
+        )
+        command = HeldCommand(process, guard)
+        await command.may_run_until(until)
     return command
