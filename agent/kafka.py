@@ -210,6 +210,11 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
         await stopped(admin)
 
 
+def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
+    """How many partitions a topic has, as far as a consumer has heard; it does not ask."""
+    return len(consumer.partitions_for_topic(topic) or ()) or None
+
+
 async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
     with anyio.fail_after(START_TIMEOUT_SECONDS):
         while True:

@@ -11,14 +11,15 @@
 - A table whose state contradicts itself is stopped: it is not touched any more, its lock is left to lapse, its writers are told;
   the other tables go on.
 
-There are no decisions on conflicts, grants or locks in this file: they are in `handlers/`.
+There are no decisions on conflicts, grants or locks in this file: they are in `handlers/`. The tables' locks are kept in
+`table_locks.py`.
 """
 
 from __future__ import annotations
 
 import base64
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal, assert_never
 
 import anyio
@@ -29,15 +30,15 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import stamp
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.committed import CommitPoint
-from lakewarden.agent.locks import LockKeeper, SleepWatch, Stores, Told
+from lakewarden.agent.locks import SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.table_locks import TableLocks
 from lakewarden.events import (
     DECISION_RECORD,
     LEDGER_EVENT,
     WRITER_EVENT,
     Abort,
-    AuditEventUnion,
     BatchCommitted,
     CommitIntent,
     ConflictsLost,
@@ -52,17 +53,13 @@ from lakewarden.events import (
     ledger_key,
     partition_name,
 )
-from lakewarden.handlers import lease, verdicts
+from lakewarden.handlers import verdicts
 from lakewarden.handlers.audit import InvariantBrokenError
 from lakewarden.handlers.liveness import CaughtUp
-from lakewarden.handlers.placement import LockPlace, NotAllowed
 from lakewarden.handlers.replay import Position, PublishedDecisions
-from lakewarden.handlers.state import CommittedBatch, LockView, TableState
+from lakewarden.handlers.state import CommittedBatch, TableState
 from lakewarden.handlers.table import (
     Input,
-    LockConfirmed,
-    LockForbidden,
-    LockGone,
     Read,
     Replayed,
     Tick,
@@ -73,7 +70,6 @@ from lakewarden.handlers.table import (
     step,
 )
 from lakewarden.handlers.transactions import OPEN, Phase
-from lakewarden.handlers.turns import Contender
 
 log = structlog.get_logger()
 
@@ -111,11 +107,15 @@ class PartitionOwner:
         self._topics = settings.topics
         self._placement = settings.placement()
         self._publisher = publisher
-        self._stores = stores
-        self._tasks = tasks
-        self._watch = watch
-        self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
-        self._places: dict[str, LockPlace] = {}
+        self.locks = TableLocks(
+            settings,
+            publisher,
+            stores,
+            tasks,
+            watch,
+            move=self._step,
+            read_to=lambda: self.position - 1,
+        )
         self._backlog: list[ConsumerRecord] = []
         self._replay_until = 0
         self._published = PublishedDecisions(Position(0, None), ())
@@ -258,7 +258,7 @@ class PartitionOwner:
         state = self._table(event.table)
         why = state if isinstance(state, str) else None
         if isinstance(state, TableState) and isinstance(event, CommitIntent):
-            why = self._place(state, event.lock)
+            why = self.locks.settle(state, event.lock)
         if why is not None or isinstance(state, str):
             bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
             self._refuse(record, bad)
@@ -290,22 +290,6 @@ class PartitionOwner:
                 )
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
         return self.tables[uri]
-
-    def _place(self, state: TableState, lock: str | None) -> str | None:
-        """Settle where the table's lock is, as its intents say; why not, where one of them says otherwise."""
-        settled = self._places.get(state.uri)
-        if settled is not None and (lock is None or lock == settled.uri):
-            return None
-        place = self._placement.locate(state.uri, lock)
-        if isinstance(place, NotAllowed):
-            return place.why
-        if settled is not None and not state.quiet():
-            return f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; all its writers name one lock"
-        if state.uri in self._keepers:
-            self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
-        self._places[state.uri] = place
-        state.settings = self._settings.table(shared=place.shared)
-        return None
 
     def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
         value = record.value or b""
@@ -352,7 +336,7 @@ class PartitionOwner:
             replay_verdict(state, verdicts.verdict_of(abort), monotonic())
             self._step(bad.table, Tick(monotonic(), record.offset, None))
 
-    # -- time, and the lock ------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         """The periodic check. `end` is the log's end, of which Kafka was asked at `asked_at`; None where it did not answer.
@@ -370,52 +354,6 @@ class PartitionOwner:
         for uri, state in list(self.tables.items()):
             if not state.quiet() and uri not in self.stopped:
                 self._step(uri, Tick(now, self.position - 1, self._caught_up))
-
-    def heard(self, event: AuditEventUnion) -> None:
-        """An agent told something of a lock; those of our tables that use it may want to know."""
-        for keeper, _ in self._keepers.values():
-            if keeper.place.uri == event.lock:
-                keeper.hear(event)
-
-    def _lock_told(self, uri: str, place: LockPlace, told: Told, *, relied_on: bool) -> None:
-        event = stamp.audit(self._settings.agent_id, uri, place.uri, told)
-        self._publisher.put(Outgoing(self._topics.audit, uri.encode(), encode(event)))
-        if self._places[uri] is not place or not relied_on:
-            return  # It is being given back: the table is done with it, or has moved to another lock.
-        offset = self.position - 1
-        match told:
-            case lease.Confirmed(what=what, lease=held):
-                log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
-                view = LockView(held.record.owner, held.expires_at, held.quiet_until)
-                self._step(uri, LockConfirmed(monotonic(), offset, view))
-            case lease.Released(why=None):
-                log.debug("lock.released", table=uri)
-            case lease.Released(why=why, valid_until=valid_until):
-                log.warning("lock.not-given-back", table=uri, why=why, until=valid_until, lock=place.uri)
-            case lease.LeaseEnded(why=why, holder=holder):
-                log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
-                self._step(uri, LockGone(monotonic(), offset, f"lock {place.uri}: {why}"))
-            case lease.LockDenied(fatal=True, why=why):
-                log.error("lock.refused", table=uri, why=why, lock=place.uri)
-                self._step(uri, LockForbidden(monotonic(), offset, f"lock {place.uri}: {why}"))
-            case lease.LockDenied(why=why, holder=holder, held_until=held_until):
-                log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
-
-    def _keeper(self, uri: str) -> LockKeeper:
-        if uri not in self._keepers:
-            place = self._places[uri]
-            keeper = LockKeeper(
-                place,
-                self._settings.lease(shared=place.shared),
-                lambda: self._stores.for_lock(place.uri),
-                lambda told, relied_on: self._lock_told(uri, place, told, relied_on=relied_on),
-                name=Contender(self._settings.agent_id, uri),
-                watch=self._watch,
-            )
-            scope = anyio.CancelScope()
-            self._keepers[uri] = (keeper, scope)
-            self._tasks.start_soon(_run_within, scope, keeper.run, name=f"lock of {uri}")
-        return self._keepers[uri][0]
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -435,9 +373,9 @@ class PartitionOwner:
         key, agent = uri.encode(), self._settings.agent_id
         match effect:
             case verdicts.NeedLock(adopt=adopt):
-                self._keeper(uri).want(adopt)
+                self.locks.want(uri, adopt)
             case verdicts.FreeLock():
-                self._keeper(uri).drop()
+                self.locks.free(uri)
             case verdicts.ReportConflict():
                 event = stamp.conflict(uri, effect)
                 log.info(
@@ -478,9 +416,7 @@ class PartitionOwner:
         story = str(error) or repr(error)
         self.stopped[uri] = story
         log.error("table.stopped", table=uri, story=story, open=[each.id for each in state.open()])
-        if uri in self._keepers:
-            # Not released: a grant may run under it. It lapses by itself.
-            self._keepers.pop(uri)[1].cancel()
+        self.locks.leave_to_lapse(uri)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -503,34 +439,14 @@ class PartitionOwner:
 
     async def release(self) -> None:
         """Give back every lock under which no grant runs; called after `leave`."""
-        async with anyio.create_task_group() as releases:
-            for uri, (keeper, scope) in self._keepers.items():
-                if self._is_free(uri):
-                    releases.start_soon(_release, keeper, scope)
-                else:
-                    scope.cancel()
+        await self.locks.release(self._free())
 
     def unreleased(self) -> list[str]:
         """Tables whose lock was to be given back by `release`, and is not."""
-        return [
-            uri for uri, (keeper, _) in self._keepers.items() if self._is_free(uri) and not keeper.at_rest
-        ]
+        return self.locks.held(self._free())
 
-    def _is_free(self, uri: str) -> bool:
-        return self._was_live and self.tables[uri].running() is None
-
-
-async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
-    try:
-        keeper.drop()
-        await keeper.released()
-    finally:
-        scope.cancel()
-
-
-async def _run_within(scope: anyio.CancelScope, run: Callable[[], object]) -> None:
-    with scope:
-        await run()  # type: ignore[misc]
+    def _free(self) -> set[str]:
+        return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
 
 
 def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:

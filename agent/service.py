@@ -1,5 +1,9 @@
 """The agent: one consumer group member, the partitions it owns, and the tasks that move them.
 
+It reads what writers say and has each partition's owner decide (`partition.py`). Beside the reading run: the publishing of what
+was decided (`publisher.py`), the periodic check (`check.py`), the hearing of other agents (`ears.py`), and the committing of
+offsets. Partitions that Kafka's group assigns are loaded by the reading task (`loading.py`).
+
 A session lasts as long as Kafka takes what is decided. If it does not, the session ends, everything that was in memory is
 dropped, and the next session rebuilds it from the log: there is no second way to recover.
 
@@ -11,44 +15,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
+from typing import Any
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.errors import IllegalStateError, KafkaError
 
+from lakewarden.agent.check import PeriodicCheck
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.committed import CommitPoint, decided_from, partitions_then
+from lakewarden.agent.committed import CommitPoint, Offsets
+from lakewarden.agent.ears import Ears, require_unreplaced
 from lakewarden.agent.errors import (
     KafkaRefusedError,
     KafkaUnreachableError,
     LogBrokenError,
-    PartitionsChangedError,
     ReplacedError,
     SettingsError,
     SleptError,
 )
-from lakewarden.agent.kafka import (
-    FETCH_BYTES,
-    committed_offsets,
-    ensure_topics,
-    forbidden,
-    partitions_of,
-    producer,
-    read_to_end,
-    reader,
-    started,
-    stopped,
-)
+from lakewarden.agent.kafka import FETCH_BYTES, ensure_topics, forbidden, producer, started, stopped
+from lakewarden.agent.loading import load
 from lakewarden.agent.locks import SleepWatch, Stores
 from lakewarden.agent.partition import PartitionOwner
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.settings import Settings
-from lakewarden.events import AUDIT_EVENT, DECISION_RECORD, PartitionTaken, Undecodable, decode
-from lakewarden.handlers.replay import Position
 
 log = structlog.get_logger()
 
@@ -61,18 +54,10 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 """Waits between sessions; the last one repeats."""
 METADATA_SECONDS = 30
 """After so long a topic that was given more partitions is noticed."""
-MIN_ENDS_SECONDS = 1.0
-"""For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
-REACH_SECONDS = 0.005
 HEARTBEAT_SHARE = 0.3
 """Of the session timeout: between two heartbeats to the group. Whoever sleeps for the rest of it may be taken for dead."""
 REVOKE_SHARE = 0.5
 """Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
-RENEWAL = b'"type":"lock-renewed"'
-TAKE = b'"type":"partition-taken"'
-"""How these can be told without decoding them."""
-STALL_FACTOR = 3
-"""A periodic check this many intervals late says that the process slept: silence before it proves nothing."""
 
 
 class Agent:
@@ -169,12 +154,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self, agent: Agent, stores: Stores) -> None:
         self._agent = agent
         self._settings = agent.settings
-        self._topics = agent.settings.topics
+        self._topic = agent.settings.topics.writers
         self._stores = stores
         self._watch = SleepWatch()
         self._owners: dict[int, PartitionOwner] = {}
-        self._committed: dict[int, CommitPoint] = {}
-        self._partitions = 0
+        self._clients: list[Any] = []
+        """In the order in which they are stopped."""
         self._assigned = False
         self._assigned_at = 0.0
 
@@ -182,7 +167,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Start the clients and join the group."""
         settings = self._settings
         self._partitions = await ensure_topics(
-            settings, self._topics, settings.partitions, settings.replication
+            settings, settings.topics, settings.partitions, settings.replication
         )
         log.info(
             "kafka.connected",
@@ -191,8 +176,6 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             group=settings.group,
         )
         self._tasks = tasks
-        self._producer = producer(settings)
-        self._publisher = Publisher(self._producer)
         self._consumer = AIOKafkaConsumer(
             **settings.kafka_client(),
             client_id=settings.agent_id,
@@ -204,40 +187,34 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
             heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
         )
-        await started(self._producer, settings)
+        sender = producer(settings)
+        self._ears = Ears(settings, self._owners)
+        self._clients = [self._consumer, sender, self._ears.consumer]
+        self._offsets = Offsets(self._consumer, self._topic, self._partitions)
+        self._publisher = Publisher(sender)
+        await started(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
-        await self._open_ears()
-        self._consumer.subscribe([self._topics.writers], listener=self)
+        await self._ears.open(self._partitions)
+        self._consumer.subscribe([self._topic], listener=self)
         await started(self._consumer, settings)
-
-    async def _open_ears(self) -> None:
-        """Listen, from before we own anything, for what the agents tell of locks and of partitions that they take."""
-        listened = await partitions_of(self._settings, self._topics.audit)
-        listened += [TopicPartition(self._topics.decisions, number) for number in range(self._partitions)]
-        self._ears = reader(self._settings)
-        await started(self._ears, self._settings)
-        self._ears.assign(listened)
-        await self._ears.seek_to_end(*listened)
-        for partition in listened:
-            await self._ears.position(partition)
 
     async def serve(self) -> None:
         """Read, decide, check and commit until cancelled."""
+        check = PeriodicCheck(self._settings, self._consumer, self._partitions, self._owners)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._publisher.watch)
-            tasks.start_soon(self._check_periodically)
+            tasks.start_soon(check.run)
             tasks.start_soon(self._commit_periodically)
-            tasks.start_soon(self._listen)
+            tasks.start_soon(self._ears.listen)
             await self._read()
 
     async def close(self) -> None:
         """The orderly end; see the module's rules."""
         seconds = self._settings.shutdown_seconds
         await self._give_up(list(self._owners), seconds * 0.7)
-        for name in ("_consumer", "_producer", "_ears"):
-            if (client := getattr(self, name, None)) is not None:
-                await stopped(client, seconds * 0.1)
+        for client in self._clients:
+            await stopped(client, seconds * 0.1)
 
     # -- assignment --------------------------------------------------------------------------------------------------
 
@@ -285,55 +262,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             with anyio.move_on_after(seconds / 3):
                 await self._publisher.flush()
-                await self._commit({number: point for number, point in points.items() if point is not None})
+                await self._offsets.commit(
+                    {number: point for number, point in points.items() if point is not None}
+                )
         except (LogBrokenError, KafkaError, IllegalStateError) as error:
             log.warning("partition.given-up-uncommitted", partitions=numbers, problem=str(error))
-        for number in numbers:
-            self._committed.pop(number, None)
-
-    async def _load(self, owners: list[PartitionOwner]) -> None:
-        settings, topics = self._settings, self._topics
-        self._require_partitions(self._partitions_now())
-        for owner in owners:
-            owner.take_over()
-        await self._publisher.flush()
-        committed = await committed_offsets(settings, settings.group)
-        writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
-        beginnings = await self._consumer.beginning_offsets(list(writers.values()))
-        starts: dict[int, tuple[int, Position]] = {}
-        for number, partition in writers.items():
-            known = committed.get(partition)
-            offset, metadata = (known.offset, known.metadata) if known else (-1, "")
-            self._require_partitions(partitions_then(metadata))
-            decisions = decided_from(metadata)
-            if 0 <= offset < beginnings[partition]:
-                log.error(
-                    "log.beginning-lost",
-                    partition=number,
-                    committed=offset,
-                    beginning=beginnings[partition],
-                    detail="retention removed events of open transactions; they are aborted as unknown when heard of",
-                )
-            starts[number] = (max(offset, beginnings[partition]), decisions)
-        spans: dict[TopicPartition, int | None] = {}
-        for number, (_, decisions) in starts.items():
-            spans[TopicPartition(topics.decisions, number)] = decisions.offset
-            spans[TopicPartition(topics.ledger, number)] = None
-        records = await read_to_end(settings, spans)
-        # Asked only now: whatever was decided before this has its cause before these ends.
-        ends = await self._consumer.end_offsets(list(writers.values()))
-        for owner in owners:
-            if owner.phase != "loading":
-                continue
-            start, decisions = starts[owner.number]
-            owner.load(
-                start,
-                ends[writers[owner.number]],
-                decisions,
-                records[TopicPartition(topics.decisions, owner.number)],
-                records[TopicPartition(topics.ledger, owner.number)],
-            )
-        self._require_unreplaced()
+        self._offsets.forget(numbers)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -343,7 +277,8 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         while True:
             loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
             if loading:
-                await self._load(loading)
+                await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
+                require_unreplaced(self._owners.values())
                 last = monotonic()
             live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
             if live and not self._agent.ready.is_set():
@@ -379,154 +314,21 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     def _tables(self) -> int:
         return sum(len(owner.tables) for owner in self._owners.values())
 
-    async def _check_periodically(self) -> None:
-        interval = self._settings.check_seconds
-        ends_seconds = max(interval, MIN_ENDS_SECONDS)
-        last = answered = monotonic()
-        silent = False
-        while True:
-            await anyio.sleep(interval)
-            self._require_partitions(self._partitions_now())
-            asked_at = monotonic()
-            ends = await self._ends(ends_seconds)
-            await self._reach(ends, interval)
-            now = monotonic()
-            stalled, last = now - last > STALL_FACTOR * interval + ends_seconds, now
-            answered = now if ends or not self._owners else answered
-            if silent != (now - answered > 2 * ends_seconds):
-                silent = not silent
-                where = self._settings.bootstrap_servers
-                if silent:
-                    log.warning(
-                        "kafka.silent",
-                        bootstrap_servers=where,
-                        detail="waiting for it; nothing is decided meanwhile",
-                    )
-                else:
-                    log.info("kafka.answers-again", bootstrap_servers=where)
-            if now - answered > self._settings.session_timeout_seconds and not stalled:
-                # The group may have given our partitions to others: whoever can't hear of it must not hold their locks.
-                raise KafkaUnreachableError(f"Kafka has not answered for {now - answered:.0f} s")
-            for owner in list(self._owners.values()):
-                owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
-
-    def _partitions_now(self) -> int | None:
-        """How many partitions the topic has, as far as the consumer has heard."""
-        return len(self._consumer.partitions_for_topic(self._topics.writers) or ()) or None
-
-    def _require_partitions(self, count: int | None) -> None:
-        """Stop where the topic's partitions were another number: a table's events are then in two of them."""
-        if count is not None and count != self._partitions:
-            topic = self._topics.writers
-            raise PartitionsChangedError(
-                f"topic {topic} has {max(count, self._partitions)} partitions and had {min(count, self._partitions)}: tables "
-                "have moved between them, and the order of their events is lost; stop agents and writers, and start both "
-                f"with another topic prefix (now {self._settings.topic_prefix})"
-            )
-
-    async def _ends(self, timeout: float) -> dict[int, int]:
-        """The log's ends, asked anew; nothing where Kafka does not answer in time."""
-        partitions = [TopicPartition(self._topics.writers, number) for number in self._owners]
-        if not partitions:
-            return {}
-        with anyio.move_on_after(timeout):
-            try:
-                ends = await self._consumer.end_offsets(partitions)
-            except KafkaError as error:
-                log.debug("kafka.ends-unknown", problem=str(error) or repr(error))
-                return {}
-            return {partition.partition: end for partition, end in ends.items()}
-        return {}
-
-    async def _reach(self, ends: dict[int, int], timeout: float) -> None:
-        """Wait for the reading to come to these ends: a log that is written to has always something newer unread.
-
-        What is at its end and no event (Kafka's marks of a transactional producer) is passed here.
-        """
-        with anyio.move_on_after(timeout):
-            while behind := [
-                owner
-                for owner in self._owners.values()
-                if owner.phase in ("replaying", "live") and owner.position < ends.get(owner.number, 0)
-            ]:
-                await anyio.sleep(REACH_SECONDS)
-                for owner in behind:
-                    try:
-                        position = await self._consumer.position(
-                            TopicPartition(self._topics.writers, owner.number)
-                        )
-                    except IllegalStateError:
-                        continue  # it was taken from us meanwhile
-                    owner.passed(position)
-
-    async def _listen(self) -> None:
-        """Hear what the agents, this one too, say of locks (`handlers/turns.py`) and of partitions (`handlers/replay.py`)."""
-        while True:
-            for partition, records in (await self._ears.getmany(timeout_ms=1_000)).items():
-                for record in records:
-                    if partition.topic == self._topics.audit:
-                        self._hear_of_lock(record.value or b"")
-                    else:
-                        self._hear_of_take(record)
-            self._require_unreplaced()
-
-    def _require_unreplaced(self) -> None:
-        for owner in self._owners.values():
-            if owner.replaced:
-                raise ReplacedError(
-                    f"another agent has taken partition {owner.number} over after this one did"
-                )
-
-    def _hear_of_lock(self, value: bytes) -> None:
-        if RENEWAL in value:  # nearly all of them, and nobody waits for one
-            return
-        event = decode(AUDIT_EVENT, value)
-        if not isinstance(event, Undecodable):
-            for owner in self._owners.values():
-                owner.heard(event)
-
-    def _hear_of_take(self, record: ConsumerRecord) -> None:
-        owner = self._owners.get(record.partition)
-        if owner is None or TAKE not in (record.value or b""):
-            return
-        taken = decode(DECISION_RECORD, record.value)
-        if isinstance(taken, PartitionTaken):
-            owner.heard_taken(taken, record.offset)
-
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
-            points = {owner: owner.commit_point() for owner in self._owners.values()}
-            moved = {
-                owner: point
-                for owner, point in points.items()
-                if point is not None and self._committed.get(owner.number) != point
-            }
-            if moved:
+            points: dict[PartitionOwner, CommitPoint] = {}
+            for owner in self._owners.values():
+                point = owner.commit_point()
+                if point is not None and not self._offsets.has(owner.number, point):
+                    points[owner] = point
+            if points:
                 await self._publisher.flush()
                 # Who was given up meanwhile has committed its own last point.
-                await self._commit(
+                await self._offsets.commit(
                     {
                         owner.number: point
-                        for owner, point in moved.items()
+                        for owner, point in points.items()
                         if self._owners.get(owner.number) is owner
                     }
                 )
-
-    async def _commit(self, points: dict[int, CommitPoint]) -> None:
-        offsets = {
-            TopicPartition(self._topics.writers, number): OffsetAndMetadata(
-                point.offset, point.metadata(self._partitions)
-            )
-            for number, point in points.items()
-            if number not in self._committed or point.offset >= self._committed[number].offset
-        }
-        if not offsets:
-            return
-        try:
-            await self._consumer.commit(offsets)
-        except CommitFailedError:
-            # The group has moved on without us; the next owner replays a little more.
-            log.info("offsets.not-ours", partitions=sorted(points))
-            return
-        self._committed.update(points)

@@ -1,7 +1,7 @@
 """Who takes part when a lock is measured: production keepers and stores, and the audit log between them.
 
 What is not the product's here is only what looks: a store that notes when each request began and ended, and a keeper's
-`tell` that notes what it was told when. Publishing and hearing are done as `agent/partition.py` and `agent/service.py` do.
+`tell` that notes what it was told when. Publishing and hearing are done as `agent/table_locks.py` and `agent/ears.py` do.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import anyio
 import anyio.abc
 
 from lakewarden.agent import stamp
+from lakewarden.agent.ears import RENEWAL
 from lakewarden.agent.kafka import partitions_of, producer, reader, started, stopped
 from lakewarden.agent.locks import LockKeeper, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.service import RENEWAL
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore
 from lakewarden.agent.stores.s3 import S3Options, S3Store

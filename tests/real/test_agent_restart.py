@@ -139,7 +139,7 @@ async def test_the_state_rebuilt_from_the_log_is_the_state_before(
         before = _facts(sessions[-1])
         live = sessions[-1]
         for owner in live._owners.values():  # as a crash would: nothing is given back
-            owner._keepers.clear()
+            owner.locks._keepers.clear()
 
     async with scene.agent():
         after = _facts(sessions[-1])

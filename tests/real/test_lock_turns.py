@@ -17,7 +17,8 @@ import anyio
 import pytest
 from aiokafka.partitioner import murmur2
 
-from lakewarden.agent.service import Agent, _Session
+from lakewarden.agent.ears import Ears
+from lakewarden.agent.service import Agent
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
 from lakewarden.handlers.lease import LeaseSettings
@@ -156,7 +157,7 @@ async def test_a_released_lock_goes_to_the_agent_that_waits_for_it_because_it_wa
 async def test_an_agent_that_is_told_nothing_looks_for_itself(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Session, "_hear_of_lock", lambda *_: None)
+    monkeypatch.setattr(Ears, "_hear_of_lock", lambda *_: None)
     one, other = pair.tables
     holding = await pair.begin(one)
     await pair.told(LockAcquired, one)

@@ -167,7 +167,7 @@ class LockUser:
         self._changed = anyio.Event()
 
     def told(self, what: Told, relied_on: bool) -> None:
-        """As agent/partition.py: note it, and tell the audit."""
+        """As agent/table_locks.py: note it, and tell the audit."""
         self._node.say(_spell(self.uri, what, relied_on=relied_on))
         self._oracles.told(self._node, self.uri, what, relied_on=relied_on)
         match what:

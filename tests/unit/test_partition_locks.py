@@ -119,10 +119,10 @@ async def test_a_lock_that_the_store_does_not_let_us_give_back_is_told(scene: Sc
 
 async def test_a_stopped_tables_keeper_hears_nothing_more(scene: Scene) -> None:
     """It runs no more: what it is told would be kept until the process ends."""
-    keeper, _ = scene.owner._keepers[ORDERS]
+    keeper, _ = scene.owner.locks._keepers[ORDERS]
     scene.owner._stop_table(ORDERS, scene.owner.tables[ORDERS], AssertionError("two grants"))
     for number in range(3):
-        scene.owner.heard(
+        scene.owner.locks.heard(
             LockReleased(
                 event_id=f"r{number}",
                 table=ORDERS,
