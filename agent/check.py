@@ -71,7 +71,7 @@ class PeriodicCheck:
             self._answered = now
         self._judge_kafka(now - self._answered, stalled=stalled)
         for owner in list(self._owners.values()):
-            owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
+            await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
     def _judge_kafka(self, seconds: float, *, stalled: bool) -> None:
         """Kafka has not answered for so long."""

@@ -24,6 +24,7 @@ from typing import Literal, assert_never
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import structlog
 from aiokafka.structs import ConsumerRecord
 
@@ -338,9 +339,10 @@ class PartitionOwner:
 
     # -- time --------------------------------------------------------------------------------------------------------
 
-    def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
-        """The periodic check. `end` is the log's end, of which Kafka was asked at `asked_at`; None where it did not answer.
+    async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
+        """The periodic check, table by table; what is read meanwhile is decided in between.
 
+        `end` is the log's end, of which Kafka was asked at `asked_at`; None where it did not answer.
         `stalled`: so much time has passed since the last check that this process must have stood still.
         """
         if self.phase != "live":
@@ -353,7 +355,8 @@ class PartitionOwner:
             self._caught_up = CaughtUp(self._caught_up.since, asked_at)
         for uri, state in list(self.tables.items()):
             if not state.quiet() and uri not in self.stopped:
-                self._step(uri, Tick(now, self.position - 1, self._caught_up))
+                self._step(uri, Tick(monotonic(), self.position - 1, self._caught_up))
+                await anyio.lowlevel.checkpoint()
 
     # -- effects -----------------------------------------------------------------------------------------------------
 

@@ -32,8 +32,8 @@ class TableSettings:
     """Open transactions a table: each costs a place in every sweep."""
     max_markers: int = 2_000_000
     """Markers a transaction: about 200 bytes each."""
-    audit_entries: int = 20_000
-    """Index entries that one periodic self-audit looks at, about 5 ms; the next goes on where it ended."""
+    audit_entries: int = 4_000
+    """Index entries that one periodic self-audit looks at, about 1 ms; the next goes on where it ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import anyio
 import anyio.abc
 import psutil
 
@@ -283,13 +284,15 @@ def _owner(quiet: int) -> PartitionOwner:
 
 
 def _tick_seconds(owner: PartitionOwner, repetitions: int) -> float:
-    def tick() -> float:
+    async def tick() -> float:
         began = time.thread_time()
-        owner.tick(0.0, 0.0, 0, stalled=False)
+        await owner.tick(0.0, 0.0, 0, stalled=False)
         return time.thread_time() - began
 
-    tick()
-    return statistics.median(tick() for _ in range(repetitions))
+    async def ticks() -> list[float]:
+        return [await tick() for _ in range(1 + repetitions)]
+
+    return statistics.median(anyio.run(ticks)[1:])
 
 
 if __name__ == "__main__":

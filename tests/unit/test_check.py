@@ -28,7 +28,7 @@ class Owner:
     position: int = 7
     judged: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
 
-    def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
+    async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         self.judged.append((now, asked_at, end, stalled))
 
     def passed(self, position: int) -> None:
