@@ -36,6 +36,7 @@ GAP_SECONDS = (1.0, 4.0)
 DOWN_SECONDS = 2.0
 SAMPLE_SECONDS = 0.5
 PATIENCE_SECONDS = 120.0
+"""For what must come, on a machine that may have ten times as much to do: an agent's start is 2 s of computing."""
 FLEET: dict[str, Any] = {
     "partitions": PARTITIONS,
     "session_timeout_seconds": SESSION_SECONDS,
@@ -91,7 +92,7 @@ class Fleet:
         for name in AGENTS:
             self._start_agent(name)
         for name in AGENTS:
-            await self.agents[name].ready()
+            await self.agents[name].ready(patience=PATIENCE_SECONDS)
         self._free = set(AGENTS)
         for number in range(PROCESSES):
             self.writers.append(self._start_writers(number))
@@ -178,7 +179,7 @@ class Fleet:
 
     async def _start_again(self, name: str) -> None:
         await anyio.sleep(self.chance.uniform(0, DOWN_SECONDS))
-        await self._start_agent(name).ready()
+        await self._start_agent(name).ready(patience=PATIENCE_SECONDS)
 
     async def _pause_an_agent(self) -> None:
         """Stop a process for longer than the group waits for it; when it has woken up it must serve again by itself."""
@@ -189,7 +190,7 @@ class Fleet:
             await anyio.sleep(self.chance.uniform(*PAUSE_SECONDS))
             assert psutil.Process(agent.popen.pid).status() == psutil.STATUS_STOPPED
             agent.popen.send_signal(signal.SIGCONT)
-            await agent.logged("partitions.live", count=before + 1)
+            await agent.logged("partitions.live", count=before + 1, patience=PATIENCE_SECONDS)
             self.deeds["agent paused"] += 1
 
     async def _kill_writers(self) -> None:

@@ -36,7 +36,7 @@ UNHEARD_LOSSES = 2
 REPLAYS = 20
 """Committed points of each partition from which the log is folded again."""
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(480 + 2 * SECONDS)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600 + 2 * SECONDS)]
 
 Line = dict[str, Any]
 

@@ -304,9 +304,11 @@ class AgentProcess:
         text = self.log.read_text().splitlines()
         return [json.loads(line) if line.startswith("{") else {"event": line} for line in text]
 
-    async def logged(self, event: str, *, count: int = 1) -> dict[str, Any]:
+    async def logged(
+        self, event: str, *, count: int = 1, patience: float = PATIENCE_SECONDS
+    ) -> dict[str, Any]:
         """Wait until it has logged this so many times; the last of them."""
-        with anyio.move_on_after(PATIENCE_SECONDS):
+        with anyio.move_on_after(patience):
             while len(found := [line for line in self.lines() if line["event"] == event]) < count:
                 if self.popen.poll() is not None:
                     break
@@ -315,9 +317,9 @@ class AgentProcess:
                 return found[-1]
         raise AssertionError(f"the agent never logged {event}:\n{self.log.read_text()}")
 
-    async def ready(self) -> None:
+    async def ready(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Wait until it serves."""
-        await self.logged("agent.ready")
+        await self.logged("agent.ready", patience=patience)
 
     async def ended(self) -> int:
         """Wait for its end; the exit status."""
