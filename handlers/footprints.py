@@ -89,11 +89,10 @@ class Footprints:
         """The touches that meet in one place, each combination once: a sweep judges these, not all the places."""
         found: set[tuple[Touch, ...]] = set()
         for groups in self.index.values():
-            starred = groups.get(ALL_FILE_GROUPS)
-            if starred is not None:
-                found.update(starred + touches for touches in groups.values())
-            else:
-                found.update(touches for touches in groups.values() if len(touches) > 1)
+            starred = groups.get(ALL_FILE_GROUPS, ())
+            for touches in groups.values():
+                if len(touches) > 1 or starred:
+                    found.add(starred + touches)
         return found
 
     def remove(self, transaction: Transaction) -> None:
