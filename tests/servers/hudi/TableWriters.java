@@ -1,0 +1,174 @@
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.StandardOpenOption;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hudi.client.transaction.lock.LockManager;
+import org.apache.hudi.client.transaction.lock.StorageBasedLockProvider;
+import org.apache.hudi.client.transaction.lock.models.StorageLockFile;
+import org.apache.hudi.config.HoodieWriteConfig;
+import org.apache.hudi.exception.HoodieLockException;
+import org.apache.hudi.storage.HoodieStorage;
+import org.apache.hudi.storage.hadoop.HoodieHadoopStorage;
+
+/**
+ * Writers of Hudi tables, as far as their lock: each a thread with a LockManager of Hudi's, which makes one
+ * StorageBasedLockProvider a lock.
+ *
+ * <p>Arguments: the length of a lease in seconds, and the file that answers are written to. Commands come on stdin and answers go
+ * out as JSON, one a line; an answer bears its command's id. When stdin ends, so do we.
+ *
+ * <ul>
+ *   <li>lock (writer, table, seconds): try for so long. locked, with the owner; or refused, with why.
+ *   <li>unlock (writer): unlocked.
+ *   <li>turns (writer, table, command, pause): lock, run the command, unlock, pause by chance as long as so many turns on
+ *       average; over and over. turn, for each, with the command's status; done, in the end.
+ *   <li>stop: turns end after the one in hand.
+ * </ul>
+ *
+ * What goes wrong is answered as failed, with why.
+ */
+public final class TableWriters {
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final int LONGEST_WAIT_SECONDS = 60;
+
+    private final int leaseSeconds;
+    private final Path answers;
+    private final Map<String, Writer> writers = new HashMap<>();
+    private volatile boolean stopping;
+
+    private TableWriters(int leaseSeconds, Path answers) {
+        this.leaseSeconds = leaseSeconds;
+        this.answers = answers;
+    }
+
+    /** Obey until stdin ends. */
+    public static void main(String[] arguments) throws IOException {
+        TableWriters all = new TableWriters(Integer.parseInt(arguments[0]), Path.of(arguments[1]));
+        try (var lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                all.obey(JSON.readTree(line));
+            }
+        }
+        System.exit(0);
+    }
+
+    private void obey(JsonNode command) {
+        String what = command.get("do").asText();
+        if (what.equals("stop")) {
+            stopping = true;
+            return;
+        }
+        if (what.equals("turns")) {
+            stopping = false;
+        }
+        writers.computeIfAbsent(command.get("writer").asText(), name -> new Writer()).obey(command);
+    }
+
+    private synchronized void say(JsonNode command, String what, String detail, Object value) {
+        ObjectNode answer = JSON.createObjectNode();
+        answer.put("id", command.get("id").asInt()).put("what", what).putPOJO(detail, value);
+        try {
+            Files.writeString(answers, answer + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND);
+        } catch (IOException broken) {
+            throw new IllegalStateException(broken);
+        }
+    }
+
+    private LockManager manager(String table, int waitSeconds) {
+        Properties properties = new Properties();
+        properties.setProperty("hoodie.write.concurrency.mode", "optimistic_concurrency_control");
+        properties.setProperty("hoodie.write.lock.provider", StorageBasedLockProvider.class.getName());
+        properties.setProperty("hoodie.write.lock.storage.validity.timeout.secs", "" + leaseSeconds);
+        properties.setProperty("hoodie.write.lock.storage.renew.interval.secs", "" + leaseSeconds / 10);
+        properties.setProperty("hoodie.write.lock.wait_time_ms", "" + waitSeconds * 1000);
+        properties.setProperty("hoodie.write.lock.client.num_retries", "0");
+        // The default wants the timeline service, which is not on Maven Central; a lock has nothing to do with it.
+        properties.setProperty("hoodie.write.markers.type", "DIRECT");
+        HoodieWriteConfig config = HoodieWriteConfig.newBuilder().withPath(table).withProperties(properties).build();
+        return new LockManager(config, storage());
+    }
+
+    /** A LockManager takes Hadoop's configuration from it, and nothing else: lock objects are the client's. */
+    private static HoodieStorage storage() {
+        RawLocalFileSystem files = new RawLocalFileSystem();
+        files.setConf(new Configuration(false));
+        return new HoodieHadoopStorage(files);
+    }
+
+    /** One writer: Hudi renews a lock as long as the thread lives that took it. */
+    private final class Writer {
+        private final ExecutorService thread = Executors.newSingleThreadExecutor();
+        private LockManager manager;
+
+        void obey(JsonNode command) {
+            thread.execute(() -> {
+                try {
+                    switch (command.get("do").asText()) {
+                        case "lock" -> lock(command);
+                        case "unlock" -> unlock(command);
+                        case "turns" -> turns(command);
+                        default -> throw new IllegalArgumentException(command.toString());
+                    }
+                } catch (Exception failure) {
+                    failure.printStackTrace();
+                    say(command, "failed", "why", failure.toString());
+                }
+            });
+        }
+
+        private void lock(JsonNode command) {
+            manager = manager(command.get("table").asText(), command.get("seconds").asInt());
+            try {
+                manager.lock();
+            } catch (HoodieLockException refusal) {
+                say(command, "refused", "why", refusal.toString());
+                return;
+            }
+            say(command, "locked", "owner", owner());
+        }
+
+        private void unlock(JsonNode command) {
+            String owner = owner();
+            manager.unlock();
+            say(command, "unlocked", "owner", owner);
+        }
+
+        private void turns(JsonNode command) throws IOException, InterruptedException {
+            List<String> program = new ArrayList<>();
+            command.get("command").forEach(word -> program.add(word.asText()));
+            double pause = command.get("pause").asDouble();
+            manager = manager(command.get("table").asText(), LONGEST_WAIT_SECONDS);
+            while (!stopping) {
+                manager.lock();
+                long began = System.nanoTime();
+                int status = new ProcessBuilder(program).inheritIO().start().waitFor();
+                say(command, "turn", "status", status);
+                manager.unlock();
+                double turns = 2 * pause * ThreadLocalRandom.current().nextDouble();
+                TimeUnit.NANOSECONDS.sleep((long) (turns * (System.nanoTime() - began)));
+            }
+            say(command, "done", "status", 0);
+        }
+
+        private String owner() {
+            return ((StorageLockFile) manager.getLockProvider().getLock()).getOwner();
+        }
+    }
+}
