@@ -7,6 +7,8 @@ that is part of the figure and none of the agent's.
 Of each 50 events one is the marker of a transaction that will lose, one the intent of another that will, and one a control: it
 concerns no transaction, and is timed until another consumer of this process has it. An abort is two such ways through
 Kafka and the agent's own time. The other 47 are markers of writers who meet nobody, ten in each event.
+
+The warm-up is the broker's: one that has just started compiles itself beside everything else, for longer than the agent needs.
 """
 
 from __future__ import annotations
