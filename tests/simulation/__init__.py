@@ -11,10 +11,10 @@ What is simulated is the world around them:
 - `store.py`: the object store, whose core the contract suite vouches for, and its client
 - `agents.py`, `hudi.py`, `stranger.py`: who contends for the locks: ours, Hudi's rules with their defects, and a person;
   `site.py`: what they are given
-- `oracles.py`: what must never happen, and what must happen in the end
+- `oracles.py`, `violations.py`: what must never happen, and what must happen in the end
 - `scenario.py`: what a seed means; `run.py`: one seed from beginning to end; `batch.py`, `__main__.py`: many of them, and
   those that failed
-- `planted.py`: bugs that the oracles must find
+- `planted.py`: bugs that the oracles must find; `required.py`: what the tests ask of this simulation and of the whole's
 
 `python -m tests.simulation --seed 17 --trace` shows one run.
 """

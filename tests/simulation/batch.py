@@ -11,13 +11,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
+from unittest.mock import patch
 
 from tests.simulation.timeline import Line, digest, spell
 
@@ -25,17 +26,21 @@ STORY_LINES = 60
 """How much of a failing run's trace is told at once; the rest is a command away."""
 
 
-class Outcome(Protocol):
+@dataclass(frozen=True, slots=True)
+class Outcome:
     """What a run has shown."""
 
-    @property
-    def violations(self) -> Sequence[str]: ...
-    @property
-    def trace(self) -> Sequence[Line]: ...
-    @property
-    def seconds(self) -> float:
-        """Virtual."""
-        ...
+    seed: int
+    violations: tuple[str, ...]
+    trace: tuple[Line, ...]
+    seconds: float
+    """Virtual."""
+
+
+Plant: TypeAlias = tuple[Any, str, Any]
+"""Where, what, and what is put in its place."""
+Bugs: TypeAlias = Mapping[str, tuple[str, Callable[[], list[Plant]]]]
+"""Each bug, the oracle that is to find it, and how it is planted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,7 @@ class Simulation:
     """As in `python -m <module>`."""
     version: int
     run: Callable[[int], Outcome]
-    bugs: Mapping[str, tuple[str, object]]
-    """The oracle that must find each, first."""
-    planted: Callable[[str], AbstractContextManager[object]]
+    bugs: Bugs
     kept: Path
     seeds_at_once: int
     """Handed to a process together: some seconds of work."""
@@ -106,6 +109,13 @@ class Simulation:
             self.counts(outcome),
             self.replay(seed),
         )
+
+    def planted(self, bug: str) -> ExitStack:
+        """Within this, the bug is there."""
+        stack = ExitStack()
+        for where, what, instead in self.bugs[bug][1]():
+            stack.enter_context(patch.object(where, what, instead))
+        return stack
 
     def hunt(self, bug: str, seeds: range, pool: Executor) -> Future[Counter[str]]:
         """Plant a bug, and run these seeds until its own oracle finds it; which oracles found something."""

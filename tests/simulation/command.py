@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -70,7 +71,7 @@ def _many(simulation: Simulation, seeds: range, *, count: int | None, digests: b
                 told_at = now
                 print(
                     f"{done:,} of {len(seeds):,} seeds, {done / (now - began):.1f} a second, {len(failed)} failed",
-                    flush=True,
+                    file=sys.stderr,  # what is identified by --digests must not depend on how long it takes
                 )
     seconds = time.monotonic() - began
     print(

@@ -52,6 +52,7 @@ from tests.simulation.clocks import EPOCH_MS, Clock
 from tests.simulation.node import Node
 from tests.simulation.store import name_of
 from tests.simulation.timeline import Timeline
+from tests.simulation.violations import Watching
 
 REQUESTS_TO_SETTLE = 3
 """Requests that are answered, after one whose answer was lost, until it is known who has the lock."""
@@ -116,12 +117,11 @@ class Seen:
     """Agents with a lost answer, and how many requests were answered since."""
 
 
-class Oracles:
-    """Watches a run. `violations` is what it has seen; the first one ends the run."""
+class Oracles(Watching):
+    """The lock's."""
 
     def __init__(self, timeline: Timeline, assumed: Assumed) -> None:
-        self.violations: list[str] = []
-        self._timeline = timeline
+        super().__init__(timeline)
         self._assumed = assumed
         self._clocks: dict[str, Clock] = {}
         self._locks: dict[str, Seen] = {}
@@ -129,11 +129,6 @@ class Oracles:
     def knows(self, node: Node) -> None:
         """A node whose clock may judge the locks."""
         self._clocks[node.name] = node.clock
-
-    def violated(self, oracle: str, what: str) -> None:
-        """The run has shown a bug."""
-        self.violations.append(f"{oracle}: {what}")
-        self._timeline.say("ORACLE", self.violations[-1])
 
     def _seen(self, uri: str) -> Seen:
         return self._locks.setdefault(uri, Seen())

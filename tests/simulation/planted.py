@@ -31,10 +31,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, TypeAlias
-from unittest.mock import patch
+from typing import Any
 
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import Answer
@@ -52,12 +50,10 @@ from lakewarden.handlers.conditional import (
 )
 from lakewarden.handlers.lease_types import LeaseSettings, Moment, State, Step, Work, Writing
 from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
+from tests.simulation.batch import Bugs, Plant
 
 ANY_VERSION = "*"
 """As in HTTP: if-match of it holds for whatever is there."""
-
-Plant: TypeAlias = tuple[Any, str, Callable[..., Any]]
-"""Where, what, and what is put in its place."""
 
 
 def _read_back_trusted() -> list[Plant]:
@@ -246,7 +242,7 @@ def _malformed_not_foreseen() -> list[Plant]:
     return [(lease, "parse", trusting)]
 
 
-BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
+BUGS: Bugs = {
     "read-back trusted": ("no belief beyond the object", _read_back_trusted),
     "challenger's drift flipped": ("no theft", _challengers_drift_flipped),
     "holder's drift flipped": ("no belief beyond the object", _holders_drift_flipped),
@@ -270,12 +266,3 @@ BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
     "malformed overwritten": ("foreign objects", _malformed_overwritten),
     "malformed not foreseen": ("it goes on", _malformed_not_foreseen),
 }
-"""Each bug, the oracle that is to find it, and how it is planted."""
-
-
-def planted(bug: str) -> ExitStack:
-    """Within this, the bug is there."""
-    stack = ExitStack()
-    for where, what, instead in BUGS[bug][1]():
-        stack.enter_context(patch.object(where, what, instead))
-    return stack

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from random import Random
 
 from lakewarden.agent.stores.memory import Objects
 from tests.simulation.agents import Agent, Log
+from tests.simulation.batch import Outcome
 from tests.simulation.hudi import HudiWriter
 from tests.simulation.network import Network
 from tests.simulation.node import Node, SpinningError
@@ -15,19 +15,8 @@ from tests.simulation.scenario import Machine, Scenario, Stop, draw, draw_stop
 from tests.simulation.site import Site
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.stranger import meddle
-from tests.simulation.timeline import Line, Timeline
+from tests.simulation.timeline import Timeline
 from tests.simulation.weather import Weather
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run has shown."""
-
-    seed: int
-    violations: tuple[str, ...]
-    trace: tuple[Line, ...]
-    seconds: float
-    """Virtual."""
 
 
 def run(seed: int) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.simulation.batch import Simulation
-from tests.simulation.planted import BUGS, planted
+from tests.simulation.planted import BUGS
 from tests.simulation.run import run
 from tests.simulation.scenario import VERSION
 
@@ -14,7 +14,6 @@ SIMULATION = Simulation(
     version=VERSION,
     run=run,
     bugs=BUGS,
-    planted=planted,
     kept=Path(__file__).with_name("failing_seeds.txt"),
     seeds_at_once=10,
 )

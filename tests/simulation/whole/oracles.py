@@ -55,6 +55,7 @@ from tests.simulation.node import Node
 from tests.simulation.oracles import Assumed, when_wall_shows
 from tests.simulation.oracles import Oracles as LockOracles
 from tests.simulation.timeline import Timeline
+from tests.simulation.violations import Watching
 from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
@@ -95,14 +96,13 @@ class Story:
     abandoned: bool = False
 
 
-class Oracles:
-    """Watches a run. `violations` is what it has seen; the first one ends the run."""
+class Oracles(Watching):
+    """The whole's."""
 
     def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
-        self.violations: list[str] = []
+        super().__init__(timeline)
         self.windows = 0
         self.unknown_twice = 0
-        self._timeline = timeline
         self._max_losses = max_losses
         self._tables = tables
         self._terms: dict[int, str] = {}
@@ -119,11 +119,6 @@ class Oracles:
         self._foreign: dict[str, tuple[Node, float]] = {}
         self._deadlines: dict[tuple[str, int], float] = {}
         """By grant and seq: until when the agent counts it; true time."""
-
-    def violated(self, oracle: str, what: str) -> None:
-        """The run has shown a bug."""
-        self.violations.append(f"{oracle}: {what}")
-        self._timeline.say("ORACLE", self.violations[-1])
 
     def wall(self, node: Node) -> datetime:
         """What the node's wall clock shows."""

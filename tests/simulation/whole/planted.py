@@ -24,10 +24,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from typing import Any, TypeAlias
-from unittest.mock import patch
+from collections.abc import Iterable, Iterator
 
 from lakewarden.agent import partition
 from lakewarden.agent.partition import PartitionOwner
@@ -43,13 +40,11 @@ from lakewarden.handlers.table import Read, step
 from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.spark_jobs.lease import SendTimes
 from lakewarden.spark_jobs.progress import Progress
+from tests.simulation.batch import Bugs, Plant
 from tests.simulation.whole import writers
 from tests.simulation.whole.processes import here
 from tests.simulation.whole.scenario import Kind
 from tests.simulation.whole.table import Commit, LakeTable
-
-Plant: TypeAlias = tuple[Any, str, Any]
-"""Where, what, and what is put in its place."""
 
 
 def _terms() -> list[Plant]:
@@ -209,7 +204,7 @@ def _index_leaks() -> list[Plant]:
     return [(Footprints, "remove", leaking)]
 
 
-BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
+BUGS: Bugs = {
     "fence off: terms": ("granted before", _terms),
     "fence off: publish": ("no overlap", _publish),
     "fence off: deadline": ("granted before", _deadline_not_looked_at),
@@ -229,7 +224,6 @@ BUGS: dict[str, tuple[str, Callable[[], list[Plant]]]] = {
     "line never moves": ("all get it", _line_never_moves),
     "index leaks": ("it goes on", _index_leaks),
 }
-"""Each bug, the oracle that is to find it, and how it is planted."""
 
 
 SHOWN_BY: dict[str, Kind] = {
@@ -238,11 +232,3 @@ SHOWN_BY: dict[str, Kind] = {
     "takes not heard": "takes crossed",
 }
 """The kind of run that aims at what the rule is for; all others show themselves soon in hard ones."""
-
-
-def planted(bug: str) -> ExitStack:
-    """Within this, the bug is there."""
-    stack = ExitStack()
-    for where, what, instead in BUGS[bug][1]():
-        stack.enter_context(patch.object(where, what, instead))
-    return stack

@@ -11,13 +11,14 @@ from lakewarden.agent.service import Agent
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease import LeaseSettings
 from tests.simulation.agents import Habits
+from tests.simulation.batch import Outcome
 from tests.simulation.hudi import HudiSettings, HudiWriter
 from tests.simulation.network import Network
 from tests.simulation.node import Node, SpinningError
 from tests.simulation.oracles import Assumed
 from tests.simulation.site import Site
 from tests.simulation.store import ObjectStore, Wire
-from tests.simulation.timeline import Line, Timeline
+from tests.simulation.timeline import Timeline
 from tests.simulation.weather import Weather
 from tests.simulation.whole.agents import Watched, simulated
 from tests.simulation.whole.broker import Broker
@@ -41,20 +42,15 @@ from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a run has shown."""
+class CountedOutcome(Outcome):
+    """And what is counted of it."""
 
-    seed: int
-    violations: tuple[str, ...]
-    trace: tuple[Line, ...]
-    seconds: float
-    """Virtual."""
     commits: int
     windows: int
     """Commits that landed after their grant's end where nothing can stop them."""
 
 
-def run(seed: int) -> Outcome:
+def run(seed: int) -> CountedOutcome:
     """The same for the same seed, always."""
     world = World(seed, draw(stream(seed, "scenario")))
     with simulated(world.broker, world.oracles, world.after_grant) as owners:
@@ -107,7 +103,7 @@ class World:
         for table in self.tables.values():
             table.watch = self.oracles.landed
 
-    def run(self) -> Outcome:
+    def run(self) -> CountedOutcome:
         """From the start until every batch is in its table, or something was violated."""
         scenario, timeline = self.scenario, self.timeline
         for machine in scenario.agents:
@@ -130,7 +126,7 @@ class World:
                 each.result()
         if not self.oracles.violations:
             self._judge_liveness()
-        return Outcome(
+        return CountedOutcome(
             self.seed,
             tuple(self.oracles.violations),
             tuple(timeline.trace),

@@ -27,7 +27,8 @@ from typing import Literal, TypeAlias
 from lakewarden.agent.settings import Settings
 from lakewarden.events import TABLE_SERVICE_PRIORITY, ConflictRule, Marker, Operation, Topics
 from lakewarden.handlers.placement import HUDI_LOCK
-from tests.simulation.clocks import Clock, draw_clock
+from tests.simulation import scenario as lock
+from tests.simulation.clocks import draw_clock
 from tests.simulation.weather import Climate, Spell, Weathers
 from tests.simulation.whole.connection import Lag
 
@@ -73,25 +74,19 @@ class WriterHabits:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """A process is paused for so long, or killed (None); a new one is started so much later, if at all. Seconds."""
+class Stop(lock.Stop):
+    """As of the lock's machines."""
 
-    at: float
-    seconds: float | None
-    suspended: bool = False
-    restart: float | None = None
     orderly: bool = False
     """An agent that is asked to stop, in place of a kill."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """A process: its clocks, and what happens to it."""
+class Machine(lock.Machine):
+    """As the lock's, and when it starts."""
 
-    name: str
-    clock: Clock
-    starts: float
     stops: tuple[Stop, ...]
+    starts: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +332,7 @@ def _machine(random: Random, name: str, calm_from: float, *, kind: Amount, start
     )
     count = random.choice(STOPS[kind])
     stops = tuple(draw_stop(random, random.uniform(0.5, calm_from), calm_from, name) for _ in range(count))
-    return Machine(name, clock, starts, stops)
+    return Machine(name, clock, stops, starts)
 
 
 def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
@@ -351,37 +346,34 @@ def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
     seconds = min(
         random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, calm_from - at)
     )
-    replaced = not is_agent and random.random() < 0.4
-    return Stop(
-        at,
-        seconds,
-        suspended=random.random() < 0.2,
-        restart=seconds * random.uniform(0.2, 1.0) if replaced else None,
-    )
+    return _pause(random, at, seconds, replaceable=not is_agent)
 
 
 def draw_stop_at_publish(random: Random, at: float) -> Stop:
     """A death, or a pause about as long as the grant has time left, or longer."""
     if random.random() < 0.35:
         return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
-    seconds = random.uniform(3.0, 14.0)
-    replaced = random.random() < 0.4
+    return _pause(random, at, random.uniform(3.0, 14.0), replaceable=True)
+
+
+def draw_sleep_before_publish(random: Random, at: float) -> Stop:
+    """A pause that its grant does not outlast, nor the next one or two of others."""
+    return _pause(random, at, random.uniform(8.0, 16.0), replaceable=False)
+
+
+def draw_sleep_after_grant(random: Random, at: float) -> Stop:
+    """A pause as long as it takes others to own the partition; what was granted has a few seconds left then."""
+    return _pause(random, at, random.uniform(5.0, 8.0), replaceable=False)
+
+
+def _pause(random: Random, at: float, seconds: float, *, replaceable: bool) -> Stop:
+    replaced = replaceable and random.random() < 0.4
     return Stop(
         at,
         seconds,
         suspended=random.random() < 0.2,
         restart=seconds * random.uniform(0.2, 1.0) if replaced else None,
     )
-
-
-def draw_sleep_before_publish(random: Random, at: float) -> Stop:
-    """A pause that its grant does not outlast, nor the next one or two of others."""
-    return Stop(at, random.uniform(8.0, 16.0), suspended=random.random() < 0.2)
-
-
-def draw_sleep_after_grant(random: Random, at: float) -> Stop:
-    """A pause as long as it takes others to own the partition; what was granted has a few seconds left then."""
-    return Stop(at, random.uniform(5.0, 8.0), suspended=random.random() < 0.2)
 
 
 def _table(random: Random, number: int, calm_from: float, *, kind: Amount) -> TablePlan:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import Executor, Future
 
 import pytest
 
-from tests.simulation.batch import processes, told
-from tests.simulation.repeats import (
+from tests.simulation.required import (
+    require_bug_found,
+    require_every_oracle_proven,
     require_nothing_left_of_what_was_planted,
+    require_nothing_violated,
     require_same_run_again,
     require_same_run_in_another_process,
 )
@@ -28,28 +28,16 @@ SEEDS_A_BUG = 300
 """Of which those that may show it are run, until a planted bug is found; most show themselves in the first five."""
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Executor]:
-    with processes() as pool:
-        yield pool
-
-
-def test_seeds_that_failed_once_fail_no_more() -> None:
-    failed = [result for result in map(SIMULATION.examine, SIMULATION.failed_once()) if result.violation]
-
-    assert not failed, told(failed)
+@pytest.mark.timeout(300)
+def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
+    require_nothing_violated(SIMULATION, SIMULATION.failed_once(), pool)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
-    seeds = range(first, first + SEEDS_A_TEST)
-    results = list(SIMULATION.examine_many(seeds, pool))
-    failed = [result for result in results if result.violation]
+    results = require_nothing_violated(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 
-    for result in failed:
-        SIMULATION.keep(result)
-    assert not failed, told(failed)
     assert sum(result.counts["commits"] for result in results) > SEEDS_A_TEST, (
         "a run in which nobody commits proves nothing"
     )
@@ -63,19 +51,11 @@ def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
-    """By the oracle that is there for it. Without this, hundreds of clean seeds might mean that nobody looks."""
-    oracle, _ = BUGS[bug]
-
-    found = hunts[bug].result()
-
-    assert found[oracle], f"not found by {oracle!r} in {SEEDS_A_BUG} seeds; what others found: {found}"
+    require_bug_found(SIMULATION, bug, hunts[bug].result())
 
 
 def test_every_oracle_finds_a_bug() -> None:
-    """The table of the oracles is the specification: what is in it is proven, and what is proven is in it."""
-    rows = re.findall(r"^\| ([a-z ]+) \|", oracles.__doc__ or "", re.MULTILINE)
-
-    assert {oracle for oracle, _ in BUGS.values()} == set(rows) - {"oracle"}
+    require_every_oracle_proven(SIMULATION, oracles.__doc__)
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:

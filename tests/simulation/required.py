@@ -1,16 +1,45 @@
-"""What every simulation must show: the same run for the same seed, in whatever process."""
+"""What every simulation must show: that nothing is violated, that a bug would be, and the same run for the same seed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import Executor
 
-from tests.simulation.batch import Simulation
+from tests.simulation.batch import Result, Simulation, told
 from tests.simulation.timeline import digest
 
 HASH_SEEDS = ("1", "4", "6")
 """Under which Python goes through a set of a few topics' partitions in three different orders."""
+
+
+def require_nothing_violated(simulation: Simulation, seeds: Iterable[int], pool: Executor) -> list[Result]:
+    """What the seeds have shown. Those that failed are kept."""
+    results = list(simulation.examine_many(seeds, pool))
+    failed = [result for result in results if result.violation]
+
+    for result in failed:
+        simulation.keep(result)
+    assert not failed, told(failed)
+    return results
+
+
+def require_bug_found(simulation: Simulation, bug: str, found: Counter[str]) -> None:
+    """By the oracle that is there for it. Without this, many clean seeds might mean that nobody looks."""
+    oracle, _ = simulation.bugs[bug]
+
+    assert found[oracle], f"not found by {oracle!r}; what others found: {found}"
+
+
+def require_every_oracle_proven(simulation: Simulation, table: str | None) -> None:
+    """The table of the oracles is the specification: what is in it is proven, and what is proven is in it."""
+    rows = re.findall(r"^\| ([a-z][a-z -]*) \|", table or "", re.MULTILINE)
+
+    assert {oracle for oracle, _ in simulation.bugs.values()} == set(rows) - {"oracle"}
 
 
 def require_same_run_again(simulation: Simulation, seed: int) -> None:

@@ -1,0 +1,16 @@
+"""Processes for the seeds of a simulation: as many as there are cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Executor
+
+import pytest
+
+from tests.simulation.batch import processes
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with processes() as pool:
+        yield pool
