@@ -1,7 +1,7 @@
 """`lakewarden`, the command line.
 
 Exit status: 0 done, 1 it failed, 2 it was asked for wrongly. An error is one line on stderr that says what to do; the traceback
-of a bug comes with `--verbose`. Every option has an environment variable (`LAKEWARDEN_…`); flags win.
+of a bug comes with `--verbose`. Every setting has an environment variable (`LAKEWARDEN_…`); flags win.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(name="demo")(demo_command)
-app.add_typer(lock_app, name="lock")
+app.command(name="demo", short_help="Watch two Spark queries collide on one table.")(demo_command)
+app.add_typer(lock_app, name="lock", short_help="Look at a table's lock; hold, release, audit it.")
 
 
 Allow = Annotated[
@@ -102,7 +102,7 @@ def agent(
     run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
 
 
-@app.command()
+@app.command(short_help="Run a real Kafka and the agent, for development.")
 def dev(
     data: Annotated[
         Path,
@@ -117,7 +117,14 @@ def dev(
         ),
     ] = 0,
     allow: Allow = None,
-    lock_root: LockRoot = None,
+    lock_root: Annotated[
+        str | None,
+        typer.Option(
+            "--lock-root",
+            metavar="URI",
+            help="Where lock objects are kept; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
+        ),
+    ] = None,
     s3_endpoint: S3Endpoint = None,
 ) -> None:
     """Run a real Kafka and the agent in one command, for development; needs a JDK 17 or newer, no Docker.
@@ -137,7 +144,7 @@ def dev(
     )
 
 
-@app.command(name="conflicts")
+@app.command(name="conflicts", short_help="Print who lost to whom, and on what.")
 def conflicts_command(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the conflicts to come.")] = False,
@@ -160,7 +167,7 @@ def conflicts_command(
     run(show)
 
 
-@app.command(name="status")
+@app.command(name="status", short_help="Print each table's lock and open transactions.")
 def status_command(
     table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
     output: Form = Output.TEXT,
@@ -173,7 +180,7 @@ def status_command(
     try:
         wanted = None if table is None else canonical_table(table)
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(str(error), param_hint="--table") from None
 
     async def show() -> None:
         views = await status(settings, wanted)
@@ -188,7 +195,7 @@ def status_command(
     run(show)
 
 
-@app.command(name="explain")
+@app.command(name="explain", short_help="Print what happened to a transaction, and why.")
 def explain_command(
     transaction: Annotated[
         str, typer.Argument(metavar="TRANSACTION", help="Its id, or the beginning of it that no other has.")
@@ -227,13 +234,13 @@ def explain_command(
 def main() -> None:
     """The entry point: turns errors into one line and an exit status."""
     try:
-        result = app(standalone_mode=False)
+        result = app(standalone_mode=False, prog_name="lakewarden")
     except typer.Exit as done:
         sys.exit(done.exit_code)
     except typer.Abort:
         sys.exit(128 + signal.SIGINT)
     except typer.TyperException as error:
-        _fail(error.format_message(), EXIT_USAGE)
+        _fail(_wrong_call(error), EXIT_USAGE)
     except SettingsError as error:
         _fail(str(error), EXIT_USAGE)
     except AgentError as error:
@@ -257,6 +264,14 @@ def _fail(message: str, status_code: int) -> None:
     line = " ".join(message.split())
     typer.echo(f"lakewarden: {line}", err=True)
     sys.exit(status_code)
+
+
+def _wrong_call(error: typer.TyperException) -> str:
+    """What was wrong, and which help to read."""
+    context: typer.Context | None = getattr(error, "ctx", None)
+    told = error.format_message().replace("Value error, ", "").rstrip(".")
+    link = " See" if told.endswith("?") else "; see"
+    return told if context is None else f"{told}{link} {context.command_path} --help"
 
 
 def _log_ready(settings: Settings) -> None:
@@ -284,8 +299,10 @@ def _print_table(view: TableView) -> None:
         held = "lock: never taken in the last quarter of an hour"
     elif lock.held:
         held = f"lock: held by agent {lock.agent} until {lock.valid_until}"
+    elif lock.last_step in ("lock-acquired", "lock-renewed"):
+        held = f"lock: lapsed; held by agent {lock.agent} until {lock.valid_until}"
     else:
-        held = f"lock: {lock.last_step}" + (f" ({lock.detail})" if lock.detail else "")
+        held = f"lock: {lock.last_step.removeprefix('lock-')}" + (f" ({lock.detail})" if lock.detail else "")
     tree = Tree(view.table)
     tree.add(held)
     if view.transactions:

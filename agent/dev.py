@@ -6,7 +6,9 @@ serves, one JSON line is printed on stdout; logs and progress go to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import typer
@@ -24,11 +26,12 @@ async def run_dev(
 ) -> None:
     """Serve until SIGINT or SIGTERM. `data` is an absolute path without links."""
     hidden = data / HIDDEN
-    root = lock_root or hidden.as_uri()
-    # A path may be written into a table's URI as it is, or with its spaces escaped.
-    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *allow)))
     # Wrong settings are told before anything is started.
-    Settings.load(allow=tables, lock_root=root, s3_endpoint=s3_endpoint)
+    given = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
+    root = given.lock_root or hidden.as_uri()
+    # A path may be written into a table's URI as it is, or with its spaces escaped.
+    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *given.allow)))
+    _make(hidden)
     kafka = EmbeddedKafka(
         hidden / "kafka", port=kafka_port, on_progress=lambda text: typer.echo(text, err=True)
     )
@@ -49,3 +52,14 @@ async def run_dev(
             await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise AgentError(
+            f"nothing can be kept in {folder}: {error.strerror}; choose another --data"
+        ) from error

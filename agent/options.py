@@ -26,11 +26,13 @@ Bootstrap = Annotated[
     str | None,
     typer.Option(
         "--bootstrap-servers",
+        metavar="SERVERS",
         help="Kafka brokers, host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
     ),
 ]
 Config = Annotated[
-    Path | None, typer.Option("--config", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]")
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="TOML file with settings.  [env: LAKEWARDEN_CONFIG]"),
 ]
 LockRoot = Annotated[
     str | None,

@@ -58,7 +58,7 @@ class KafkaSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore", validate_default=True)
 
     bootstrap_servers: str = Field(
-        default="localhost:9092", description="Kafka brokers, host:port, comma-separated"
+        default="localhost:9092", min_length=1, description="Kafka brokers, host:port, comma-separated"
     )
     topic_prefix: str = Field(
         default=DEFAULT_PREFIX,
@@ -114,6 +114,23 @@ class KafkaSettings(BaseSettings):
             ) from None
         finally:
             _config_file.reset(reading)
+
+    @model_validator(mode="after")
+    def _secured(self) -> Self:
+        if "SASL" in self.kafka_security_protocol:
+            missing = [
+                name for name in ("kafka_sasl_username", "kafka_sasl_password") if getattr(self, name) is None
+            ]
+            if missing:
+                raise ValueError(f"{' and '.join(missing)} missing; SASL needs a user and a password")
+        try:
+            if self.kafka_ssl_cafile is not None:
+                ssl.create_default_context(cafile=self.kafka_ssl_cafile)
+        except OSError as error:
+            raise ValueError(
+                f"kafka_ssl_cafile={self.kafka_ssl_cafile} can't be used: {error.strerror or error}; name a PEM file"
+            ) from None
+        return self
 
     @property
     def topics(self) -> Topics:
@@ -286,8 +303,6 @@ class Settings(KafkaSettings):
                 raise ValueError(
                     f"margin_seconds={self.margin_seconds:g} leaves too little of {prefix}validity_seconds={validity:g}"
                 )
-        if "SASL" in self.kafka_security_protocol and self.kafka_sasl_username is None:
-            raise ValueError("kafka_sasl_username is missing; SASL needs a user and a password")
         return self
 
     def lease(self, *, shared: bool) -> LeaseSettings:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+DEFAULT_BUCKET = "lakewarden-demo"
 DEFAULT_DAYS = 60
 """52,913 flights: about two minutes on two cores."""
 
@@ -48,11 +49,13 @@ def demo_command(
         ),
     ] = None,
     s3_bucket: Annotated[
-        str,
+        str | None,
         typer.Option(
-            envvar="LAKEWARDEN_DEMO_S3_BUCKET", help="Bucket for --s3-endpoint; made if it is missing."
+            envvar="LAKEWARDEN_DEMO_S3_BUCKET",
+            metavar="NAME",
+            help=f"Bucket for --s3-endpoint; made if it is missing.  [default: {DEFAULT_BUCKET}]",
         ),
-    ] = "lakewarden-demo",
+    ] = None,
     output: Annotated[
         ReportForm,
         typer.Option(
@@ -75,9 +78,15 @@ def demo_command(
     """Watch two Spark streaming queries collide on one Paimon table, and lose nothing.
 
     Real flights, a real Kafka, real Spark; no Docker, and nothing is left running. At the end the table is compared
-    with the input row by row. Exit code 0: every row is there once and right (with --without-agent: the run went to
-    its end). 1: it is not, or the run failed. 130: stopped by Ctrl-C.
+    with the input row by row.
+
+    Exit status: 0 every row is there once and right (with --without-agent: the run went to its end); 1 it is not, or
+    the run failed; 130 stopped by Ctrl-C.
     """
+    if s3_bucket is not None and s3_endpoint is None:
+        raise typer.BadParameter(
+            "a bucket needs its server: give --s3-endpoint, too", param_hint="--s3-bucket"
+        )
     console = Console(stderr=output is ReportForm.JSON, highlight=False)
     errors = Console(stderr=True, highlight=False)
     try:
@@ -93,7 +102,7 @@ def demo_command(
         days=days,
         with_agent=not without_agent,
         s3_endpoint=s3_endpoint,
-        s3_bucket=s3_bucket,
+        s3_bucket=s3_bucket or DEFAULT_BUCKET,
         data=data,
         picture=picture.resolve(),
     )

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from lakewarden.agent.demo import figures
 from lakewarden.agent.demo.check import TableCheck, compare
+from lakewarden.agent.demo.command import DEFAULT_BUCKET
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
@@ -51,7 +52,7 @@ class DemoSettings:
     days: int
     with_agent: bool = True
     s3_endpoint: str | None = None
-    s3_bucket: str = "lakewarden-demo"
+    s3_bucket: str = DEFAULT_BUCKET
     data: Path | None = None
     picture: Path | None = None
     programs: Programs = field(default_factory=Programs)

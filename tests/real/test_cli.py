@@ -38,15 +38,22 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
     ("arguments", "settings", "told"),
     [
         (["agent", "--nope"], {}, "No such option: --nope"),
-        (["agnet"], {}, "No such command 'agnet'"),
+        (["agnet"], {}, "No such command 'agnet'. Did you mean 'agent'? See lakewarden --help"),
+        (["explain"], {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
         (["agent"], {}, "--allow"),
         (["agent", "--allow", "warehouse"], {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is no table"),
         (["agent", "--allow", "/w/*"], {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
         (["agent", "--allow", "/w/*"], {"grant_seconds": 30}, "a grant would outlive its lock"),
         (["agent", "--config", "/nowhere.toml"], {}, "/nowhere.toml: cannot be read"),
-        (["status", "--table", "t"], {}, "not a table URI: 't'"),
+        (["status", "--table", "t"], {}, "--table: not a table URI: 't'"),
         (["status", "--output", "xml"], {}, "xml"),
+        (["status", "--bootstrap-servers", ""], {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
+        (["status"], {"kafka_ssl_cafile": "/nowhere.pem"}, "kafka_ssl_cafile=/nowhere.pem can't be used"),
+        (["status"], {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
         (["dev"], {}, "--data"),
+        (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
+        (["dev", "--data", "/w"], {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
+        (["demo", "--s3-bucket", "b"], {}, "give --s3-endpoint"),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_one_line_that_says_what_is_wrong(
@@ -58,6 +65,15 @@ def test_a_wrong_call_ends_with_2_and_one_line_that_says_what_is_wrong(
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert told in done.stderr
     assert done.stdout == ""
+
+
+def test_a_folder_that_dev_cannot_keep_anything_in_is_named() -> None:
+    done = _run("dev", "--data", "/proc/nowhere")
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "lakewarden: nothing can be kept in /proc/nowhere/.lakewarden: No such file or directory; choose another --data\n"
+    )
 
 
 @pytest.mark.parametrize("command", ["status", "conflicts"])

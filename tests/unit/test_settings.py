@@ -46,7 +46,15 @@ def test_the_defaults_are_those_of_the_design() -> None:
             "grant_seconds=29.5 is not below validity_seconds − drift_seconds = 29.5: a grant would outlive its lock",
         ),
         ({"margin_seconds": 14.5}, "margin_seconds=14.5 leaves too little of validity_seconds=30"),
-        ({"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username is missing; SASL needs a user"),
+        (
+            {"kafka_security_protocol": "SASL_SSL"},
+            "kafka_sasl_username and kafka_sasl_password missing; SASL needs a user",
+        ),
+        (
+            {"kafka_security_protocol": "SASL_SSL", "kafka_sasl_username": "me"},
+            "kafka_sasl_password missing; SASL needs a user",
+        ),
+        ({"kafka_ssl_cafile": "/nowhere.pem"}, "can't be used: No such file or directory; name a PEM file"),
     ],
 )
 def test_a_ratio_that_can_not_hold_is_refused_with_what_to_do(given: dict[str, Any], message: str) -> None:
