@@ -200,8 +200,12 @@ def _in_docker(stack: contextlib.ExitStack, tried: list[str]) -> S3Server | None
         if not _docker("image", "inspect", "--format", "{{.Id}}", program.image):
             tried.append(f"docker: no image {program.image}")
             continue
+        from testcontainers.core.config import testcontainers_config
         from testcontainers.core.container import DockerContainer
 
+        testcontainers_config.ryuk_disabled = (
+            True  # its image would have to be pulled; we stop ours ourselves
+        )
         container = DockerContainer(program.image).with_exposed_ports(program.container_port)
         for name, value in _ENVIRONMENT.items():
             container = container.with_env(name, value)
