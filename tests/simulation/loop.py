@@ -10,11 +10,13 @@ import asyncio
 import heapq
 from asyncio import events
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, TypeVarTuple
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
+_T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
+_Program: TypeAlias = Generator[Any, None, _T] | Coroutine[Any, Any, _T]
 
 
 class NodeLoop(asyncio.BaseEventLoop):
@@ -27,6 +29,7 @@ class NodeLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self.failures: list[dict[str, Any]] = []
+        self.set_task_factory(_Numbered())
 
     def time(self) -> float:
         return self._clock()
@@ -89,3 +92,25 @@ class NodeLoop(asyncio.BaseEventLoop):
             handle._run()
             return True
         return False
+
+
+class _Numbered:
+    """Makes tasks whose order in sets is the same in every run: a task's hash is otherwise where it lies in memory."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, program: _Program[_T], /, **more: Any
+    ) -> asyncio.Future[_T]:
+        self._count += 1
+        return _Task(self._count, program, loop=loop, **more)
+
+
+class _Task(asyncio.Task[_T]):
+    def __init__(self, number: int, program: _Program[_T], **more: Any) -> None:
+        self.number = number  # before the task is entered anywhere
+        super().__init__(program, **more)
+
+    def __hash__(self) -> int:
+        return self.number

@@ -6,17 +6,14 @@ Every process has an event loop of its own; whatever runs, runs in one of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 from tests.simulation.node import Node
 from tests.simulation.store import Wire
 from tests.simulation.whole.connection import Connection
-
-T = TypeVar("T")
-Program: TypeAlias = Generator[Any, None, T] | Coroutine[Any, Any, T]
 
 MAX_UNWINDING = 100_000
 """Callbacks after which a program that was cancelled is taken never to end."""
@@ -44,7 +41,6 @@ def here() -> Process:
 
 def register(process: Process) -> Process:
     """Let production code find this process, while it runs."""
-    process.node.loop.set_task_factory(_Numbered())
     _processes[process.node.loop] = process
     return process
 
@@ -80,25 +76,3 @@ def _unwind(node: Node, tasks: list[asyncio.Task[Any]]) -> None:
             return
         node.timeline.now = max(node.timeline.now, node.clock.when(when) + 1e-6)
         node.loop.ripen()
-
-
-class _Numbered:
-    """Makes tasks whose order in sets is the same in every run: a task's hash is otherwise where it lies in memory."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, program: Program[T], /, **more: Any
-    ) -> asyncio.Future[T]:
-        self._count += 1
-        return _Task(self._count, program, loop=loop, **more)
-
-
-class _Task(asyncio.Task[T]):
-    def __init__(self, number: int, program: Program[T], **more: Any) -> None:
-        self.number = number  # before the task is entered anywhere
-        super().__init__(program, **more)
-
-    def __hash__(self) -> int:
-        return self.number
