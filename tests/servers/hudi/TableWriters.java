@@ -26,6 +26,7 @@ import org.apache.hudi.config.HoodieWriteConfig;
 import org.apache.hudi.exception.HoodieLockException;
 import org.apache.hudi.storage.HoodieStorage;
 import org.apache.hudi.storage.hadoop.HoodieHadoopStorage;
+import software.amazon.awssdk.core.exception.SdkException;
 
 /**
  * Writers of Hudi tables, as far as their lock: each a thread with a LockManager of Hudi's, which makes one
@@ -134,14 +135,25 @@ public final class TableWriters {
         }
 
         private void lock(JsonNode command) {
-            manager = manager(command.get("table").asText(), command.get("seconds").asInt());
-            try {
-                manager.lock();
-            } catch (HoodieLockException refusal) {
-                say(command, "refused", "why", refusal.toString());
-                return;
+            int seconds = command.get("seconds").asInt();
+            long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds);
+            while (true) {
+                manager = manager(command.get("table").asText(), seconds);
+                try {
+                    manager.lock();
+                    say(command, "locked", "owner", owner());
+                    return;
+                } catch (HoodieLockException refusal) {
+                    say(command, "refused", "why", refusal.toString());
+                    return;
+                } catch (SdkException silence) {
+                    // A fifth of the lease may be short for a JVM's first request. A writer would fail, and be started again.
+                    manager.close();
+                    if (System.nanoTime() > until) {
+                        throw silence;
+                    }
+                }
             }
-            say(command, "locked", "owner", owner());
         }
 
         private void unlock(JsonNode command) {
