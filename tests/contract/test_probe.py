@@ -29,11 +29,6 @@ from lakewarden.handlers.conditional import (
 FOLDER = "memory://twin/table/.hoodie/.locks"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Counting(MemoryStore):
     """An honest store that counts what it is asked."""
 

@@ -2,7 +2,7 @@
 
 versitygw or MinIO and Azurite honour every condition. fake-gcs-server honours them in Google's JSON API and refuses the
 writes of the XML API, which obstore uses; `tests/servers/gcs.py` puts a front before it that turns the one into the
-other. What obstore really sends to Google is compared byte by byte in `test_cloud_faults.py`.
+other. What obstore really sends to Google is compared byte by byte in `test_cloud_requests.py`.
 """
 
 from __future__ import annotations

@@ -25,11 +25,6 @@ SECONDS = 90.0
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(params=["local", "s3", "gs", "az"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
     match request.param:

@@ -1,0 +1,32 @@
+"""Clouds and their buckets, as fixtures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.clouds import AZURE, GOOGLE, SECRET, Cloud, Real
+from tests.servers.azure import AzureServer
+from tests.servers.gcs import GcsServer
+
+
+@pytest.fixture(params=[GOOGLE, AZURE], ids=["google", "azure"])
+def cloud(request: pytest.FixtureRequest) -> Cloud:
+    found: Cloud = request.param
+    return found
+
+
+@pytest.fixture
+def cloud_credentials(no_cloud: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", SECRET)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", SECRET)
+
+
+@pytest.fixture(params=["google", "azure"])
+def real(request: pytest.FixtureRequest) -> Real:
+    if request.param == "google":
+        gcs: GcsServer = request.getfixturevalue("gcs_credentials")
+        return Real(f"gs://{gcs.bucket()}/locks", gcs.endpoint, "")
+    azure: AzureServer = request.getfixturevalue("azure_credentials")
+    server, _, account = azure.endpoint.rpartition("/")
+    return Real(f"az://{azure.container()}/locks", server, f"/{account}")
