@@ -96,9 +96,9 @@ class Witness:
         told = "\n".join(map(str, self.lines[-20:]))
         raise AssertionError(f"not seen: {what}; status={self.popen.poll()}\n{told}\n{self._log.read_text()}")
 
-    async def ended(self) -> None:
+    async def ended(self, *, patience: float = PATIENCE_SECONDS) -> None:
         """Wait for its orderly end."""
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with anyio.fail_after(patience):
             while self.popen.poll() is None:
                 await anyio.sleep(0.02)
         assert self.popen.returncode == 0, self._log.read_text()

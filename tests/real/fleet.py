@@ -117,7 +117,7 @@ class Fleet:
         for witness in self.writers:
             witness.tell("finish")
         for witness in self.writers:
-            await witness.ended()
+            await witness.ended(patience=PATIENCE_SECONDS)
         for name in AGENTS:
             await self._ends_in_order(name)
 

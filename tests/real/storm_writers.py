@@ -146,17 +146,22 @@ class Post:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
         """From the first to the last line, with the decisions heard; every `partition-taken` before counts too."""
-        async with self._producer, self._consumer:
-            self._consumer.assign(self._decisions)
-            await self._consumer.seek_to_beginning(*self._decisions)
-            ends = await self._consumer.end_offsets(self._decisions)
-            while any([await self._consumer.position(each) < ends[each] for each in self._decisions]):
-                await self._hear()
-            listening = asyncio.create_task(self._listen())
-            try:
-                yield
-            finally:
-                listening.cancel()
+        await self._producer.start()
+        await self._consumer.start()
+        self._consumer.assign(self._decisions)
+        await self._consumer.seek_to_beginning(*self._decisions)
+        ends = await self._consumer.end_offsets(self._decisions)
+        while any([await self._consumer.position(each) < ends[each] for each in self._decisions]):
+            await self._hear()
+        listening = asyncio.create_task(self._listen())
+        try:
+            yield
+        finally:
+            listening.cancel()
+            # In tasks of their own: a consumer's `stop` may end as a cancellation of whoever waits for it.
+            await asyncio.wait(
+                [asyncio.ensure_future(each.stop()) for each in (self._consumer, self._producer)]
+            )
 
     async def _listen(self) -> None:
         while True:

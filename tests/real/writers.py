@@ -22,7 +22,7 @@ import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end
+from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stopped
 from lakewarden.agent.service import Agent
 from lakewarden.agent.settings import ENV_PREFIX, Settings
 from lakewarden.events import (
@@ -348,18 +348,23 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
     made = World(bootstrap_servers, prefix, root, producer, consumer, overrides=overrides)
     settings = made.settings()
     await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
-    async with producer, consumer:
-        topics = settings.topics
-        spans = {topic.name: topic.partitions for topic in topics.settings(settings.partitions)}
-        heard = [
-            TopicPartition(name, number)
-            for name, count in spans.items()
-            if name != topics.writers
-            for number in range(count)
-        ]
+    topics = settings.topics
+    spans = {topic.name: topic.partitions for topic in topics.settings(settings.partitions)}
+    heard = [
+        TopicPartition(name, number)
+        for name, count in spans.items()
+        if name != topics.writers
+        for number in range(count)
+    ]
+    try:
+        await producer.start()
+        await consumer.start()
         consumer.assign(heard)
         await consumer.seek_to_beginning(*heard)
         yield made
+    finally:
+        await stopped(consumer)  # its own `stop` may end as a cancellation of ours
+        await stopped(producer)
 
 
 def markers(*file_groups: str, operation: Operation = "merge", partition: str = "p") -> tuple[Marker, ...]:
