@@ -29,8 +29,8 @@ from lakewarden.handlers.story_evidence import victim_rule
 from lakewarden.handlers.story_steps import Story, Where, Who
 from lakewarden.handlers.transactions import OPEN, Phase
 from lakewarden.handlers.verdicts import ReportConflict
+from tests.unit.handlers.table_history import history
 from tests.unit.handlers.test_conflicts import VICTIMS, a_transaction
-from tests.unit.handlers.test_table_stateful import history
 from tests.unit.handlers.world import AT, TABLE, World, m, world
 
 S = TypeVar("S")
