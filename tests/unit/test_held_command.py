@@ -1,4 +1,4 @@
-"""Starting a command under a lock; what becomes of it then is shown with real locks (`tests/real/test_lock_cli.py`)."""
+"""Starting a command under a lock; what becomes of it then is shown with real locks (`tests/real/test_lock_hold.py`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""Places of locks, and a storm over all of them, as fixtures."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.settings import Settings
+from tests.kafka_fixture import KafkaServer
+from tests.real.chaos import Chaos, chaos
+from tests.real.lock_places import QUICK, Place
+from tests.servers.s3 import S3Server
+
+SEED_VARIABLE = "LAKEWARDEN_CHAOS_SEED"
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    root = tmp_path.resolve()
+    settings = Settings(allow=(f"file://{root}/t",), lock_root=f"file://{root}/locks")
+    lock = getattr(settings.placement().locate(f"file://{root}/t", None), "uri", "")
+    return Place(f"file://{root}/t", lock, {**QUICK, "lock_root": f"file://{root}/locks"})
+
+
+@pytest.fixture
+def on_s3(s3_credentials: S3Server) -> Place:
+    table = f"s3://{s3_credentials.bucket()}/warehouse/orders"
+    lock = getattr(Settings(allow=(table,)).placement().locate(table, None), "uri", "")
+    return Place(table, lock, {**QUICK, "s3_endpoint": s3_credentials.endpoint}, s3_credentials)
+
+
+@pytest.fixture(params=["local", "on_s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Place)
+    return found
+
+
+@pytest.fixture
+def chaos_seed() -> int:
+    """Another one each time; that of a failed run is in its output."""
+    chosen = int(os.environ.get(SEED_VARIABLE, "") or random.SystemRandom().randrange(1_000_000))
+    print(f"{SEED_VARIABLE}={chosen}")
+    return chosen
+
+
+@pytest.fixture
+async def lock_storm(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server, chaos_seed: int
+) -> AsyncIterator[Chaos]:
+    async with chaos(kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials, chaos_seed) as made:
+        yield made

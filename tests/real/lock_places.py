@@ -1,0 +1,156 @@
+"""Places of locks that `lakewarden lock` is tried on: on the local disk and on S3, looked at from outside of the product."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
+from tests.real.writers import PATIENCE_SECONDS, environment
+from tests.servers.s3 import S3Server
+
+COMMAND = [sys.executable, "-m", "lakewarden.agent.cli", "lock"]
+QUICK = {
+    "validity_seconds": 15,
+    "renew_seconds": 1.5,
+    "request_timeout_seconds": 1.4,
+    "drift_seconds": 0.2,
+    "margin_seconds": 4,
+    "grant_seconds": 5,
+}
+ROOMY = {"validity_seconds": 100, "renew_seconds": 10, "request_timeout_seconds": 9}
+"""For a machine that has much else to do, where no lease is waited for."""
+NOWHERE = "127.0.0.1:9"
+
+
+@dataclass
+class Place:
+    """A table and its lock object, on the local disk or on S3, looked at from outside of the product."""
+
+    table: str
+    lock: str
+    settings: dict[str, Any]
+    server: S3Server | None = None
+
+    def environment(self, **settings: Any) -> dict[str, str]:
+        return environment({**self.settings, **settings})
+
+    def run(self, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+        return run(*arguments, env=self.environment(**settings))
+
+    @contextmanager
+    def started(self, *arguments: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
+        with subprocess.Popen(
+            [*COMMAND, *arguments],
+            env=self.environment(**settings),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+    @contextmanager
+    def holding(self, command: str) -> Iterator[subprocess.Popen[str]]:
+        """A holder whose command, for /bin/sh, has said "up"."""
+        with self.started(
+            "hold", self.table, "--wait", "60", "--seconds", "300", "--exec", command
+        ) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "up\n"
+            yield holder
+
+    @property
+    def file(self) -> Path:
+        """The object, where it is a local one."""
+        return Path(self.lock.removeprefix("file://"))
+
+    def write(self, body: bytes, uri: str | None = None) -> None:
+        scheme, rest = (uri or self.lock).split("://", 1)
+        if scheme == "file":
+            path = Path(rest)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(".fresh")
+            fresh.write_bytes(body)
+            fresh.replace(path)
+            return
+        assert self.server is not None
+        bucket, key = rest.split("/", 1)
+        client = self.server.new_client()
+        client.put_object(Bucket=bucket, Key=key, Body=body)
+        client.close()
+
+    def read(self) -> LockRecord | Malformed:
+        scheme, rest = self.lock.split("://", 1)
+        if scheme == "file":
+            return parse(Path(rest).read_bytes())
+        assert self.server is not None
+        bucket, key = rest.split("/", 1)
+        client = self.server.new_client()
+        try:
+            return parse(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        finally:
+            client.close()
+
+    def record(self) -> LockRecord:
+        found = self.read()
+        assert isinstance(found, LockRecord), found
+        return found
+
+
+def held(seconds: float = 7_200, owner: str = "somebody") -> bytes:
+    """A live lock; it outlasts the start of a process on a machine that has much else to do."""
+    return render(LockRecord(expired=False, valid_until=round((time.time() + seconds) * 1000), owner=owner))
+
+
+def run(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+def failed(done: subprocess.CompletedProcess[str], status: int, told: str) -> None:
+    assert done.returncode == status, done
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout == ""
+
+
+def shown(place: Place, *more: str) -> dict[str, Any]:
+    done = place.run("show", place.table, "--output", "json", *more)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(settled: Any) -> None:
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while not settled():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)

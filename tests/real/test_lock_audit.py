@@ -1,0 +1,143 @@
+"""`lakewarden lock audit`, over what agents told and over what nobody should have told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.settings import Settings
+from lakewarden.events import LockAcquired, LockEvent, LockLost, LockRefused, LockReleased, encode
+from tests.kafka_fixture import KafkaServer
+from tests.real.lock_places import NOWHERE, Place, failed, run
+from tests.real.writers import environment, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+
+async def test_the_audit_of_what_an_agent_did_is_proven(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
+        async with scene.agent():
+            for number in range(2):
+                writer = scene.writer(f"w{number}")
+                await writer.begin()
+                grant = await writer.granted()
+                await writer.complete(grant.grant)
+                await scene.hear(LockReleased, count=number + 1)
+        values = scene.values()
+        done = await _audit(values)
+        lines = (await _audit(values, form="text")).stdout.splitlines()
+
+    assert done.returncode == 0
+    judged = json.loads(done.stdout)
+    [lock] = judged["locks"]
+    assert judged["proven"] is True
+    assert lock["tables"] == [scene.table]
+    assert (lock["acquisitions"], lock["releases"], lock["violations"]) == (2, 2, 0)
+    assert lock["requests"] >= 6
+    assert lines[-1].startswith("proven: no two owners at once; ")
+
+
+async def test_two_owners_at_once_are_shown_and_fail_the_audit(kafka: KafkaServer, topic_prefix: str) -> None:
+    values = await _topics(kafka, topic_prefix)
+    await _tell(
+        values,
+        _event(LockAcquired, 0, "x", "a"),
+        _event(LockAcquired, 2, "y", "b"),
+        _event(LockReleased, 5, "x", "a"),
+        _event(LockLost, 6, "y", "b", holder="z", detail="another owner is in the lock object"),
+        _event(LockRefused, 7, "", "b", detail="the object is no lock record and is left alone: not JSON"),
+        _event(LockAcquired, 0, "u", "a", table="s3://lake/other", lock="s3://lake/locks/other.json"),
+    )
+
+    done, text = await _audit(values), await _audit(values, form="text")
+    lenient = await _audit(values, "--drift", "3.5")
+    other = await _audit(values, "--table", "s3://lake/other")
+
+    assert done.returncode == text.returncode == 1
+    judged = json.loads(done.stdout)
+    assert (judged["proven"], judged["violations"]) == (False, 1)
+    [overlap] = judged["locks"][0]["overlaps"]
+    assert (overlap["earlier"]["owner"], overlap["later"]["owner"], overlap["seconds"]) == ("x", "y", 3.0)
+    assert "VIOLATION: owner x of agent a and owner y of agent b both held it from 2026-" in text.stdout
+    assert "by owner y (agent b): another owner is in the lock object; owner z has it; at " in text.stdout
+    assert "to be mended: the object is no lock record" in text.stdout
+    assert text.stdout.splitlines()[-1].startswith(
+        "VIOLATED: two owners at once, 1 time; 6 events of 2 locks"
+    )
+    assert lenient.returncode == 0
+    assert json.loads(lenient.stdout)["locks"][0]["within_drift"] == 1
+    assert other.returncode == 0
+    assert [each["lock"] for each in json.loads(other.stdout)["locks"]] == ["s3://lake/locks/other.json"]
+
+
+async def test_a_record_that_cannot_be_read_keeps_the_audit_from_being_a_proof(
+    kafka: KafkaServer, topic_prefix: str
+) -> None:
+    values = await _topics(kafka, topic_prefix)
+    await _tell(values, _event(LockAcquired, 0, "x", "a"))
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        await producer.send_and_wait(f"{topic_prefix}.audit", b"{", key=b"s3://lake/orders", partition=0)
+
+    done, text = await _audit(values), await _audit(values, form="text")
+
+    assert done.returncode == text.returncode == 1
+    judged = json.loads(done.stdout)
+    assert (judged["proven"], judged["violations"], judged["unreadable"]) == (False, 0, 1)
+    assert judged["unreadable_records"][0]["offset"] == 0 or judged["unreadable_records"][0]["partition"] == 0
+    assert text.stdout.splitlines()[-1].startswith("not proven: 1 record could not be read")
+
+
+def test_without_kafka_or_its_topic_the_audit_says_so(kafka: KafkaServer, local: Place) -> None:
+    failed(local.run("audit", bootstrap_servers=NOWHERE), 1, f"no Kafka broker answers at {NOWHERE}")
+    missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody-made-it")
+    failed(missing, 1, "there is no topic nobody-made-it.audit")
+
+
+async def _topics(kafka: KafkaServer, prefix: str) -> dict[str, Any]:
+    settings = Settings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=prefix, partitions=2)
+    await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
+    return {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": prefix}
+
+
+def _event(kind: type[LockEvent], second: float, owner: str, agent: str, **fields: Any) -> LockEvent:
+    at = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() + second
+    given = {
+        "event_id": uuid.uuid4().hex,
+        "table": "s3://lake/orders",
+        "at": datetime.fromtimestamp(at, UTC),
+        "agent": agent,
+        "lock": "s3://lake/locks/orders.json",
+        "owner": owner,
+        "valid_until": round((at + 30) * 1000),
+        "requests": 1,
+        "duration_ms": 0.0,
+    }
+    return kind.model_validate(given | fields)
+
+
+async def _tell(values: dict[str, Any], *events: LockEvent) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=values["bootstrap_servers"]) as producer:
+        for each in events:
+            await producer.send_and_wait(
+                f"{values['topic_prefix']}.audit", encode(each), key=each.table.encode()
+            )
+
+
+async def _audit(values: dict[str, Any], *more: str, form: str = "json") -> subprocess.CompletedProcess[str]:
+    named = {name: values[name] for name in ("bootstrap_servers", "topic_prefix")}
+    arguments: Sequence[str] = ("audit", "--output", form, *more)
+    done = await anyio.to_thread.run_sync(lambda: run(*arguments, env=environment(named)))
+    assert done.stderr == ""
+    return done
