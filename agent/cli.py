@@ -213,6 +213,8 @@ def explain_command(
     Exit status: 0 told; 1 there is no such transaction, or several begin so (then they are listed).
     """
     configure_logging("auto", "warning", stream=sys.stderr)
+    if not transaction:
+        raise typer.BadParameter("it is empty; see lakewarden status, conflicts", param_hint="TRANSACTION")
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
         wanted = None if table is None else canonical_table(table)

@@ -278,6 +278,15 @@ class Settings(KafkaSettings):
             )
         return f"{scheme}://{rest.rstrip('/')}"
 
+    @field_validator("s3_endpoint", "gcs_endpoint", "azure_endpoint")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(
+                f"{value!r} is no URL; write https://host[:port], or http://host[:port] to send in the clear"
+            )
+        return value
+
     @model_validator(mode="after")
     def _ratios(self) -> Self:
         kinds = (

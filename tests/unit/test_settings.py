@@ -54,6 +54,8 @@ def test_the_defaults_are_those_of_the_design() -> None:
             {"kafka_security_protocol": "SASL_SSL", "kafka_sasl_username": "me"},
             "kafka_sasl_password missing; SASL needs a user",
         ),
+        ({"s3_endpoint": "localhost:9000"}, "'localhost:9000' is no URL; write https://host[:port]"),
+        ({"azure_endpoint": "ftp://here"}, "'ftp://here' is no URL"),
         ({"kafka_ssl_cafile": "/nowhere.pem"}, "can't be used: No such file or directory; name a PEM file"),
     ],
 )
