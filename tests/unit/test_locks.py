@@ -89,7 +89,15 @@ async def keeping(store: ConditionalStore, name: str = "t", **options: Any) -> A
         tasks.cancel_scope.cancel()
 
 
-def _keeper(opened: Callable[[], Any], name: str, tasks: Any, **options: Any) -> Keeper:
+def _keeper(
+    opened: Callable[[], Any],
+    name: str,
+    tasks: Any,
+    *,
+    settings: lease.LeaseSettings = LEASE,
+    clock: Callable[[], lease.Moment] = clock,
+    watch: SleepWatch | None = None,
+) -> Keeper:
     told: list[tuple[float, Told]] = []
     relied: list[bool] = []
     changed = [anyio.Event()]
@@ -101,8 +109,7 @@ def _keeper(opened: Callable[[], Any], name: str, tasks: Any, **options: Any) ->
 
     place = LockPlace(f"memory://locks/{name}.json", shared=False)
     scope = anyio.CancelScope()
-    settings, clock_ = options.pop("settings", LEASE), options.pop("clock", clock)
-    lock = LockKeeper(place, settings, opened, tell, clock=clock_, **options)
+    lock = LockKeeper(place, settings, opened, tell, clock=clock, watch=watch)
 
     async def run() -> None:
         with scope:
