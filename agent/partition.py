@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import base64
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, assert_never
 
 import anyio
@@ -57,7 +57,7 @@ from lakewarden.events import (
 from lakewarden.handlers import verdicts
 from lakewarden.handlers.audit import InvariantBrokenError
 from lakewarden.handlers.liveness import CaughtUp
-from lakewarden.handlers.replay import Position, PublishedDecisions
+from lakewarden.handlers.replay import Position, PublishedDecisions, in_force
 from lakewarden.handlers.state import CommittedBatch, TableState
 from lakewarden.handlers.table import (
     Input,
@@ -175,11 +175,9 @@ class PartitionOwner:
     ) -> None:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
-        for record in ledger:
-            entry = decode(LEDGER_EVENT, record.value)
-            if not isinstance(entry, Undecodable):
-                self._remember(entry)
         self._published = published(decided_from, decisions)
+        for entry, is_last in in_force(recorded(ledger), self._published.terms):
+            self._remember(entry, again=not is_last)
         if self._published.term not in (None, self.term):
             self._others_take = max(self._others_take, self._own_take + 1)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
@@ -188,15 +186,18 @@ class PartitionOwner:
         self.take(backlog, monotonic())
         self.finish_replay(self.position)
 
-    def _remember(self, entry: LedgerEventUnion) -> None:
+    def _remember(self, entry: LedgerEventUnion, *, again: bool) -> None:
+        """Enter what the ledger says; `again`: it is to say so once more."""
         state = self._table(entry.table, known=True)
         if isinstance(state, str):
             return
         match entry:
             case BatchCommitted(batch_id=batch_id, transaction=transaction, version=version):
-                remember_batch(state, entry.writer, CommittedBatch(batch_id, transaction, version))
+                remember_batch(
+                    state, entry.writer, CommittedBatch(batch_id, transaction, version), again=again
+                )
             case ConflictsLost(losses=losses, lost_on=lost_on):
-                remember_losses(state, entry.writer, losses, lost_on)
+                remember_losses(state, entry.writer, losses, lost_on, again=again)
             case _:
                 assert_never(entry)
 
@@ -397,7 +398,7 @@ class PartitionOwner:
                     Outgoing(self._topics.ledger, ledger_key(uri, effect.writer), entry, self.number)
                 )
             case verdicts.RecordLosses(writer=writer):
-                entry = encode(stamp.losses_entry(uri, effect))
+                entry = encode(stamp.losses_entry(self.term, uri, effect))
                 self._publisher.put(
                     Outgoing(self._topics.ledger, ledger_key(uri, writer, "losses"), entry, self.number)
                 )
@@ -475,3 +476,11 @@ def published(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDe
         if not isinstance(decision, Undecodable):
             decoded.append((record.offset, decision))
     return PublishedDecisions(start, decoded)
+
+
+def recorded(records: Iterable[ConsumerRecord]) -> Iterator[LedgerEventUnion]:
+    """Records of `ledger`, as far as they can be read."""
+    for record in records:
+        entry = decode(LEDGER_EVENT, record.value)
+        if not isinstance(entry, Undecodable):
+            yield entry

@@ -132,7 +132,7 @@ def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
     )
 
 
-def losses_entry(table: str, lost: RecordLosses) -> ConflictsLost:
+def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
     """A writer's conflicts lost in a row as the ledger keeps them."""
     return ConflictsLost(
         event_id=fresh_id(),
@@ -141,6 +141,7 @@ def losses_entry(table: str, lost: RecordLosses) -> ConflictsLost:
         at=utc_now(),
         losses=lost.losses,
         lost_on=lost.lost_on,
+        term=term,
     )
 
 

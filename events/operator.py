@@ -104,6 +104,8 @@ class ConflictsLost(EventBase):
     losses: Annotated[int, Field(ge=0)]
     lost_on: tuple[Marker, ...] = ()
     """The partitions that those transactions touched, as `*`."""
+    term: str = ""
+    """Under which this was said: of two entries, the one of the later term counts, wherever it stands."""
 
 
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost

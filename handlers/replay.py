@@ -8,14 +8,23 @@
   agent that slept, or was cut off, and does not know that it lost the partition, publishes nothing that counts.
 - The last one in the log counts, whoever Kafka's group thinks the owner is: a take may reach the log late. So an owner listens
   for takes after its own, and begins anew when there is one.
+- What such an agent writes to the ledger may come after what the owner wrote, and compaction keeps the last entry of a key. Which
+  one counts is told by what it says (`in_force`); one that counts and is not the last is written once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lakewarden.events import DecisionEventUnion, DecisionRecord, PartitionTaken, counts
+from lakewarden.events import (
+    BatchCommitted,
+    DecisionEventUnion,
+    DecisionRecord,
+    LedgerEventUnion,
+    PartitionTaken,
+    counts,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +40,13 @@ class PublishedDecisions:
 
     def __init__(self, start: Position, records: Iterable[tuple[int, DecisionRecord]]) -> None:
         term = start.term
+        self.terms: dict[str, int] = {} if term is None else {term: start.offset - 1}
+        """Those that were in force from the start on, and since which offset at the latest."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
         for offset, record in records:
             if isinstance(record, PartitionTaken):
                 term = record.term
+                self.terms[term] = offset
             elif counts(record, term):
                 self._decisions.append((Position(offset, term), record))
         self._taken = 0
@@ -61,3 +73,25 @@ class PublishedDecisions:
                 break
             self._taken += 1
         return [decision for _, decision in self._decisions[began : self._taken]]
+
+
+def in_force(
+    entries: Iterable[LedgerEventUnion], terms: Mapping[str, int]
+) -> list[tuple[LedgerEventUnion, bool]]:
+    """Of each writer's entries of a kind the one that counts, and whether it is the last one.
+
+    A commit is a fact, whoever heard of it: the largest batch counts. Conflicts lost follow from decisions: those said under the
+    latest term count; terms that are not known any more are older than all that are.
+    """
+    counted: dict[tuple[str, str, str], LedgerEventUnion] = {}
+    last: dict[tuple[str, str, str], LedgerEventUnion] = {}
+    for entry in entries:
+        key = (entry.type, entry.table, entry.writer)
+        last[key] = entry
+        if key not in counted or _order(entry, terms) >= _order(counted[key], terms):
+            counted[key] = entry
+    return [(entry, last[key] is entry) for key, entry in counted.items()]
+
+
+def _order(entry: LedgerEventUnion, terms: Mapping[str, int]) -> int:
+    return entry.batch_id if isinstance(entry, BatchCommitted) else terms.get(entry.term, -1)

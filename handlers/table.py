@@ -150,15 +150,21 @@ def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     apply_verdict(state, verdict, now)
 
 
-def remember_batch(state: TableState, writer: str, batch: CommittedBatch) -> None:
-    """Enter what the ledger says, before the replay."""
+def remember_batch(state: TableState, writer: str, batch: CommittedBatch, *, again: bool = False) -> None:
+    """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
     known = state.ledger.get(writer)
     if known is None or known.batch_id < batch.batch_id:
         state.ledger[writer] = batch
+    if again:
+        state.unrecorded.add(writer)
 
 
-def remember_losses(state: TableState, writer: str, losses: int, lost_on: tuple[Marker, ...]) -> None:
-    """Enter what the ledger says, before the replay."""
+def remember_losses(
+    state: TableState, writer: str, losses: int, lost_on: tuple[Marker, ...], *, again: bool = False
+) -> None:
+    """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
+    if again:
+        state.unrecorded_losses.add(writer)
     state.losses.pop(writer, None)
     state.lost_on.pop(writer, None)
     if losses:

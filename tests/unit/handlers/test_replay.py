@@ -5,7 +5,14 @@ from datetime import UTC, datetime
 import pytest
 
 from lakewarden import events
-from lakewarden.events import DecisionEventUnion
+from lakewarden.events import (
+    BatchCommitted,
+    ConflictsLost,
+    DecisionEventUnion,
+    PartitionTaken,
+    partition_name,
+)
+from lakewarden.handlers.replay import Position, PublishedDecisions, in_force
 from lakewarden.handlers.state import CommittedBatch
 from lakewarden.handlers.table import remember_batch, remember_losses
 from lakewarden.handlers.transactions import Phase
@@ -24,6 +31,8 @@ from lakewarden.handlers.verdicts import (
     verdict_of,
 )
 from tests.unit.handlers.world import VERDICTS, World, facts, m, world
+
+AT = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def busy() -> World:
@@ -157,6 +166,52 @@ def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
 
     assert fresh.state.losses == {"w-B": 2}
     assert fresh.state.lost_on == w.state.lost_on
+
+
+def test_what_an_agent_that_slept_writes_to_the_ledger_of_losses_does_not_count() -> None:
+    """Found by the storm: stopped before its entry was sent, it sends it when it wakes, behind those of the owner."""
+    before, owners, slept = (
+        _lost(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
+    )
+    terms = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))]).terms
+
+    assert in_force([before, owners, slept], terms) == [(owners, False)]
+    assert in_force([before, slept, owners], terms) == [(owners, True)]
+    assert in_force([slept, before], terms) == [(slept, False)], "terms that nobody knows any more are older"
+    assert in_force([before, slept], {}) == [(slept, True)]
+
+
+def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
+    """That it was committed is a fact, even where the agent that heard it was no owner any more."""
+    seven, six = (
+        BatchCommitted(event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch)
+        for batch in (7, 6)
+    )
+
+    assert in_force([seven, six], {}) == [(seven, False)]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_counts_and_is_not_the_last_is_written_once_more(again: bool) -> None:
+    """Compaction would keep the other one."""
+    w = world()
+    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), again=again)
+    remember_losses(w.state, "w-B", 2, (m("p/*"),), again=again)
+
+    w.replayed()
+
+    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * again
+    assert w.of(RecordLosses) == [RecordLosses("w-B", 2, (m("p/*"),))] * again
+
+
+def _lost(losses: int, term: str) -> ConflictsLost:
+    return ConflictsLost(
+        event_id=f"{losses}-{term}", table="s3://lake/t", writer="w", at=AT, losses=losses, term=term
+    )
+
+
+def _taken(term: str) -> PartitionTaken:
+    return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
 
 
 def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
