@@ -52,7 +52,9 @@ def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place,
     ran = tmp_path / "ran"
 
     one_try = place.run("hold", place.table, "--seconds", "9", "--", "touch", str(ran), **ROOMY)
-    waited = place.run("hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY)
+    waited = place.run(
+        "hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
+    )
 
     failed(one_try, 75, "held by another: owner somebody, until 20")
     assert waited.returncode == 75
