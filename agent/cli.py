@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -68,11 +69,21 @@ Allow = Annotated[
 ]
 
 
+def _tell_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
+    if asked:
+        typer.echo(f"lakewarden {version('lakewarden')}")
+        raise typer.Exit
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     *,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Say which version this is.", callback=_tell_version, is_eager=True),
+    ] = False,
 ) -> None:
     if verbose:
         os.environ["LAKEWARDEN_VERBOSE"] = "1"

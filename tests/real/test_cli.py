@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,13 @@ NOWHERE = "127.0.0.1:9"
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made
+
+
+def test_the_version_is_the_installed_one() -> None:
+    """What a report of a bug begins with."""
+    told = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True, timeout=60)
+
+    assert told.stdout == f"lakewarden {metadata.version('lakewarden')}\n"
 
 
 @pytest.mark.parametrize(
