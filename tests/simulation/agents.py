@@ -20,7 +20,7 @@ import anyio
 from lakewarden.agent.locks import LockKeeper, Told
 from lakewarden.agent.stamp import audit
 from lakewarden.agent.stores import StoreUnreachableError
-from lakewarden.events import AuditEventUnion
+from lakewarden.events import AuditEventUnion, LockReleased
 from lakewarden.handlers import lease
 from lakewarden.handlers.placement import LockPlace
 from lakewarden.handlers.turns import Contender
@@ -108,6 +108,8 @@ class Agent:
         def heard() -> None:
             for user in self.users:
                 if user.uri == event.lock:
+                    if isinstance(event, LockReleased):
+                        self._site.oracles.hears_of_release(self.node, user.uri)
                     user.keeper.hear(event)
 
         return lambda: self.node.deliver(heard)

@@ -241,6 +241,12 @@ class Oracles(Watching):
         if adopt is not None:
             seen.adopts[node.name] = adopt
 
+    def hears_of_release(self, node: Node, uri: str) -> None:
+        """It is told, perhaps late or again, that the lock was given back: a reason to look, whenever that was."""
+        seen = self._seen(uri)
+        if node.name in seen.waits:
+            seen.waits[node.name].excuses += 1
+
     def drops(self, node: Node, uri: str) -> None:
         """It asks to be rid of it."""
         seen = self._seen(uri)
