@@ -90,6 +90,8 @@ class Conversation:
         self._timing = timing
         self._next_seq = next_seq
         self._order = anyio.Lock()
+        self.unheard: str | None = None
+        """How the last heartbeat failed; None where Kafka took it."""
 
     def intent(self) -> int:
         """Open the transaction; the offset of the intent is its place among all transactions of the table."""
@@ -140,7 +142,10 @@ class Conversation:
             with anyio.fail_after(self._channel.timeout):
                 await self._counted(lambda seq: WriterHeartbeat(**self._common(), seq=seq))
         except (KafkaError, OSError, TimeoutError, GateError) as error:
+            self.unheard = " ".join(str(error).split()) or type(error).__name__
             log.warning("gate.heartbeat-failed", **self._names(), error=repr(error))
+        else:
+            self.unheard = None
 
     async def _counted(self, event: Callable[[int], WriterEventUnion]) -> None:
         async with self._order:

@@ -19,19 +19,28 @@ def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
     )
 
 
-def not_admitted(timeout: float, facts: str) -> GrantTimeout:
+def not_admitted(timeout: float, unheard: str | None, facts: str) -> GrantTimeout:
     """The line in front didn't move."""
     return GrantTimeout(
-        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs; see "
+        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs{_of_kafka(unheard)}; see "
         f"`lakewarden status`, then restart the query; {facts}"
     )
 
 
-def not_granted(timeout: float, facts: str) -> GrantTimeout:
+def not_granted(timeout: float, unheard: str | None, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
     return GrantTimeout(
-        f"no grant within {timeout:g} s; nothing was committed; see `lakewarden status` for who is ahead, "
-        f"then restart the query; {facts}"
+        f"no grant within {timeout:g} s{_of_kafka(unheard)}; nothing was committed; see `lakewarden status` for who is "
+        f"ahead, then restart the query; {facts}"
+    )
+
+
+def _of_kafka(unheard: str | None) -> str:
+    """Why the wait may have been in vain: `unheard` is how this writer's last heartbeat failed, None where it did not."""
+    return (
+        ""
+        if unheard is None
+        else f"; this writer's heartbeats don't reach Kafka ({unheard}): look at the brokers"
     )
 
 

@@ -274,7 +274,7 @@ class Transaction:
             self.tell("admitted")
             return
         if queued:
-            raise refusals.not_admitted(timeout, self._facts())
+            raise refusals.not_admitted(timeout, self._said.unheard, self._facts())
         raise refusals.no_agent(timeout, self._channel, self._facts())
 
     def _answered(self) -> bool:
@@ -293,7 +293,7 @@ class Transaction:
             if self._progress.held is None and self._progress.abort is None:
                 # From here on a grant counts no more (rule 4 of `progress`): "abandoned" stays true.
                 self._progress.end()
-                raise refusals.not_granted(timeout, self._facts())
+                raise refusals.not_granted(timeout, self._said.unheard, self._facts())
             verdict = self._progress.begin_publish(self._clock())
         match verdict:
             case Held():

@@ -160,6 +160,7 @@ async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -
         assert f"writer={name}" in str(error)
         if isinstance(error, AgentUnreachable):
             assert f"brokers={scene.bootstrap_servers}" in str(error)
+    assert "this writer's heartbeats don't reach Kafka" in str(minute.told["waiting"])
     assert minute.published_until * 1000 < lost_by, "it stopped before its lock could be another's"
     topics = scene.settings().topics
     check(stories(log[topics.writers], log[topics.decisions]))
