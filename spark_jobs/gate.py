@@ -38,7 +38,7 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.channel import Channel
 from lakewarden.spark_jobs.conversation import Intent, Timing
-from lakewarden.spark_jobs.errors import GateError
+from lakewarden.spark_jobs.errors import CommitAborted, GateError
 from lakewarden.spark_jobs.kafka import KafkaSettings
 from lakewarden.spark_jobs.lease import monotonic_seconds
 from lakewarden.spark_jobs.markers import as_scope
@@ -84,6 +84,8 @@ class CommitGate:
             margin_seconds=margin_seconds,
         )
         self._channel = Channel(bootstrap_servers, topics=Topics(topic_prefix), kafka=kafka)
+        self._losers: set[tuple[str, str]] = set()
+        """Tables and writers that have lost a conflict and not committed since: their next intent may wait in line, unasked."""
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -117,8 +119,8 @@ class CommitGate:
 
         `writer` must be the same after a restart, and `batch_id` the same for the same data: together they are how a
         batch that is committed already is recognised (`AlreadyCommitted`). With `admission="queued"` the body waits
-        until nothing ahead overlaps `scope`. Of two that conflict the lower `priority` loses:
-        `TABLE_SERVICE_PRIORITY` for compaction and the like.
+        until nothing ahead overlaps `scope`; after lost conflicts it may have to wait without asking for it. Of two that
+        conflict the lower `priority` loses: `TABLE_SERVICE_PRIORITY` for compaction and the like.
         """
         intent = Intent(
             table=canonical_table(table),
@@ -131,21 +133,31 @@ class CommitGate:
             lock=lock,
             attempt=attempt,
         )
-        txn = Transaction(self._channel, intent, self._timing, self._clock, self.observer)
-        txn.open()
+        who = (intent.table, writer)
+        in_line = admission == "queued" or who in self._losers
+        txn = Transaction(self._channel, intent, self._timing, self._clock, self.observer, in_line=in_line)
         try:
+            txn.open()
             yield txn
         except BaseException as error:
             txn.finish(error)
-            verdict = txn.verdict()
+            verdict = self._verdict(txn, who)
             if verdict is not None and isinstance(error, Exception) and not isinstance(error, GateError):
                 # The body died of what the abort did to it (a cancelled job): say why, not how.
                 raise verdict from error
             raise
         txn.finish(None)
-        verdict = txn.verdict()
+        verdict = self._verdict(txn, who)
         if verdict is not None:
             raise verdict  # the body swallowed it, or never looked; the caller must not believe in a commit
+        if not txn.discardable:
+            self._losers.discard(who)
+
+    def _verdict(self, txn: Transaction, who: tuple[str, str]) -> CommitAborted | None:
+        verdict = txn.verdict()
+        if verdict is not None and verdict.reason == "conflict":
+            self._losers.add(who)
+        return verdict
 
     def foreach_batch(
         self,

@@ -14,7 +14,8 @@ def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
     """Kafka took the intent, and nobody answered."""
     return AgentUnreachable(
         f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start one that allows this "
-        f"table (`lakewarden agent --allow`), then restart the query; {facts} "
+        f"table (`lakewarden agent --allow`), or, if this writer has lost conflicts before, see `lakewarden status` whether "
+        f"it waits in line; then restart the query; {facts} "
         f"brokers={channel.bootstrap_servers} topic={channel.topics.writers}"
     )
 

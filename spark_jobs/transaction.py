@@ -60,7 +60,11 @@ class Transaction:
         timing: Timing,
         clock: Callable[[], float],
         observer: Observer | None,
+        *,
+        in_line: bool,
     ) -> None:
+        """`in_line`: the admission may have to wait for others, so that no answer for a while doesn't mean: no agent."""
+        self._in_line = in_line
         self.id = uuid.uuid4().hex
         self.intent = intent
         self._channel = channel
@@ -215,19 +219,13 @@ class Transaction:
     # what the gate does with it
 
     def open(self) -> None:
-        """Publish the intent and wait until an agent has it in hands."""
+        """Publish the intent and wait until an agent has it in hands. What fails here is to be told to `finish`, too."""
         intent = self.intent
         self._channel.listen(self.table, self.id, self._hear, about=self._facts())
-        try:
-            self._intent_offset = self._said.intent()
-            self.tell(
-                "intent", admission=intent.admission, scope=len(intent.scope), sequence=self._intent_offset
-            )
-            self._said.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
-            self._await_admission()
-        except BaseException as error:
-            self.finish(error)
-            raise
+        self._intent_offset = self._said.intent()
+        self.tell("intent", admission=intent.admission, scope=len(intent.scope), sequence=self._intent_offset)
+        self._said.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
+        self._await_admission()
 
     def finish(self, error: BaseException | None) -> None:
         """End it: say "abandoned" where nothing was committed and nobody knows yet."""
@@ -254,8 +252,8 @@ class Transaction:
     # waiting
 
     def _await_admission(self) -> None:
-        queued = self.intent.admission == "queued"
-        timeout = self._timing.queue_timeout_seconds if queued else self._timing.admission_timeout_seconds
+        timing = self._timing
+        timeout = timing.queue_timeout_seconds if self._in_line else timing.admission_timeout_seconds
         with self._changed:
             self._changed.wait_for(self._answered, timeout)
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
@@ -273,7 +271,7 @@ class Transaction:
         if phase is not Phase.OPENING:
             self.tell("admitted")
             return
-        if queued:
+        if self._in_line:
             raise refusals.not_admitted(timeout, self._said.unheard, self._facts())
         raise refusals.no_agent(timeout, self._channel, self._facts())
 

@@ -96,7 +96,8 @@ def _check_answers(transaction: str, story: Story, *, all_answered: bool) -> Non
         after = {fields["reason"] for _, fields in aborts}
         assert after <= {"outcome-unknown", "lease-lost", "superseded"}, f"a granted victim: {where}"
     if all_answered:
-        assert kinds or aborts, f"no answer to its intent: {where}"
+        waited_in_vain = story.ended is not None and story.completed is None
+        assert kinds or aborts or waited_in_vain, f"no answer to its intent: {where}"
         if story.asked and story.ended is None:
             assert story.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
 

@@ -111,6 +111,27 @@ def test_a_silent_agent_is_noticed_before_anything_is_computed(bench: Bench) -> 
     agent.wait_for("transaction-abandoned")
 
 
+def test_who_has_lost_a_conflict_may_wait_in_line_for_longer_than_for_an_agent(bench: Bench) -> None:
+    """The agent reserves what such a writer lost on, and that may take as long as the line does."""
+    agent = bench.agent(lambda event, _: [aborted(event)] if isinstance(event, CommitIntent) else [])
+    gate = bench.gate(admission_timeout_seconds=0.5, queue_timeout_seconds=30.0)
+    with pytest.raises(CommitAborted), gate.transaction(table=TABLE, writer="w"):
+        pytest.fail("the body ran")
+    agent.script = lambda event, _: [granted(event)] if isinstance(event, CommitRequested) else []
+    admission = threading.Timer(1.5, lambda: agent.say(admitted(agent.wait_for("commit-intent", 2)[-1])))
+    admission.start()
+
+    with gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+        grant.check()
+    admission.join()
+
+    with (
+        pytest.raises(AgentUnreachable, match=r"within 0\.5 s"),
+        gate.transaction(table=TABLE, writer="w"),  # it has committed since
+    ):
+        pytest.fail("the body ran")
+
+
 def test_an_unreachable_kafka_is_named_within_its_timeout() -> None:
     with (
         CommitGate("127.0.0.1:1") as gate,
