@@ -176,7 +176,7 @@ class PartitionOwner:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
         self._published = published(decided_from, decisions)
-        for entry, is_last in in_force(recorded(ledger), self._published.terms):
+        for entry, is_last in in_force(recorded(ledger), self._published):
             self._remember(entry, again=not is_last)
         if self._published.term not in (None, self.term):
             self._others_take = max(self._others_take, self._own_take + 1)
@@ -196,8 +196,9 @@ class PartitionOwner:
                 remember_batch(
                     state, entry.writer, CommittedBatch(batch_id, transaction, version), again=again
                 )
-            case ConflictsLost(losses=losses, lost_on=lost_on):
-                remember_losses(state, entry.writer, losses, lost_on, again=again)
+            case ConflictsLost(losses=losses, lost_on=lost_on, transaction=transaction):
+                lost = verdicts.RecordLosses(entry.writer, losses, lost_on, transaction)
+                remember_losses(state, lost, again=again)
             case _:
                 assert_never(entry)
 

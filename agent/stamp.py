@@ -137,6 +137,7 @@ def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
     return ConflictsLost(
         event_id=fresh_id(),
         table=table,
+        transaction=lost.transaction,
         writer=lost.writer,
         at=utc_now(),
         losses=lost.losses,

@@ -96,7 +96,8 @@ class BatchCommitted(EventBase):
 class ConflictsLost(EventBase):
     """Ledger entry: how many conflicts a writer has lost in a row.
 
-    Compacted; the key is table + newline + writer + newline + "losses". `transaction` is empty.
+    Compacted; the key is table + newline + writer + newline + "losses". `transaction` is the one that lost last, empty where
+    none has since a commit: if its abort turns out not to count, this entry doesn't either.
     """
 
     type: Literal["conflicts-lost"] = "conflicts-lost"

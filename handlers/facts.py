@@ -162,7 +162,7 @@ def _completed(state: TableState, event: CommitCompleted, transaction: Transacti
         transaction.phase, transaction.grant = Phase.COMMITTED, None
         if state.losses.pop(writer, None):
             del state.lost_on[writer]
-            state.unrecorded_losses.add(writer)
+            state.unrecorded_losses[writer] = ""
     elif transaction is None:
         # Ended, or older than what is remembered: that it committed is a fact all the same.
         closed = state.closed.get(event.transaction)
@@ -192,7 +192,7 @@ def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransact
         lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
         state.losses[transaction.writer] = lost
         state.lost_on[transaction.writer] = _lost_on(state, transaction)
-        state.unrecorded_losses.add(transaction.writer)
+        state.unrecorded_losses[transaction.writer] = transaction.id
     close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
 
 

@@ -8,8 +8,9 @@
   agent that slept, or was cut off, and does not know that it lost the partition, publishes nothing that counts.
 - The last one in the log counts, whoever Kafka's group thinks the owner is: a take may reach the log late. So an owner listens
   for takes after its own, and begins anew when there is one.
-- What such an agent writes to the ledger may come after what the owner wrote, and compaction keeps the last entry of a key. Which
-  one counts is told by what it says (`in_force`); one that counts and is not the last is written once more.
+- What such an agent writes to the ledger may come after what the owner wrote, or be all that is there, and compaction keeps the
+  last entry of a key. Which one counts is told by what it says (`in_force`); where the last one doesn't, what is true is written
+  once more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lakewarden.events import (
+    Abort,
     BatchCommitted,
+    ConflictsLost,
     DecisionEventUnion,
     DecisionRecord,
     LedgerEventUnion,
@@ -43,12 +46,17 @@ class PublishedDecisions:
         self.terms: dict[str, int] = {} if term is None else {term: start.offset - 1}
         """Those that were in force from the start on, and since which offset at the latest."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
+        void: set[str] = set()
         for offset, record in records:
             if isinstance(record, PartitionTaken):
                 term = record.term
                 self.terms[term] = offset
             elif counts(record, term):
                 self._decisions.append((Position(offset, term), record))
+            elif _is_loss(record):
+                void.add(record.transaction)
+        self.void = void - {each.transaction for each in self.all() if _is_loss(each)}
+        """Transactions that lost a conflict in vain: no such decision on them counts."""
         self._taken = 0
         self.term = term
         """In force at the end."""
@@ -76,21 +84,29 @@ class PublishedDecisions:
 
 
 def in_force(
-    entries: Iterable[LedgerEventUnion], terms: Mapping[str, int]
+    entries: Iterable[LedgerEventUnion], published: PublishedDecisions
 ) -> list[tuple[LedgerEventUnion, bool]]:
     """Of each writer's entries of a kind the one that counts, and whether it is the last one.
 
     A commit is a fact, whoever heard of it: the largest batch counts. Conflicts lost follow from decisions: those said under the
-    latest term count; terms that are not known any more are older than all that are.
+    latest term count, unless the abort that they follow from is void; terms that are not known any more are older than all
+    that are. Where nothing counts, nothing was lost.
     """
     counted: dict[tuple[str, str, str], LedgerEventUnion] = {}
     last: dict[tuple[str, str, str], LedgerEventUnion] = {}
     for entry in entries:
         key = (entry.type, entry.table, entry.writer)
         last[key] = entry
-        if key not in counted or _order(entry, terms) >= _order(counted[key], terms):
+        if isinstance(entry, ConflictsLost) and entry.transaction in published.void:
+            nothing = entry.model_copy(update={"losses": 0, "lost_on": (), "transaction": "", "term": ""})
+            counted.setdefault(key, nothing)
+        elif key not in counted or _order(entry, published.terms) >= _order(counted[key], published.terms):
             counted[key] = entry
     return [(entry, last[key] is entry) for key, entry in counted.items()]
+
+
+def _is_loss(decision: DecisionEventUnion) -> bool:
+    return isinstance(decision, Abort) and decision.reason == "conflict"
 
 
 def _order(entry: LedgerEventUnion, terms: Mapping[str, int]) -> int:

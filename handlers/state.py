@@ -71,8 +71,8 @@ class TableState:
     """Conflicts lost in a row, by writer."""
     lost_on: dict[str, tuple[Marker, ...]] = field(default_factory=dict)
     """By writer with such losses: the partitions that its losing transactions touched, the last one's first."""
-    unrecorded_losses: set[str] = field(default_factory=set)
-    """Writers of whose losses the ledger topic has not been told."""
+    unrecorded_losses: dict[str, str] = field(default_factory=dict)
+    """Writers of whose losses the ledger topic has not been told, and the transaction that lost last (empty: none)."""
     moment: int = 0
     """Facts taken so far: the clock by which transactions began and ended."""
     lock: LockView | None = None

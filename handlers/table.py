@@ -20,7 +20,6 @@ from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
     CommitRequested,
-    Marker,
     WriterEventUnion,
     WriterHeartbeat,
 )
@@ -159,16 +158,14 @@ def remember_batch(state: TableState, writer: str, batch: CommittedBatch, *, aga
         state.unrecorded.add(writer)
 
 
-def remember_losses(
-    state: TableState, writer: str, losses: int, lost_on: tuple[Marker, ...], *, again: bool = False
-) -> None:
+def remember_losses(state: TableState, lost: RecordLosses, *, again: bool = False) -> None:
     """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
     if again:
-        state.unrecorded_losses.add(writer)
-    state.losses.pop(writer, None)
-    state.lost_on.pop(writer, None)
-    if losses:
-        state.losses[writer], state.lost_on[writer] = losses, lost_on
+        state.unrecorded_losses[lost.writer] = lost.transaction
+    state.losses.pop(lost.writer, None)
+    state.lost_on.pop(lost.writer, None)
+    if lost.losses:
+        state.losses[lost.writer], state.lost_on[lost.writer] = lost.losses, lost.lost_on
 
 
 def _read(deciding: Deciding, event: WriterEventUnion) -> None:
@@ -259,6 +256,7 @@ def _owed(deciding: Deciding) -> None:
         batch = state.ledger[writer]
         deciding.ask([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
     state.unrecorded.clear()
-    for writer in sorted(state.unrecorded_losses):
-        deciding.ask([RecordLosses(writer, state.losses.get(writer, 0), state.lost_on.get(writer, ()))])
+    for writer, lost_last in sorted(state.unrecorded_losses.items()):
+        losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())
+        deciding.ask([RecordLosses(writer, losses, lost_on, lost_last)])
     state.unrecorded_losses.clear()

@@ -120,6 +120,8 @@ class RecordLosses:
     writer: str
     losses: int
     lost_on: tuple[Marker, ...] = ()
+    transaction: str = ""
+    """The one that lost last."""
 
 
 @dataclass(frozen=True, slots=True)

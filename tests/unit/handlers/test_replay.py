@@ -6,9 +6,12 @@ import pytest
 
 from lakewarden import events
 from lakewarden.events import (
+    Abort,
+    AbortReason,
     BatchCommitted,
     ConflictsLost,
     DecisionEventUnion,
+    DecisionRecord,
     PartitionTaken,
     partition_name,
 )
@@ -146,9 +149,9 @@ def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
     w = world().intent("A").touch("A", m("p/f"))
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
-        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),))
+        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),), f"B{attempt}")
     restarted = world()
-    remember_losses(restarted.state, "w-B", 2, (m("p/*"),))
+    remember_losses(restarted.state, RecordLosses("w-B", 2, (m("p/*"),)))
 
     assert restarted.state.losses == w.state.losses
     assert restarted.state.lost_on == w.state.lost_on
@@ -160,7 +163,7 @@ def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
     fresh = World(w.settings, now=w.now, offset=w.offset)
-    remember_losses(fresh.state, "w-B", 2, (m("p/*"),))
+    remember_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
     for each in w.log:
         fresh.fold(each)
 
@@ -173,12 +176,30 @@ def test_what_an_agent_that_slept_writes_to_the_ledger_of_losses_does_not_count(
     before, owners, slept = (
         _lost(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
     )
-    terms = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))]).terms
+    published = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))])
 
-    assert in_force([before, owners, slept], terms) == [(owners, False)]
-    assert in_force([before, slept, owners], terms) == [(owners, True)]
-    assert in_force([slept, before], terms) == [(slept, False)], "terms that nobody knows any more are older"
-    assert in_force([before, slept], {}) == [(slept, True)]
+    assert in_force([before, owners, slept], published) == [(owners, False)]
+    assert in_force([before, slept, owners], published) == [(owners, True)]
+    assert in_force([slept, before], published) == [(slept, False)], "terms nobody knows any more are older"
+    assert in_force([before, slept], NOTHING_DECIDED) == [(slept, True)]
+
+
+def test_a_conflict_that_was_lost_in_vain_is_no_loss_even_if_no_other_entry_says_so() -> None:
+    """Found by the simulation, seed 1602: its abort came after the take, and its entry is the only one of the writer."""
+    lost, others = _lost(1, "old", "T"), _lost(2, "old", "counts")
+    late: list[tuple[int, DecisionRecord]] = [
+        (9, _taken("new")),
+        (10, _abort("T", "old")),
+        (11, _abort("T", "new", "superseded")),
+    ]
+
+    [(nothing, is_last)] = in_force([lost], PublishedDecisions(Position(7, "old"), late))
+
+    assert (nothing, is_last) == (_lost(0, "").model_copy(update={"event_id": lost.event_id}), False)
+    published = PublishedDecisions(Position(7, "old"), [(8, _abort("counts", "old")), *late])
+    assert in_force([others, lost], published) == [(others, False)]
+    owners = PublishedDecisions(Position(7, "old"), [*late, (12, _abort("T", "new"))])
+    assert in_force([lost], owners) == [(lost, True)]
 
 
 def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
@@ -188,7 +209,7 @@ def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
         for batch in (7, 6)
     )
 
-    assert in_force([seven, six], {}) == [(seven, False)]
+    assert in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -196,17 +217,42 @@ def test_what_counts_and_is_not_the_last_is_written_once_more(again: bool) -> No
     """Compaction would keep the other one."""
     w = world()
     remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), again=again)
-    remember_losses(w.state, "w-B", 2, (m("p/*"),), again=again)
+    lost = RecordLosses("w-B", 2, (m("p/*"),), "B1")
+    remember_losses(w.state, lost, again=again)
 
     w.replayed()
 
     assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * again
-    assert w.of(RecordLosses) == [RecordLosses("w-B", 2, (m("p/*"),))] * again
+    assert w.of(RecordLosses) == [lost] * again
 
 
-def _lost(losses: int, term: str) -> ConflictsLost:
+NOTHING_DECIDED = PublishedDecisions(Position(0, None), [])
+
+
+def _lost(losses: int, term: str, transaction: str = "") -> ConflictsLost:
     return ConflictsLost(
-        event_id=f"{losses}-{term}", table="s3://lake/t", writer="w", at=AT, losses=losses, term=term
+        event_id=f"{losses}-{term}",
+        table="s3://lake/t",
+        transaction=transaction,
+        writer="w",
+        at=AT,
+        losses=losses,
+        term=term,
+    )
+
+
+def _abort(transaction: str, term: str, reason: AbortReason = "conflict") -> Abort:
+    return Abort(
+        event_id=f"{transaction}-{term}",
+        table="s3://lake/t",
+        transaction=transaction,
+        writer="w",
+        at=AT,
+        agent="a",
+        cause_offset=0,
+        term=term,
+        reason=reason,
+        retriable=True,
     )
 
 
@@ -221,7 +267,7 @@ def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
     w.request("B2", writer="w-B").complete("B2", writer="w-B")
 
     assert w.one(RecordLosses) == RecordLosses("w-B", 0)
-    remember_losses(w.state, "w-B", 0, ())
+    remember_losses(w.state, RecordLosses("w-B", 0))
     assert not w.state.losses
     assert not w.state.lost_on
 
