@@ -6,7 +6,8 @@ BIN ?= .venv/bin
 DATA ?= build/dev
 ARGS ?=
 SEEDS ?=
-# Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process.
+# Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process. In the
+# order of their names, the long ones come before the short ones; by the number of their tests they would come last.
 WORKERS ?= 3
 
 UV_VERSION := 0.13.8
@@ -32,7 +33,7 @@ dev: jdk $(STAMP)
 	$(BIN)/lakewarden dev --data $(DATA) $(ARGS)
 
 test: jdk $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
 sim: $(STAMP)

@@ -6,11 +6,13 @@ image already, else the embedded broker that the product ships.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import time
 import uuid
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +56,22 @@ def topic_prefix(request: pytest.FixtureRequest) -> str:
     """A prefix for this test's topics alone, with its name in it for whoever reads the broker's log."""
     name = re.sub(r"[^A-Za-z0-9_]+", "-", request.node.name)[:60]
     return f"{name}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def swept() -> Iterator[None]:
+    """Collect here what aiokafka leaves of a connection that it was making when its client was stopped.
+
+    For tests that take Kafka away from its clients: otherwise whichever test runs when it is collected is blamed.
+    """
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+TAKES_KAFKA_AWAY = [pytest.mark.usefixtures("swept"), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+"""Marks of a module of such tests."""
 
 
 @contextmanager

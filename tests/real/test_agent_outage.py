@@ -11,11 +11,11 @@ from aiokafka.errors import KafkaError
 
 from lakewarden.agent.embedded_kafka import EmbeddedKafka, _free_port
 from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
-from tests.kafka_fixture import KafkaServer
+from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
 from tests.real.promises import check, stories
 from tests.real.writers import AgentProcess, World, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
 
 
 async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from lakewarden.spark_jobs.gate import CommitGate
 from lakewarden.spark_jobs.kafka import stop_quietly
 from lakewarden.spark_jobs.observer import Observer
 from lakewarden.spark_jobs.transaction import Transaction
+from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.promises import check, stories
 from tests.real.writers import World, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
 
 PATIENCE_SECONDS = 90.0
 OUTAGE_SECONDS = 60.0
