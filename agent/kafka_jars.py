@@ -115,26 +115,35 @@ def _fill(partial: Path, on_progress: Progress) -> None:
             pool.shutdown(cancel_futures=True)
 
 
-def _resolve(repository: Path) -> list[Any]:
-    """jgo's artifacts of the whole dependency graph. jgo has no types, hence `Any`."""
+def maven_context(repository: Path) -> Any:
+    """jgo's Maven, which downloads into `repository`. jgo has no types, hence `Any`."""
     from jgo.config import GlobalSettings
     from jgo.constants import MAVEN_CENTRAL_URL
     from jgo.maven import MavenContext
-    from jgo.parse import Coordinate
 
     settings = GlobalSettings.load()
-    maven = MavenContext(
+    return MavenContext(
         repo_cache=repository,
         local_repos=[settings.repo_cache],
         remote_repos={"central": MAVEN_CENTRAL_URL, **settings.repositories},
         timeout=REQUEST_SECONDS,
     )
-    wanted = [
-        # Raw: else jgo takes each for a bill of materials, and log4j's would bring Kafka's clients in another version.
-        maven.create_dependency(replace(Coordinate.parse(coordinate), scope="compile", raw=True))
-        for coordinate in COORDINATES
-    ]
-    inputs, transitive = maven.resolver.resolve(wanted)
+
+
+def dependency(maven: Any, coordinate: str) -> Any:
+    """What jgo resolves.
+
+    Raw: else it takes each for a bill of materials, and log4j's would bring Kafka's clients in another version.
+    """
+    from jgo.parse import Coordinate
+
+    return maven.create_dependency(replace(Coordinate.parse(coordinate), scope="compile", raw=True))
+
+
+def _resolve(repository: Path) -> list[Any]:
+    """jgo's artifacts of the whole dependency graph."""
+    maven = maven_context(repository)
+    inputs, transitive = maven.resolver.resolve([dependency(maven, each) for each in COORDINATES])
     return [each.artifact for each in [*inputs, *transitive] if each.scope in ("compile", "runtime")]
 
 

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ import anyio
 
 from lakewarden.agent.bound_child import bound
 from lakewarden.agent.jdk import OLDEST, find_java
+from lakewarden.agent.kafka_jars import dependency, maven_context
 from tests.servers.program import NoServerError, built, cache, one_at_a_time
 from tests.servers.s3 import S3Server
 
@@ -48,7 +48,6 @@ _SDK: Final = "software.amazon.awssdk:s3:2.29.52"
 _LEFT_OUT: Final = ("io.netty", "org.slf4j")
 """The SDK's asynchronous half is not used; pyspark has the newer slf4j, with a logger behind it."""
 _ATTEMPTS: Final = 3
-_REQUEST_SECONDS: Final = 30
 _JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=info")
 _COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
 """`javac`, wherever it may be: every JDK has it, no JRE does."""
@@ -91,27 +90,13 @@ def _fetch(jars: Path) -> None:
 
 
 def _resolved(repository: Path) -> list[Path]:
-    """The jars, downloaded. jgo has no types, hence `Any`."""
-    from jgo.config import GlobalSettings
-    from jgo.constants import MAVEN_CENTRAL_URL
-    from jgo.maven import MavenContext
-    from jgo.parse import Coordinate
-
-    settings = GlobalSettings.load()
-    maven = MavenContext(
-        repo_cache=repository,
-        local_repos=[settings.repo_cache],
-        remote_repos={"central": MAVEN_CENTRAL_URL, **settings.repositories},
-        timeout=_REQUEST_SECONDS,
-    )
-
-    def dependency(coordinate: str) -> Any:
-        return maven.create_dependency(replace(Coordinate.parse(coordinate), scope="compile", raw=True))
-
-    inputs, transitive = maven.resolver.resolve([dependency(_SDK)])
+    """The jars, downloaded."""
+    maven = maven_context(repository)
+    alone = [dependency(maven, each) for each in _HUDI]
+    inputs, transitive = maven.resolver.resolve([dependency(maven, _SDK)])
     wanted = [
         each.artifact
-        for each in (*map(dependency, _HUDI), *inputs, *transitive)
+        for each in (*alone, *inputs, *transitive)
         if each.scope in ("compile", "runtime") and each.artifact.groupId not in _LEFT_OUT
     ]
     return [artifact.resolve() for artifact in wanted]
