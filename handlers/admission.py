@@ -138,10 +138,10 @@ def in_reserved(state: TableState, transaction: Transaction) -> Iterator[Transac
     """Whom it would lose to in what is to be reserved for it."""
     mine, partitions = _place(state, transaction), {each.partition for each in _reserved(state, transaction)}
     for other in state.open() if partitions else ():
-        first = other.phase is Phase.GRANTED or _place(state, other) < mine
-        theirs = [*other.footprint, *(each.partition for each in _reserved(state, other))]
-        if first and not partitions.isdisjoint(theirs):
-            yield other
+        if other.phase is Phase.GRANTED or _place(state, other) < mine:
+            theirs = [*other.footprint, *(each.partition for each in _reserved(state, other))]
+            if not partitions.isdisjoint(theirs):
+                yield other
 
 
 def in_front(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
