@@ -79,7 +79,7 @@ python:
 		{ echo "error: $(PYTHON) is not Python 3.11 to 3.13: install Python 3.11, or run make PYTHON=/path/to/it" >&2; exit 1; }
 
 jdk: python
-	@$(PYTHON) -P agent/jdk.py
+	@$(PYTHON) -P agent/embedded/jdk.py
 
 # Exactly the locked versions. Where pip is configured to use another index (a mirror, a machine without PyPI), pip fetches
 # them, hashes checked, since the lock file names PyPI's own addresses.

@@ -11,7 +11,7 @@ import time
 import uuid
 from datetime import UTC, datetime
 
-from lakewarden.handlers.lease import Moment
+from lakewarden.handlers.lease.machine import Moment
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

@@ -27,9 +27,9 @@ from pydantic_settings import (
 
 from lakewarden.agent.errors import SettingsError
 from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
-from lakewarden.handlers.lease import LeaseSettings
-from lakewarden.handlers.placement import Placement
-from lakewarden.handlers.state import TableSettings
+from lakewarden.handlers.lease.machine import LeaseSettings
+from lakewarden.handlers.lease.placement import Placement
+from lakewarden.handlers.table.state import TableSettings
 
 ENV_PREFIX = "LAKEWARDEN_"
 CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs.errors import (
+from lakewarden.spark_jobs.gate.errors import (
     AgentUnreachable,
     AlreadyCommitted,
     BaseChanged,
@@ -26,12 +26,12 @@ from lakewarden.spark_jobs.errors import (
 )
 
 if TYPE_CHECKING:
-    from lakewarden.spark_jobs.gate import CommitGate
-    from lakewarden.spark_jobs.grant import Grant
-    from lakewarden.spark_jobs.observer import GateEvent
-    from lakewarden.spark_jobs.paimon import PaimonSink
-    from lakewarden.spark_jobs.sinks import Sink
-    from lakewarden.spark_jobs.transaction import Transaction
+    from lakewarden.spark_jobs.commit_gate import CommitGate
+    from lakewarden.spark_jobs.gate.grant import Grant
+    from lakewarden.spark_jobs.gate.observer import GateEvent
+    from lakewarden.spark_jobs.gate.transaction import Transaction
+    from lakewarden.spark_jobs.sinks.contract import Sink
+    from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 
 __all__ = [
     "TABLE_SERVICE_PRIORITY",
@@ -52,12 +52,12 @@ __all__ = [
 ]
 
 _WHERE = {
-    "CommitGate": "gate",
-    "GateEvent": "observer",
-    "Grant": "grant",
-    "PaimonSink": "paimon",
-    "Sink": "sinks",
-    "Transaction": "transaction",
+    "CommitGate": "commit_gate",
+    "GateEvent": "gate.observer",
+    "Grant": "gate.grant",
+    "PaimonSink": "sinks.paimon.sink",
+    "Sink": "sinks.contract",
+    "Transaction": "gate.transaction",
 }
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent import embedded_kafka
-from lakewarden.agent.embedded_kafka import KAFKA_VERSION, EmbeddedKafka
+from lakewarden.agent.embedded import kafka as embedded_kafka
+from lakewarden.agent.embedded.kafka import KAFKA_VERSION, EmbeddedKafka
 
 VARIABLE = "LAKEWARDEN_TEST_KAFKA"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"

@@ -9,9 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-DEFAULT_BUCKET = "lakewarden-demo"
-DEFAULT_DAYS = 60
-"""52,913 flights: about two minutes on two cores."""
+from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS
 
 
 class ReportForm(StrEnum):

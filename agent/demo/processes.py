@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lakewarden.agent.bound_child import bound
-from lakewarden.agent.sessions import session_members
+from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.locks.process_group import session_members
 
 ORDERLY_SECONDS = 15.0
 """The agent releases its locks and stops Kafka in this time; a Spark driver needs about two seconds."""

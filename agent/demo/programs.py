@@ -31,9 +31,9 @@ def _module(name: str, *words: str) -> tuple[str, ...]:
 class Programs:
     """How each program is called; tests put stand-ins here that take the same flags."""
 
-    dev: tuple[str, ...] = _module("lakewarden.agent.cli", "dev")
+    dev: tuple[str, ...] = _module("lakewarden.agent", "dev")
     """Kafka and the agent."""
-    writer: tuple[str, ...] = _module("lakewarden.spark_jobs.demo_writer")
+    writer: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.demo_writer")
     """One feed's streaming query."""
     third: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
     """The operators' streaming query: conflicts to Parquet."""

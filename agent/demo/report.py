@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lakewarden.agent.demo.check import TableCheck
 from lakewarden.agent.demo.figures import Stops, Waste
+from lakewarden.agent.demo.verification import TableCheck
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from pathlib import Path
 from rich.console import Console
 
 from lakewarden.agent.demo import figures
-from lakewarden.agent.demo.check import TableCheck, compare
-from lakewarden.agent.demo.command import DEFAULT_BUCKET
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
@@ -28,10 +26,12 @@ from lakewarden.agent.demo.processes import Child, stop_all
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.screen import Screen
+from lakewarden.agent.demo.settings import DEFAULT_BUCKET
 from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
 from lakewarden.agent.demo.trace import Outcome
+from lakewarden.agent.demo.verification import TableCheck, compare
 from lakewarden.agent.demo.writers import Restarted, Writer, follow
-from lakewarden.agent.jdk import JdkMissing, find_java
+from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 
 DEV_READY_SECONDS = 300.0
 """Kafka's artifacts are downloaded the first time; after that it takes about ten seconds."""

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from lakewarden.agent.demo.story import Line, tell
+from lakewarden.agent.demo.narration import Line, tell
 from lakewarden.agent.demo.trace import Attempt, Outcome, Step, Trace
 
 COLOURS = {"departures": "blue", "arrivals": "magenta"}

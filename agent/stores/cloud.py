@@ -41,7 +41,7 @@ from lakewarden.agent.stores.port import (
     shorten,
     too_long,
 )
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Condition,
     IfAbsent,
     IfMatch,

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, too_long
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
     Found,

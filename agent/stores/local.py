@@ -27,7 +27,14 @@ from lakewarden.agent.stores import disk
 from lakewarden.agent.stores.disk import Busy, ObjectPath
 from lakewarden.agent.stores.locations import LocationError, parse_location
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, require_probe_key, require_timeout, too_long
-from lakewarden.handlers.conditional import Condition, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
+from lakewarden.handlers.lease.conditional import (
+    Condition,
+    ReadOutcome,
+    Refused,
+    Throttled,
+    Unknown,
+    WriteOutcome,
+)
 
 log = structlog.get_logger(__name__)
 

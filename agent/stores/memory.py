@@ -26,7 +26,7 @@ from anyio import AsyncContextManagerMixin
 
 from lakewarden.agent.stores.locations import LocationError, parse_location
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, require_probe_key, require_timeout, too_long
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
     Found,

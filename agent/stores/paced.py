@@ -17,7 +17,7 @@ from typing import Final, Self
 import anyio
 
 from lakewarden.agent.stores.port import ConditionalStore
-from lakewarden.handlers.conditional import Condition, ReadOutcome, WriteOutcome
+from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
 AT_ONCE: Final = 32
 """At 30 ms a request, as clouds take, a thousand a second: far more than one process can send. Fewer than the adapters'

@@ -1,6 +1,6 @@
 """What the lock needs of a store: one conditional read and one conditional write, each bounded in time.
 
-Every adapter answers with an outcome of `lakewarden.handlers.conditional` and never with an exception,
+Every adapter answers with an outcome of `lakewarden.handlers.lease.conditional` and never with an exception,
 because "lost", "throttled" and "unknown" are what the lock's automaton decides on; an exception would
 fold them into "failed". Only two things leave a method otherwise: cancellation, which passes through,
 and a mistake in our own code (a negative timeout, a delete of something that isn't the probe's).
@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Final, Protocol, Self
 
-from lakewarden.handlers.conditional import Condition, ReadOutcome, WriteOutcome
+from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
 MAX_OBJECT_BYTES: Final = 1024 * 1024
 """Longest object read or written. A lock is under 200 bytes and a table's pointer a few KiB, so whatever is

@@ -17,7 +17,7 @@ import anyio
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.stores.port import PROBE_FOLDER, ConditionalStore
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     IfAbsent,
     IfMatch,
     Lost,

@@ -36,7 +36,14 @@ from lakewarden.agent.stores.port import (
     too_long,
 )
 from lakewarden.agent.stores.send_once import RAW_LENGTH, RAW_STATUS, SendOnceSession
-from lakewarden.handlers.conditional import Condition, IfAbsent, IfMatch, ReadOutcome, Refused, WriteOutcome
+from lakewarden.handlers.lease.conditional import (
+    Condition,
+    IfAbsent,
+    IfMatch,
+    ReadOutcome,
+    Refused,
+    WriteOutcome,
+)
 
 log = structlog.get_logger(__name__)
 

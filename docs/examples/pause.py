@@ -26,12 +26,12 @@ import anyio
 import anyio.to_thread
 
 from lakewarden.agent.clock import moment, monotonic
-from lakewarden.agent.locks import LockKeeper, Told
+from lakewarden.agent.locks.keeper import LockKeeper, Told
 from lakewarden.agent.stores import ConditionalStore, LocalStore
-from lakewarden.handlers.conditional import Found, IfAbsent, IfMatch, Lost, Won
-from lakewarden.handlers.lease import Confirmed, Lease, LeaseEnded, LeaseSettings, LockDenied
-from lakewarden.handlers.lock_object import render
-from lakewarden.handlers.placement import LockPlace
+from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Won
+from lakewarden.handlers.lease.lock_object import render
+from lakewarden.handlers.lease.machine import Confirmed, Lease, LeaseEnded, LeaseSettings, LockDenied
+from lakewarden.handlers.lease.placement import LockPlace
 
 LEASE = LeaseSettings(validity=4.0, renew_interval=0.4, drift=0.2, margin=0.5, poll_seconds=1.0)
 REQUEST_TIMEOUT_SECONDS = 0.3

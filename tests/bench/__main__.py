@@ -24,7 +24,7 @@ from typing import Any
 import aiokafka
 import pydantic
 
-from lakewarden.agent.embedded_kafka import EmbeddedKafka
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import Settings
 from tests.bench import (

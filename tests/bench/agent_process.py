@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 
-from lakewarden.agent.bound_child import bound
+from lakewarden.agent.embedded.bound_child import bound
 from tests.bench.words import TABLES
 
 READY_SECONDS = 60

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 
 from lakewarden.agent.settings import Settings
-from lakewarden.handlers import lease
+from lakewarden.handlers.lease import machine as lease
 from tests.bench.figures import jain, summary
 from tests.bench.lock_parties import Party, audit_log, keeping, s3_store
 from tests.servers.s3 import S3Server

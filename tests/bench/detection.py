@@ -34,16 +34,16 @@ import anyio
 import anyio.abc
 import psutil
 
-from lakewarden.agent.locks import Stores
-from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import CommitIntent, Marker
-from lakewarden.handlers.deciding import Deciding
-from lakewarden.handlers.detection import sweep
-from lakewarden.handlers.state import TableSettings, TableState
-from lakewarden.handlers.table import Read, Replayed, replay_event, step
-from lakewarden.handlers.verdicts import AbortTransaction, Admit, Cause
+from lakewarden.handlers.table.detection import sweep
+from lakewarden.handlers.table.machine import Read, Replayed, replay_event, step
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Cause
 from tests.bench import words
 
 BATCH = 100

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lakewarden.handlers.liveness import CaughtUp
-from lakewarden.handlers.state import TableSettings, TableState
-from lakewarden.handlers.table import Read, Replayed, Tick, step
-from lakewarden.handlers.verdicts import AbortTransaction
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.machine import Read, Replayed, Tick, step
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.bench import words
 
 TABLE = f"{words.TABLES}/in-memory"

@@ -1,7 +1,8 @@
 """Who takes part when a lock is measured: production keepers and stores, and the audit log between them.
 
 What is not the product's here is only what looks: a store that notes when each request began and ended, and a keeper's
-`tell` that notes what it was told when. Publishing and hearing are done as `agent/table_locks.py` and `agent/ears.py` do.
+`tell` that notes what it was told when. Events are published and read
+as `agent/locks/table_locks.py` and `agent/serving/other_agents.py` do.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Any, TypeVar
 import anyio
 import anyio.abc
 
-from lakewarden.agent import stamp
-from lakewarden.agent.ears import RENEWAL
+from lakewarden.agent import wire_events
 from lakewarden.agent.kafka import partitions_of, producer, reader, started, stopped
-from lakewarden.agent.locks import LockKeeper, Told
+from lakewarden.agent.locks.keeper import LockKeeper, Told
 from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.serving.other_agents import RENEWAL
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.events import AUDIT_EVENT, AuditEventUnion, Undecodable, decode, encode
-from lakewarden.handlers import lease
-from lakewarden.handlers.conditional import Condition, ReadOutcome, WriteOutcome
-from lakewarden.handlers.placement import LockPlace
-from lakewarden.handlers.turns import Contender
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
+from lakewarden.handlers.lease.lock_queue import Contender
+from lakewarden.handlers.lease.placement import LockPlace
 from tests.bench.words import TABLES
 from tests.servers.s3 import S3Server
 
@@ -114,7 +115,7 @@ class Party:
         self._told.append((time.perf_counter(), told))
         self._more.set()
         if self._publish is not None:
-            self._publish(stamp.audit(self.name, f"{TABLES}/locked", self.uri, told))
+            self._publish(wire_events.audit(self.name, f"{TABLES}/locked", self.uri, told))
 
 
 class AuditLog:

@@ -17,7 +17,7 @@ import anyio
 
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AuditEventUnion, LockReleased
-from lakewarden.handlers import lease
+from lakewarden.handlers.lease import machine as lease
 from tests.bench.figures import over_runs, summary
 from tests.bench.lock_parties import AuditLog, Party, audit_log, keeping, s3_store
 from tests.bench.store_proxy import StoreProxy

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from lakewarden.agent.bound_child import bound
+from lakewarden.agent.embedded.bound_child import bound
 
 STOP_SECONDS = 10
 CHUNK_BYTES = 65_536

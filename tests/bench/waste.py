@@ -13,7 +13,7 @@ Modes:
 
 - nobody coordinates: a commit over one that overlaps it, and that it has not read, makes that one vanish: a lost update.
 - optimistic: judged at the commit alone (`early_detection` off), and begun again at once, as without our client.
-- optimistic, retries wait: as our client does it here and in the modes below (`spark_jobs/batches.py`), a batch that was aborted
+- optimistic, retries wait: as `spark_jobs/streaming/batches.py` does it, here and in the modes below: a batch that was aborted
   waits in line with all that it touched before it begins again.
 - first intent, first committer: the policies, with early detection.
 - queued: a batch names its partitions before it begins.
@@ -35,9 +35,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, WriterEventUnion
-from lakewarden.handlers.state import LockView, TableSettings, TableState
-from lakewarden.handlers.table import LockConfirmed, Read, step
-from lakewarden.handlers.verdicts import AbortTransaction, Admit, Effect, GrantCommit, NeedLock, Verdict
+from lakewarden.handlers.table.machine import LockConfirmed, Read, step
+from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Effect, GrantCommit, NeedLock, Verdict
 from tests.bench import words
 from tests.bench.figures import over_runs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakewarden.agent.stores.cloud import CloudStore
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     IfAbsent,
 )
 from tests.servers.faulty_http import FaultyServer, Reply

@@ -14,7 +14,16 @@ import anyio
 
 from lakewarden.agent.stores import ConditionalStore, open_store
 from lakewarden.agent.stores.s3 import S3Options
-from lakewarden.handlers.conditional import Condition, Found, IfAbsent, IfMatch, Lost, Throttled, Unknown, Won
+from lakewarden.handlers.lease.conditional import (
+    Condition,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    Throttled,
+    Unknown,
+    Won,
+)
 
 REQUEST_SECONDS = 10.0
 BARRIER_SECONDS = 60.0

@@ -11,7 +11,7 @@ from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionErr
 
 from lakewarden.agent.stores.cloud import CloudStore
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
     Found,

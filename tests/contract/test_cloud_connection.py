@@ -7,7 +7,7 @@ import obstore
 import pytest
 
 from lakewarden.agent.stores.cloud import CloudStore
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
     IfMatch,

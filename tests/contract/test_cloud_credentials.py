@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent.locks import Stores
+from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import StoreProbeError
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     IfMatch,
     Unknown,
 )

@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from lakewarden.agent.locks import Stores
+from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, open_store, probe
 from lakewarden.agent.stores.cloud import CloudStore
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Found,
     IfMatch,
     Refused,

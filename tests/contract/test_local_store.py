@@ -19,7 +19,7 @@ import pytest
 
 from lakewarden.agent.stores import LocalStore, disk
 from lakewarden.agent.stores.disk import ObjectPath
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
     IfAbsent,
@@ -393,7 +393,7 @@ DIE_AT = """
 import os, sys
 from pathlib import Path
 from lakewarden.agent.stores import disk
-from lakewarden.handlers.conditional import IfMatch
+from lakewarden.handlers.lease.conditional import IfMatch
 
 root, version, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 calls = 0

@@ -12,7 +12,7 @@ import pytest
 from lakewarden.agent.stores import LocalStore, MemoryStore, StoreProbeError, probe
 from lakewarden.agent.stores.memory import ActLater, Fault, Request
 from lakewarden.agent.stores.probe import _another
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Condition,
     Found,
     IfAbsent,

@@ -19,7 +19,7 @@ from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import TABLE, Answer, Asked, Row
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.agent.stores.s3 import S3Options, S3Store
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
     IfAbsent,

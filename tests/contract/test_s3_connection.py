@@ -22,7 +22,16 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.abc import SocketAttribute, SocketStream
 
 from lakewarden.agent.stores.s3 import S3Options, S3Store
-from lakewarden.handlers.conditional import Absent, Found, IfAbsent, IfMatch, Lost, Refused, Unknown, Won
+from lakewarden.handlers.lease.conditional import (
+    Absent,
+    Found,
+    IfAbsent,
+    IfMatch,
+    Lost,
+    Refused,
+    Unknown,
+    Won,
+)
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 from tests.servers.s3 import ENDPOINT_VARIABLE, VIRTUAL_DOMAIN, S3Server
 

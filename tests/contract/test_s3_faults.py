@@ -18,7 +18,7 @@ import pytest
 
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.agent.stores.s3 import S3Options, S3Store
-from lakewarden.handlers.conditional import IfAbsent, IfMatch, Unknown, Won
+from lakewarden.handlers.lease.conditional import IfAbsent, IfMatch, Unknown, Won
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 
 URI = "s3://bucket/locks/t.json"

@@ -24,7 +24,7 @@ from lakewarden.agent.stores import (
     probe,
 )
 from lakewarden.agent.stores.s3 import S3Options
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
     IfAbsent,

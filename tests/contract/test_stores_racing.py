@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from lakewarden.agent.stores import LocalStore
-from lakewarden.handlers.conditional import Found, IfMatch, Won
+from lakewarden.handlers.lease.conditional import Found, IfMatch, Won
 from tests.contract.racers import Ground, count_up, is_whole, race_for_rounds, rewrite_forever
 
 PROCESSES = 4

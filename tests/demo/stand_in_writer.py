@@ -1,4 +1,4 @@
-"""Takes the flags of `lakewarden.spark_jobs.demo_writer`, does what STAND_IN says, and writes no table."""
+"""Takes the flags of `lakewarden.spark_jobs.jobs.demo_writer`, does what STAND_IN says, and writes no table."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lakewarden.agent.cli", "demo", "--days", str(DAYS), "--output", "json"]
+    command = [sys.executable, "-m", "lakewarden.agent", "demo", "--days", str(DAYS), "--output", "json"]
     places = ["--data", str(folder / "data"), "--picture", str(folder / "demo.png")]
     done = subprocess.run(
         [*command, *places, *options],

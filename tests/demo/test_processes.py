@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.demo.processes import Child, stop_all
-from lakewarden.agent.sessions import session_members
+from lakewarden.agent.locks.process_group import session_members
 
 FAMILY = """
 import os, signal, subprocess, sys, time

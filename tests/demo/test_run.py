@@ -16,7 +16,7 @@ from rich.console import Console
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
-from lakewarden.agent.sessions import session_members
+from lakewarden.agent.locks.process_group import session_members
 
 STAND_IN = Programs(writer=(sys.executable, str(Path(__file__).with_name("stand_in_writer.py"))))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.demo.story import overlaps, tell
+from lakewarden.agent.demo.narration import overlaps, tell
 from lakewarden.agent.demo.trace import Outcome, Step, StepsFile, Trace
 from tests.demo.scripted import BEGAN, committed, lost, step
 

@@ -1,6 +1,6 @@
 """Agents, writers, foreign holders and a faulty store as processes on one machine, and what each of them is seen to do.
 
-`tests/real/test_lock_chaos.py` says what must hold; `evidence.py` checks it.
+`tests/real/locks/test_lock_chaos.py` says what must hold; `evidence.py` checks it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import anyio
 import psutil
 
-from lakewarden.agent.bound_child import bound
+from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.events import CommitGranted, LockAcquired, LockEvent, LockRenewed
-from lakewarden.handlers.placement import HUDI_LOCK
+from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.real.writers import AgentProcess, World, world
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server

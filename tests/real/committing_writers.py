@@ -26,10 +26,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from lakewarden.spark_jobs.errors import AlreadyCommitted, CommitAborted, GateError, LeaseLost
-from lakewarden.spark_jobs.gate import CommitGate
-from lakewarden.spark_jobs.grant import Grant
-from lakewarden.spark_jobs.observer import GateEvent
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, LeaseLost
+from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.gate.observer import GateEvent
 
 HEARTBEAT_SECONDS: Final = 1.0
 MARGIN_SECONDS: Final = 0.2

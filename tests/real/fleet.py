@@ -1,6 +1,6 @@
 """Three agents of one group and fifty writers as processes, the faults that befall them, and what the group commits meanwhile.
 
-`tests/real/test_scale_out.py` says what must hold.
+`tests/real/serving/test_scale_out.py` says what must hold.
 """
 
 from __future__ import annotations

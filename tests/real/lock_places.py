@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from tests.real.writers import PATIENCE_SECONDS, environment
 from tests.servers.s3 import S3Server
 
-COMMAND = [sys.executable, "-m", "lakewarden.agent.cli", "lock"]
+COMMAND = [sys.executable, "-m", "lakewarden.agent", "lock"]
 QUICK = {
     "validity_seconds": 15,
     "renew_seconds": 1.5,

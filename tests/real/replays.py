@@ -11,12 +11,12 @@ from typing import Any
 import anyio.abc
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.committed import decided_from
-from lakewarden.agent.locks import Stores
-from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
-from lakewarden.handlers.replay import Position
-from lakewarden.handlers.state import TableState
+from lakewarden.agent.serving.checkpoint import decided_from
+from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.handlers.table.replay import Position
+from lakewarden.handlers.table.state import TableState
 from tests.real.writers import World
 
 NEVER = 2**62

@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stopped
-from lakewarden.agent.service import Agent
+from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import ENV_PREFIX, Settings
 from lakewarden.events import (
     EVENT,
@@ -292,7 +292,7 @@ class AgentProcess:
         self.log = log
         with log.open("wb") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "lakewarden.agent.cli", "agent"],
+                [sys.executable, "-m", "lakewarden.agent", "agent"],
                 env=environment(values),
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from lakewarden.agent.bound_child import bound
+from lakewarden.agent.embedded.bound_child import bound
 
 _BUILD_SECONDS: Final = 900
 _PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"

@@ -1,6 +1,7 @@
 """The lock on virtual time: the production automaton and shell, many agents, one seed, and everything that goes wrong.
 
-Nothing here is a model of the lock: `handlers/lease.py`, `agent/locks.py` and `agent/stores/classify.py` run as they are.
+Nothing here is a model of the lock: `handlers/lease/machine.py`, `agent/locks/keeper.py` and
+`agent/stores/classify.py` run as they are.
 What is simulated is the world around them:
 
 - `timeline.py`: true time, and what happens when; nobody in the simulation can see it

@@ -17,13 +17,13 @@ from random import Random
 
 import anyio
 
-from lakewarden.agent.locks import LockKeeper, Told
-from lakewarden.agent.stamp import audit
+from lakewarden.agent.locks.keeper import LockKeeper, Told
 from lakewarden.agent.stores import StoreUnreachableError
+from lakewarden.agent.wire_events import audit
 from lakewarden.events import AuditEventUnion, LockReleased
-from lakewarden.handlers import lease
-from lakewarden.handlers.placement import LockPlace
-from lakewarden.handlers.turns import Contender
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.lock_queue import Contender
+from lakewarden.handlers.lease.placement import LockPlace
 from tests.simulation.node import Node
 from tests.simulation.site import Site
 from tests.simulation.store import StoreClient, name_of
@@ -169,7 +169,7 @@ class LockUser:
         self._changed = anyio.Event()
 
     def told(self, what: Told, relied_on: bool) -> None:
-        """As agent/table_locks.py: note it, and tell the audit."""
+        """As agent/locks/table_locks.py: note it, and tell the audit."""
         self._node.say(_spell(self.uri, what, relied_on=relied_on))
         self._oracles.told(self._node, self.uri, what, relied_on=relied_on)
         match what:

@@ -18,8 +18,8 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from lakewarden.handlers.conditional import Condition, IfAbsent, IfMatch
-from lakewarden.handlers.lock_object import LockRecord, parse, render
+from lakewarden.handlers.lease.conditional import Condition, IfAbsent, IfMatch
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.simulation.agents import Habits
 from tests.simulation.site import Site
 from tests.simulation.store import name_of

@@ -35,10 +35,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lakewarden.agent.locks import Told
+from lakewarden.agent.locks.keeper import Told
 from lakewarden.agent.stores.memory import version_of
-from lakewarden.handlers import lease
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
     Lost,
@@ -47,7 +47,7 @@ from lakewarden.handlers.conditional import (
     Won,
     WriteOutcome,
 )
-from lakewarden.handlers.lock_object import LockRecord, parse
+from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from tests.simulation.clocks import EPOCH_MS, Clock
 from tests.simulation.node import Node
 from tests.simulation.store import name_of

@@ -37,8 +37,8 @@ from typing import Any
 from lakewarden.agent.stores import classify
 from lakewarden.agent.stores.classify import Answer
 from lakewarden.agent.stores.memory import Objects, version_of
-from lakewarden.handlers import lease
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import (
     Condition,
     Found,
     IfMatch,
@@ -48,8 +48,8 @@ from lakewarden.handlers.conditional import (
     Won,
     WriteOutcome,
 )
-from lakewarden.handlers.lease_types import LeaseSettings, Moment, State, Step, Work, Writing
-from lakewarden.handlers.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Work, Writing
 from tests.simulation.batch import Bugs, Plant
 
 ANY_VERSION = "*"

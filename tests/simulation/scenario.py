@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias
 
-from lakewarden.handlers.lease import LeaseSettings
+from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.simulation.agents import Habits
 from tests.simulation.clocks import Clock, draw_clock
 from tests.simulation.hudi import HudiSettings

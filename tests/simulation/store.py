@@ -15,7 +15,7 @@ import anyio
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.memory import Objects
-from lakewarden.handlers.conditional import (
+from lakewarden.handlers.lease.conditional import (
     Absent,
     Condition,
     Found,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from random import Random
 
 from lakewarden.agent.stores.memory import Objects
-from lakewarden.handlers.lock_object import LockRecord, render
+from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.simulation.oracles import Oracles
 from tests.simulation.store import name_of
 from tests.simulation.timeline import Timeline

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lakewarden.agent.bound_child import bound
+from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.spark_jobs import AgentUnreachable, CommitGate
 from tests.kafka_fixture import KafkaServer
 

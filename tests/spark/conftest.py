@@ -13,7 +13,7 @@ import pytest
 from pypaimon import CatalogFactory, Schema
 from pyspark.sql import SparkSession
 
-from lakewarden.spark_jobs.session import spark_session
+from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
 from tests.spark.bench import Bench
 
@@ -66,7 +66,7 @@ def make_table(tmp_path: Path) -> MakeTable:
 
 def rows_of(table: str) -> list[dict[str, Any]]:
     """All rows that the table holds, sorted."""
-    from lakewarden.spark_jobs.paimon_table import address
+    from lakewarden.spark_jobs.sinks.paimon.table import address
 
     builder = address(table).open().new_read_builder()
     rows = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
@@ -75,7 +75,7 @@ def rows_of(table: str) -> list[dict[str, Any]]:
 
 def snapshots_of(table: str) -> list[Any]:
     """All its snapshots, oldest first."""
-    from lakewarden.spark_jobs.paimon_table import address
+    from lakewarden.spark_jobs.sinks.paimon.table import address
 
     return list(address(table).open().snapshot_manager().list_snapshots())
 

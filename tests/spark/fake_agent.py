@@ -41,7 +41,7 @@ from lakewarden.events import (
     encode,
     partition_name,
 )
-from lakewarden.spark_jobs.kafka import LoopThread
+from lakewarden.spark_jobs.gate.kafka import LoopThread
 
 Script = Callable[[WriterEventUnion, int], Iterable[DecisionRecord]]
 PARTITIONS = 3

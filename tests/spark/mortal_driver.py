@@ -17,10 +17,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from lakewarden.agent.sessions import session_members
+from lakewarden.agent.locks.process_group import session_members
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
-from lakewarden.spark_jobs.session import spark_session
-from lakewarden.spark_jobs.transaction import Transaction
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.jobs.spark_session import spark_session
 
 SHORT_LIVED_JVM: dict[str, Any] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

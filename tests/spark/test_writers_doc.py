@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs import CommitAborted, CommitGate, Sink, errors
-from lakewarden.spark_jobs.errors import GateError
+from lakewarden.spark_jobs import CommitAborted, CommitGate, Sink
+from lakewarden.spark_jobs.gate import errors
+from lakewarden.spark_jobs.gate.errors import GateError
 from tests.spark.bench import Bench
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import agreeable

@@ -27,9 +27,9 @@ from typing import Any, Final
 
 import anyio
 
-from lakewarden.agent.bound_child import bound
-from lakewarden.agent.jdk import OLDEST, find_java
-from lakewarden.agent.kafka_jars import dependency, maven_context
+from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.jars import dependency, maven_context
+from lakewarden.agent.embedded.jdk import OLDEST, find_java
 from tests.servers.program import NoServerError, built, cache, one_at_a_time
 from tests.servers.s3 import S3Server
 

@@ -1,8 +1,8 @@
 """The whole on virtual time: writers, executors, agents, Kafka, stores, clocks, pauses; one seed, and everything that goes wrong.
 
-As it is, runs all that decides, and all that an agent does: `agent/service.py` and below (sessions, assignment, replay,
+As it is, runs all that decides, and all that an agent does: `agent/serving/agent.py` and below (sessions, assignment, replay,
 terms, live decisions, commit points, publisher, locks), `handlers/`, the codec, and of the writer its rules
-(`spark_jobs/progress.py` and `lease.py`). Simulated is the world: see `agents.py` for every seam.
+(`spark_jobs/gate/progress.py` and `lease.py`). Simulated is the world: see `agents.py` for every seam.
 
 - `broker.py`, `connection.py`, `clients.py`: Kafka's logs and its group, the way there, and aiokafka's three clients
 - `processes.py`: which process runs, so that production code finds its own clock and its own Kafka

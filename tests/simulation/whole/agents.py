@@ -1,10 +1,10 @@
-"""The agents: `agent/service.py` and all below it as they are, in a process whose clock, chance, Kafka and store are simulated.
+"""The agents: `agent/serving/agent.py` and all below it as they are, in a process with simulated clock, chance, Kafka and store.
 
 What is put in place of the real thing, and nothing else:
 
 - in `agent/clock.py`, the one place where time and chance are read: the process's own
-- aiokafka's three clients, where `agent/kafka.py` and `agent/service.py` name them
-- `Stores` of `agent/service.py`: stores that are opened already, and answer by the production table (`../store.py`)
+- aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
+- `Stores` of `agent/serving/agent.py`: stores that are opened already, and answer by the production table (`../store.py`)
 - `PartitionOwner`: the same, but that the oracles hear of what it decides (`Watched`)
 """
 
@@ -23,12 +23,13 @@ import structlog
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import TopicPartition
 
-from lakewarden.agent import clock, kafka, service
-from lakewarden.agent.committed import decided_from
-from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing
+from lakewarden.agent.serving import agent as agent_module
+from lakewarden.agent.serving.checkpoint import decided_from
+from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.handlers.state import TableState
+from lakewarden.handlers.table.state import TableState
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
@@ -36,7 +37,7 @@ from tests.simulation.whole.broker import Broker
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import here
 from tests.simulation.whole.scenario import TOPICS
-from tests.unit.handlers.world import facts
+from tests.unit.handlers.table.world import facts
 
 
 class _Time:
@@ -69,7 +70,7 @@ async def _no_connection(*_: object, **__: object) -> None:
 
 
 class SimStores:
-    """In place of `agent/locks.py`'s `Stores`: one store, open and honest."""
+    """In place of `agent/locks/keeper.py`'s `Stores`: one store, open and honest."""
 
     def __init__(self, *_: object) -> None:
         self._client = StoreClient(here().store)
@@ -104,9 +105,9 @@ def simulated(
             (kafka, "AIOKafkaConsumer", clients.SimConsumer),
             (kafka, "AIOKafkaProducer", clients.SimProducer),
             (kafka, "AIOKafkaAdminClient", clients.SimAdmin),
-            (service, "AIOKafkaConsumer", clients.SimConsumer),
-            (service, "Stores", SimStores),
-            (service, "PartitionOwner", watched),
+            (agent_module, "AIOKafkaConsumer", clients.SimConsumer),
+            (agent_module, "Stores", SimStores),
+            (agent_module, "PartitionOwner", watched),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # Asked only why nobody answered: nobody does.

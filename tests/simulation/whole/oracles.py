@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from lakewarden.agent.locks import Told
+from lakewarden.agent.locks.keeper import Told
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,

@@ -26,20 +26,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lakewarden.agent import partition
-from lakewarden.agent.partition import PartitionOwner
+from lakewarden.agent.serving import partition
+from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.events import DecisionEvent, WriterEventUnion
-from lakewarden.handlers import admission, detection, grants, liveness, replay, table
-from lakewarden.handlers.conflicts import conflicting, loser_of
-from lakewarden.handlers.deciding import Deciding
-from lakewarden.handlers.footprints import Footprints, Overlap
-from lakewarden.handlers.liveness import CaughtUp
-from lakewarden.handlers.replay import Position, PublishedDecisions
-from lakewarden.handlers.state import LockView, TableState
-from lakewarden.handlers.table import Read, step
-from lakewarden.handlers.transactions import COMPUTING, LANDED, Phase, Transaction
-from lakewarden.spark_jobs.lease import SendTimes
-from lakewarden.spark_jobs.progress import Progress
+from lakewarden.handlers.table import admission, detection, grants, liveness, replay
+from lakewarden.handlers.table import machine as table
+from lakewarden.handlers.table.conflicts import conflicting, loser_of
+from lakewarden.handlers.table.footprints import Footprints, Overlap
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.machine import Read, step
+from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.state import LockView, TableState
+from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
+from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
+from lakewarden.spark_jobs.gate.progress import Progress
 from tests.simulation.batch import Bugs, Plant
 from tests.simulation.whole import writers
 from tests.simulation.whole.processes import here

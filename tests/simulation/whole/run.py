@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from lakewarden.agent.service import Agent
+from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.stores.memory import Objects
-from lakewarden.handlers.lease import LeaseSettings
+from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.simulation.agents import Habits
 from tests.simulation.batch import Outcome
 from tests.simulation.hudi import HudiSettings, HudiWriter

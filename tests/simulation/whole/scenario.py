@@ -26,7 +26,7 @@ from typing import Literal, TypeAlias
 
 from lakewarden.agent.settings import Settings
 from lakewarden.events import TABLE_SERVICE_PRIORITY, ConflictRule, Marker, Operation, Topics
-from lakewarden.handlers.placement import HUDI_LOCK
+from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.simulation import scenario as lock
 from tests.simulation.clocks import draw_clock
 from tests.simulation.weather import Climate, Spell, Weathers

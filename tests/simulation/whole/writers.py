@@ -42,8 +42,8 @@ from lakewarden.events import (
     decode,
     encode,
 )
-from lakewarden.spark_jobs import progress
-from lakewarden.spark_jobs.progress import Held, Phase, Progress
+from lakewarden.spark_jobs.gate import progress
+from lakewarden.spark_jobs.gate.progress import Held, Phase, Progress
 from tests.simulation.node import Node
 from tests.simulation.weather import Weather
 from tests.simulation.whole.clients import SimConsumer, SimProducer

@@ -1,0 +1,65 @@
+"""`lakewarden dev`: a real Kafka and the agent in one foreground process, everything kept in one folder.
+
+Kafka and the locks live in `<data>/.lakewarden`, so that a second start finds topics, offsets and locks again. When everything
+serves, one JSON line is printed on stdout; logs and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import typer
+
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.serving.foreground import serve_until_signal
+from lakewarden.agent.settings import Settings
+
+HIDDEN = ".lakewarden"
+
+
+async def run_dev(
+    data: Path, *, kafka_port: int, allow: tuple[str, ...], lock_root: str | None, s3_endpoint: str | None
+) -> None:
+    """Serve until SIGINT or SIGTERM. `data` is an absolute path without links."""
+    hidden = data / HIDDEN
+    # Wrong settings are told before anything is started.
+    given = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
+    root = given.lock_root or hidden.as_uri()
+    # A path may be written into a table's URI as it is, or with its spaces escaped.
+    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *given.allow)))
+    _make(hidden)
+    kafka = EmbeddedKafka(
+        hidden / "kafka", port=kafka_port, on_progress=lambda text: typer.echo(text, err=True)
+    )
+    try:
+        async with kafka:
+            settings = Settings.load(
+                bootstrap_servers=kafka.bootstrap_servers,
+                allow=tables,
+                lock_root=root,
+                s3_endpoint=s3_endpoint,
+                replication=1,
+            )
+            ready = {
+                "ready": True,
+                "bootstrap_servers": kafka.bootstrap_servers,
+                "lock_root": settings.lock_root,
+            }
+            await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
+    except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
+        raise AgentError(str(error)) from error
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise AgentError(
+            f"nothing can be kept in {folder}: {error.strerror}; choose another --data"
+        ) from error

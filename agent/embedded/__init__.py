@@ -1,0 +1,1 @@
+"""Kafka on this machine, for development, the demo and the tests: broker, jars, JDK and child processes."""

@@ -1,0 +1,439 @@
+"""A real Kafka broker in a child process, for `lakewarden dev`, the demo and the tests: no Docker, only a JDK.
+
+Rules, each with its reason:
+
+- One node is broker and controller (KRaft), on 127.0.0.1 only: nothing outside this machine reaches it.
+- The quorum is named by `controller.quorum.voters`, not stored: so both ports may change from start to start while
+  topics, records and the cluster id in the data folder stay.
+- Ready means that it has answered a metadata request, not that a port is open.
+- A file lock on the data folder, inherited by the broker, is held as long as either lives: a second start is told so
+  at once.
+- The broker has its own session, so that Ctrl-C reaches us alone and it ends after everything that needs it; and it is
+  bound to us (`bound_child`), so that it ends even if we are killed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.to_thread
+
+from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.jars import KAFKA_VERSION, KafkaUnavailable, Progress, jars_folder
+from lakewarden.agent.embedded.jdk import JdkMissing, find_java
+from lakewarden.agent.errors import AgentError
+
+__all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JdkMissing", "KafkaStartError", "KafkaUnavailable"]
+
+HOST = "127.0.0.1"
+START_SECONDS = 90
+"""From launch to ready: 4 s on an idle machine; many times that beside a test suite on two cores."""
+STOP_SECONDS = 20
+"""For an orderly stop, which takes 1 s; then SIGKILL, after which Kafka recovers its log at the next start."""
+FORMAT_SECONDS = 60
+POLL_SECONDS = 0.05
+PORT_ATTEMPTS = 3
+"""A free port may be taken between our looking and the broker's binding; three times in a row it isn't chance."""
+LOG_TAIL_LINES = 15
+REASON_CHARACTERS = 300
+"""Of a Java exception's message; the whole is in the log."""
+MESSAGE_BYTES = 1024 * 1024
+"""Kafka's own default: an event beyond it is refused when it is sent, not when somebody fails to read it."""
+
+_HEAP = ("-Xms128m", "-Xmx512m")
+_JVM = (
+    *_HEAP,
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+)
+
+_SERVER = """\
+# Written at every start; changes are lost.
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@{host}:{controller_port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
+advertised.listeners=PLAINTEXT://{host}:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={logs}
+# One node keeps one copy, and few partitions of what only Kafka itself reads: each is a folder and a start-up cost.
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+share.coordinator.state.topic.num.partitions=4
+# A group of one agent needs no time to assemble; and a topic nobody made is a mistake in a name.
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+message.max.bytes={message_bytes}
+# The cleaner's default buffer is a quarter of our heap.
+log.cleaner.dedupe.buffer.size=16777216
+num.io.threads=4
+"""
+
+_LOGGING = """\
+# Written at every start; changes are lost.
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = ${sys:lakewarden.log}
+appender.file.filePattern = ${sys:lakewarden.log}.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d %p %m (%c)%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 10MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 1
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+# Every setting, hundreds of lines at each start.
+logger.settings.name = org.apache.kafka.common.config.AbstractConfig
+logger.settings.level = warn
+# Kafka stops in a shutdown hook; log4j's own would silence it meanwhile.
+shutdownHook = disable
+"""
+
+
+class KafkaStartError(AgentError):
+    """The broker did not start; the message says why, a note on the exception carries the end of its log."""
+
+
+class EmbeddedKafka:
+    """One broker on one data folder. Use it as a context manager, sync or async, from the main thread.
+
+    The data folder is made if it is missing; a later start on it finds topics and records again. `port` 0 takes a free
+    one. `on_progress` hears, in sentences, what takes long: downloading Kafka, the first time. `properties` are settings
+    of the broker that replace ours; `{host}`, `{port}` and `{controller_port}` in them are filled in at each start.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        on_progress: Progress = lambda _: None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        self.data_dir = data_dir.resolve()
+        self._properties = dict(properties or {})
+        self._wanted_port = port
+        self._on_progress = on_progress
+        self._port: int | None = None
+        self._java: Path | None = None
+        self._classpath = ""
+        self._fetching: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: int | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What clients connect to."""
+        if self._port is None:
+            raise RuntimeError("the embedded Kafka has not been started: call start() or enter it first")
+        return f"{HOST}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running broker."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start, and return once the broker answers."""
+        self._prepare()
+        try:
+            for attempt in range(1, PORT_ATTEMPTS + 1):
+                self._spawn()
+                if self._becomes_ready(last=attempt == PORT_ATTEMPTS):
+                    return
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Stop in order; after `STOP_SECONDS`, in any case. Stopping twice is fine."""
+        if self._process:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would. The next start takes 9 s longer: Kafka waits for the dead session to end."""
+        if self._fetching:
+            self._fetching.kill()
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            process.wait()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def restart(self, *, port: int | None = None) -> None:
+        """Stop and start again, on the same port unless another is given (0: a free one)."""
+        if port is None:
+            port = self._port or 0
+        self.stop()
+        self._wanted_port = port
+        self.start()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        # What waits goes to a thread; the broker itself must be started here, in the main thread (see bound_child).
+        try:
+            await anyio.to_thread.run_sync(self._prepare, abandon_on_cancel=True)
+            for attempt in range(1, PORT_ATTEMPTS + 1):
+                self._spawn()
+                last = attempt == PORT_ATTEMPTS
+                if await anyio.to_thread.run_sync(self._becomes_ready, last, abandon_on_cancel=True):
+                    break
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):  # bounded by STOP_SECONDS
+            await anyio.to_thread.run_sync(self.stop)
+
+    def _prepare(self) -> None:
+        """Everything before the launch: Java, jars, the folder's lock, and its format the first time."""
+        if self._process:
+            raise RuntimeError(f"this embedded Kafka already runs at {self.bootstrap_servers}: stop it first")
+        self._java = find_java()
+        self._classpath = f"{self._fetch_jars()}/*"
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock_folder(self.data_dir)
+        try:
+            self._format()
+        except BaseException:
+            self.kill()
+            raise
+
+    def _fetch_jars(self) -> Path:
+        """The jars' folder; filled by another process, since threads that download would outlast an interrupt."""
+        jars = jars_folder()
+        if jars.is_dir():
+            return jars
+        with subprocess.Popen(
+            [sys.executable, "-m", "lakewarden.agent.embedded.jars"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as self._fetching:
+            assert self._fetching.stdout is not None
+            said = "it ended without a word"
+            try:
+                for line in self._fetching.stdout:
+                    said = line.strip()
+                    self._on_progress(said)
+            except BaseException:
+                self._fetching.kill()
+                raise
+        if self._fetching.returncode != 0:
+            raise KafkaUnavailable(said)
+        return jars
+
+    def _format(self) -> None:
+        """Give a new data folder its cluster id. Kafka writes meta.properties last, so its presence means done."""
+        if (self.data_dir / "logs" / "meta.properties").exists():
+            return
+        self._write_settings(port=1, controller_port=2)  # placeholders: the format records no port
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = self._command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}")
+        with self._console.open("wb") as console:
+            done = subprocess.run(
+                [*command, f"--config={self._settings}", "--ignore-formatted"],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                timeout=FORMAT_SECONDS,
+                check=False,
+            )
+        if done.returncode != 0:
+            raise self._failure(f"Kafka could not prepare the data folder {self.data_dir}")
+
+    def _spawn(self) -> None:
+        """Launch the broker on free ports."""
+        assert self._lock is not None, "prepared before it is spawned"
+        self._port = self._wanted_port or _free_port()
+        _require_free(self._port)
+        self._write_settings(self._port, controller_port=_free_port())
+        with self._console.open("wb") as console:
+            self._process = subprocess.Popen(
+                bound(self._command("kafka.Kafka", str(self._settings))),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=[self._lock],
+            )
+
+    def _becomes_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
+        """Wait until the broker answers. False where only a port was taken meanwhile, and another try may go well."""
+        process = self._process
+        assert process is not None, "spawned before it is waited for"
+        assert self._port is not None, "spawned before it is waited for"
+        deadline = time.monotonic() + START_SECONDS
+        while not _answers(self._port):
+            status = process.poll()
+            if status is not None:
+                if not last and not self._wanted_port and "Address already in use" in self._log_tail():
+                    return False
+                ended = signal.Signals(-status).name if status < 0 else f"status {status}"
+                raise self._failure(f"Kafka ended while it started ({ended})")
+            if time.monotonic() > deadline:
+                raise self._failure(f"Kafka did not answer within {START_SECONDS} s")
+            time.sleep(POLL_SECONDS)
+        return True
+
+    @property
+    def _settings(self) -> Path:
+        return self.data_dir / "server.properties"
+
+    @property
+    def _console(self) -> Path:
+        return self.data_dir / "console.log"
+
+    @property
+    def _log(self) -> Path:
+        return self.data_dir / "broker.log"
+
+    def _write_settings(self, port: int, controller_port: int) -> None:
+        (self.data_dir / "log4j2.properties").write_text(_LOGGING)
+        more = "".join(f"{name}={value}\n" for name, value in self._properties.items())
+        self._settings.write_text(
+            (_SERVER + more).format(
+                host=HOST,
+                port=port,
+                controller_port=controller_port,
+                logs=_escaped(self.data_dir / "logs"),
+                message_bytes=MESSAGE_BYTES,
+            )
+        )
+
+    def _command(self, main_class: str, *arguments: str) -> list[str]:
+        return [
+            str(self._java),
+            *_JVM,
+            f"-Dlog4j2.configurationFile={(self.data_dir / 'log4j2.properties').as_uri()}",
+            f"-Dlakewarden.log={self._log}",
+            "-cp",
+            self._classpath,
+            main_class,
+            *arguments,
+        ]
+
+    def _log_tail(self) -> str:
+        """The end of what Kafka logged and of what Java printed, without stack frames."""
+        tail: list[str] = []
+        for path in (self._log, self._console):
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+            tail += [line for line in lines if line and not line.startswith("\t")][-LOG_TAIL_LINES:]
+        return "\n".join(tail)
+
+    def _failure(self, what: str) -> KafkaStartError:
+        """What happened and why, in one line; the last exception in the log is the one that ended it."""
+        tail = self._log_tail()
+        reasons = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", tail, flags=re.MULTILINE)
+        why = f": {reasons[-1][:REASON_CHARACTERS]}" if reasons else ""
+        failure = KafkaStartError(f"{what}{why}; see {self._log} and {self._console}")
+        failure.add_note(tail)
+        return failure
+
+
+def _escaped(path: Path) -> str:
+    """A path as value of a Java properties file, in which a backslash escapes and a comma separates two folders."""
+    if "," in str(path):
+        raise KafkaStartError(f"Kafka can't keep data in {path}: choose a folder without a comma in its path")
+    return str(path).replace("\\", "\\\\")
+
+
+def _lock_folder(data_dir: Path) -> int:
+    """Lock the folder for us and the broker; the descriptor that holds the lock."""
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 20).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise KafkaStartError(
+            f"the data folder {data_dir} is in use by the embedded Kafka of process {holder or 'unknown'}: "
+            "stop that one, or choose another folder"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.create_server((HOST, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _require_free(port: int) -> None:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        raise KafkaStartError(
+            f"port {port} on {HOST} can't be used ({error.strerror}): stop what listens there, or choose another port"
+        ) from error
+
+
+def _answers(port: int) -> bool:
+    """Whether a metadata request is answered with the broker in it (Kafka protocol: Metadata, version 1, no topics)."""
+    request = struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 0)
+    try:
+        with socket.create_connection((HOST, port), timeout=1) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            with connection.makefile("rb") as answer:
+                head = answer.read(12)
+    except OSError:
+        return False
+    return len(head) == 12 and struct.unpack(">iii", head)[2] > 0  # length, correlation id, number of brokers
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check-jdk"]:
+        try:
+            find_java()
+        except JdkMissing as missing:
+            sys.exit(f"error: {missing}")
+    else:
+        sys.exit("usage: python -m lakewarden.agent.embedded.kafka --check-jdk")

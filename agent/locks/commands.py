@@ -1,0 +1,439 @@
+"""What `lakewarden lock` does, except for holding (`lock_hold.py`).
+
+Where the lock of a table is
+1. `--lock URI` says so, or `--hudi` does: Hudi's own place in the table.
+2. Hudi's lock object, if there is one: whoever shares the table with Hudi's writers uses that.
+3. The usual place, as the agent finds it (`placement.py`), if an object is there.
+4. With neither object: Hudi's place for a Hudi table (it has `.hoodie/hoodie.properties`), else the usual one.
+
+That takes up to three reads; naming the place takes none. A table that is named on the command line is allowed by that.
+Looking at a lock reads and never writes. Whatever writes a lock opens its store as the agent does, and probes it first.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import anyio
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import batches_to_end, partitions_of
+from lakewarden.agent.locks.keeper import Stores, store_at
+from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, probe
+from lakewarden.agent.stores.locations import parse_location
+from lakewarden.events import AUDIT_EVENT, Undecodable, canonical_table, decode, require_canonical
+from lakewarden.handlers.explain.lock_audit import Drifts, LockAudit, Position, Report
+from lakewarden.handlers.lease.conditional import (
+    Absent,
+    Condition,
+    Found,
+    IfMatch,
+    Lost,
+    ReadOutcome,
+    Refused,
+    Throttled,
+    Unknown,
+    Won,
+    WriteOutcome,
+)
+from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
+from lakewarden.handlers.lease.placement import HUDI_LOCK, LockPlace, NotAllowed, Placement
+
+HUDI_PROPERTIES = "/.hoodie/hoodie.properties"
+"""Every Hudi table has it."""
+READ_TRIES = 3
+RELEASE_TRIES = 5
+PAUSE_SECONDS = 0.2
+"""Between tries, and twice as long each time."""
+MOST_UNREADABLE = 20
+"""Audit records that are named with their reason; all are counted."""
+
+LockState = Literal["held", "lapsed", "released", "absent", "malformed"]
+
+
+class NotReleased(AgentError):
+    """The lock is not that owner's to give back. Nothing was written; look at it with `lakewarden lock show`."""
+
+
+class StoreSilentError(AgentError):
+    """The store gave no answer that tells anything. Try again; if it goes on, check endpoint and network."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableLock:
+    """A table, and where its lock is."""
+
+    table: str
+    place: LockPlace
+
+
+@dataclass(frozen=True, slots=True)
+class LockView:
+    """A lock object as it was read."""
+
+    table: str
+    lock: str
+    shared_with_hudi: bool
+    state: LockState
+    owner: str | None
+    valid_until_ms: int | None
+    seconds_left: float | None
+    """By this machine's clock; negative: past."""
+    written_ms: int | None
+    """When the holder wrote it last, if its leases are as long as those configured here."""
+    validity_seconds: float
+    drift_seconds: float
+    extra: dict[str, Any]
+    """What the object has besides the three fields."""
+    why: str | None
+    """Why it is no lock record."""
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A store that honours both conditions, and what asking took."""
+
+    requests: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A lock that was given back by hand."""
+
+    owner: str
+    valid_until_ms: int
+    seconds_left: float
+    taken_by: str | None
+    """Who has it already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The audit log judged, and what of it could not be read."""
+
+    report: Report
+    unreadable: int
+    reasons: tuple[tuple[Position, str], ...]
+
+
+class Reader:
+    """Stores opened for reading alone: no probe, no folder made."""
+
+    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._open: dict[str, ConditionalStore | None] = {}
+
+    async def read(self, uri: str) -> Found | Absent:
+        """The object, or `AgentError` if nobody can tell."""
+        root = _root(uri)
+        if root not in self._open:
+            self._open[root] = await self._enter(root)
+        store = self._open[root]
+        return Absent() if store is None else await _settled(store, uri)
+
+    async def _enter(self, root: str) -> ConditionalStore | None:
+        try:
+            if root.startswith("file://") and not await _path(root).exists():
+                return None
+            return await self._stack.enter_async_context(store_at(root, self._settings))
+        except LocationError:
+            raise
+        except OSError as error:
+            raise AgentError(f"{root} can't be opened: {error.strerror}") from error
+        except ValueError as error:
+            raise AgentError(f"the store can't be opened: {error}; store={root}") from error
+
+
+def _root(uri: str) -> str:
+    scheme, rest = uri.split("://", 1)
+    return uri.rsplit("/", 1)[0] if scheme == "file" else f"{scheme}://{rest.split('/', 1)[0]}"
+
+
+def _path(root: str) -> anyio.Path:
+    """As the store reads it: percent signs spell the characters that a URI can't have."""
+    return anyio.Path("/" + parse_location(root).key)
+
+
+async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
+    outcome: ReadOutcome = Absent()
+    for tried in range(READ_TRIES):
+        await _pause_before(tried)
+        outcome = await store.read(uri)
+        match outcome:
+            case Found() | Absent():
+                return outcome
+            case Refused(why=why):
+                raise AgentError(
+                    f"{uri} can't be read: {why}; if the lock is elsewhere, name it with --lock or --hudi"
+                )
+            case Throttled() | Unknown():
+                pass
+    assert isinstance(outcome, Throttled | Unknown)
+    raise StoreSilentError(
+        f"{uri} could not be read in {READ_TRIES} tries: {outcome.why}; check endpoint and network, then try again"
+    )
+
+
+async def _pause_before(tried: int) -> None:
+    """None before the first try."""
+    if tried:
+        await anyio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
+
+
+# -- where -------------------------------------------------------------------------------------------------------------
+
+
+async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool) -> TableLock:
+    """The table's lock, by the rules above; `ValueError` for what is named wrongly."""
+    table = canonical_table(table)
+    if lock is not None:
+        lock = require_canonical(canonical_table(lock))
+        return TableLock(table, LockPlace(lock, shared=lock.endswith(HUDI_LOCK)))
+    own = LockPlace(table + HUDI_LOCK, shared=True)
+    if hudi:
+        return TableLock(table, own)
+    usual = Placement((_literally(table),), settings.lock_root).locate(table, None)
+    async with AsyncExitStack() as stack:
+        reader = Reader(settings, stack)
+        if isinstance(await reader.read(own.uri), Found):
+            return TableLock(table, own)
+        if isinstance(usual, LockPlace) and isinstance(await reader.read(usual.uri), Found):
+            return TableLock(table, usual)
+        if isinstance(await reader.read(table + HUDI_PROPERTIES), Found):
+            return TableLock(table, own)
+    if isinstance(usual, NotAllowed):
+        raise AgentError(
+            f"local table {table} has no bucket for its lock; name the folder of the locks with --lock-root, "
+            "or the object itself with --lock"
+        )
+    return TableLock(table, usual)
+
+
+def _literally(table: str) -> str:
+    """A glob that covers the very table, whatever characters its name has."""
+    return "".join(f"[{each}]" if each in "*?[" else each for each in table)
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+async def show(settings: Settings, lock: TableLock) -> LockView:
+    """What the lock object says now."""
+    async with AsyncExitStack() as stack:
+        found = await Reader(settings, stack).read(lock.place.uri)
+    lease = settings.lease(shared=lock.place.shared)
+    now_ms = moment().wall_ms
+    record = parse(found.body) if isinstance(found, Found) else None
+    held = isinstance(record, LockRecord)
+    valid_until = record.valid_until if isinstance(record, LockRecord) else None
+    return LockView(
+        table=lock.table,
+        lock=lock.place.uri,
+        shared_with_hudi=lock.place.shared,
+        state=_state(record, now_ms, lease.drift_ms),
+        owner=record.owner if isinstance(record, LockRecord) else None,
+        valid_until_ms=valid_until,
+        seconds_left=None if valid_until is None else (valid_until - now_ms) / 1000,
+        written_ms=None if valid_until is None else valid_until - round(lease.validity * 1000),
+        validity_seconds=lease.validity,
+        drift_seconds=lease.drift,
+        extra=_extra(found.body) if held and isinstance(found, Found) else {},
+        why=record.why if isinstance(record, Malformed) else None,
+        version=found.version if isinstance(found, Found) else None,
+    )
+
+
+def _state(record: LockRecord | Malformed | None, now_ms: int, drift_ms: int) -> LockState:
+    match record:
+        case None:
+            return "absent"
+        case Malformed():
+            return "malformed"
+        case LockRecord(expired=True):
+            return "released"
+        case _:
+            return "held" if record.held_at(now_ms, drift_ms) else "lapsed"
+
+
+def _extra(body: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(body)
+    return {name: value for name, value in fields.items() if name not in ("expired", "validUntil", "owner")}
+
+
+# -- release -----------------------------------------------------------------------------------------------------------
+
+
+async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
+    """Give the lock back for `owner`, if it is the one that holds it; `NotReleased` otherwise.
+
+    One write under the version that was read. Where its answer is lost, the object is read back: whatever is found
+    then, released or somebody else's, `owner` has it no more.
+    """
+    uri = lock.place.uri
+    async with AsyncExitStack() as stack:
+        # A refusal that a read can tell costs no probe.
+        first = await Reader(settings, stack).read(uri)
+        _owned(uri, parse(first.body) if isinstance(first, Found) else None, owner)
+        return await release_in(await Stores(settings, stack).for_lock(uri), uri, owner)
+
+
+async def release_in(store: ConditionalStore, uri: str, owner: str) -> Given:
+    """The same, in a store that is known to honour conditions."""
+    sent: LockRecord | None = None
+    why = ""
+    for tried in range(RELEASE_TRIES):
+        await _pause_before(tried)
+        try:
+            found = await _settled(store, uri)
+        except StoreSilentError as error:
+            if sent is None:
+                raise
+            raise StoreSilentError(f"whether {uri} was released is not known: {why}; then {error}") from error
+        record = parse(found.body) if isinstance(found, Found) else None
+        if sent is not None and (done := _taken_effect(sent, record)) is not None:
+            return done
+        live = _owned(uri, record, owner)
+        assert isinstance(found, Found)
+        written = await store.write(uri, render(_expired(live)), IfMatch(found.version))
+        match written:
+            case Won():
+                return _given(live, None)
+            case Refused(why=why):
+                raise AgentError(f"{uri} can't be written: {why}")
+            case Lost() | Throttled():
+                pass  # It changed meanwhile (a renewal), or nothing was written: look again.
+            case Unknown():
+                sent = live
+        why = written.why
+    raise AgentError(
+        f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; look with lakewarden lock show"
+    )
+
+
+def _expired(record: LockRecord) -> LockRecord:
+    return LockRecord(expired=True, valid_until=record.valid_until, owner=record.owner)
+
+
+def _taken_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> Given | None:
+    """The outcome of a release whose answer was lost, if it can be told."""
+    if not isinstance(found, LockRecord):
+        return None
+    if found.owner != sent.owner:
+        return _given(sent, None if found.expired else found.owner)
+    return _given(found, None) if found.expired else None
+
+
+def _given(record: LockRecord, taken_by: str | None) -> Given:
+    left = (record.valid_until - moment().wall_ms) / 1000
+    return Given(record.owner, record.valid_until, left, taken_by)
+
+
+def _owned(uri: str, record: LockRecord | Malformed | None, owner: str) -> LockRecord:
+    match record:
+        case None:
+            raise NotReleased(f"nothing to release: there is no lock object at {uri}")
+        case Malformed(why=why):
+            raise NotReleased(f"{uri} is no lock record and is left alone: {why}")
+        case LockRecord() if record.owner != owner:
+            how = "was released by" if record.expired else "is held by"
+            raise NotReleased(f"nothing released: {uri} {how} another owner, {record.owner}")
+        case LockRecord(expired=True):
+            raise NotReleased(f"nothing to release: {uri} was already released by {owner}")
+        case _:
+            return record
+
+
+# -- probe -------------------------------------------------------------------------------------------------------------
+
+
+class _Counting:
+    """A store that counts what is asked of it."""
+
+    def __init__(self, store: ConditionalStore) -> None:
+        self._store = store
+        self.requests = 0
+
+    async def read(self, uri: str) -> ReadOutcome:
+        self.requests += 1
+        return await self._store.read(uri)
+
+    async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
+        self.requests += 1
+        return await self._store.write(uri, body, condition)
+
+    async def delete(self, uri: str) -> None:
+        self.requests += 1
+        await self._store.delete(uri)
+
+    async def __aenter__(self) -> Self:
+        await self._store.__aenter__()
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool | None:  # noqa: PYI036 - passed on as they are
+        return await self._store.__aexit__(*raised)
+
+
+async def probe_place(settings: Settings, root: str) -> Probed:
+    """Probe the store at `root`, as the agent does at its start; `StoreProbeError` says why no lock may be kept there."""
+    try:
+        if root.startswith("file://") and not await _path(root).is_dir():
+            raise StoreProbeError(f"there is no folder {_path(root)}; make it, or name another")
+        async with _Counting(store_at(root, settings)) as store:
+            begun = monotonic()
+            try:
+                await probe(store, root)
+            except StoreProbeError as error:
+                raise StoreProbeError(f"{error}; {spent(store.requests, monotonic() - begun)}") from error
+            return Probed(store.requests, monotonic() - begun)
+    except LocationError:
+        raise
+    except (OSError, ValueError) as error:
+        raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
+
+
+def spent(requests: int, seconds: float) -> str:
+    """What a probe took, in words."""
+    return f"{requests} request{'' if requests == 1 else 's'} in {seconds * 1000:.0f} ms"
+
+
+# -- audit -------------------------------------------------------------------------------------------------------------
+
+
+async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> Audited:
+    """Judge the audit log as it is now; of all tables or of one."""
+    judge = LockAudit(drifts)
+    unreadable = 0
+    reasons: list[tuple[Position, str]] = []
+    key = None if table is None else table.encode()
+    spans: dict[TopicPartition, int | None] = dict.fromkeys(
+        await partitions_of(settings, settings.topics.audit)
+    )
+    async with aclosing(batches_to_end(settings, spans)) as batches:
+        async for partition, records in batches:
+            for record in records:
+                if key is not None and record.key != key:
+                    continue
+                position = Position(partition.partition, record.offset)
+                bad = _take(judge, position, record)
+                unreadable += bad is not None
+                if bad is not None and len(reasons) < MOST_UNREADABLE:
+                    reasons.append((position, bad))
+    return Audited(judge.report(), unreadable, tuple(reasons))
+
+
+def _take(judge: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
+    event = decode(AUDIT_EVENT, record.value)
+    if isinstance(event, Undecodable):
+        return event.reason
+    judge.add(position, event)
+    return None

@@ -1,0 +1,284 @@
+"""Runs the lock automaton (`handlers/lease/machine.py`): one task a table, so that a slow store delays no other table.
+
+The task waits for whatever comes first (a wish, an answer, the automaton's own deadline), moves the automaton, and runs the
+requests it asks for. Requests run beside the waiting, so that a lease is given up in time while one hangs. What a step
+means for the table's grants is told by a synchronous callback, with whether it may be relied upon; there is no
+decision in this file.
+
+A keeper that slept learns it before it acts. Whatever moves the automaton carries our clock, and a lease that has ended by it
+is given up first (`lease.step`). What is missing is something that moves it: the loop's timers stand still while the machine
+sleeps, our clock does not. So a `SleepWatch`, one for all keepers of an agent, looks at that clock every `LOOK_SECONDS` of
+the loop's time, and wakes the keepers whose deadline is past: at most that long after the machine woke.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import structlog
+
+from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import (
+    ConditionalStore,
+    LocationError,
+    StoreProbeError,
+    StoreUnreachableError,
+    open_store,
+    probe,
+)
+from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.paced import PacedStore
+from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import Refused, Unknown
+from lakewarden.handlers.lease.lock_queue import Contender, Line
+from lakewarden.handlers.lease.placement import LockPlace
+
+log = structlog.get_logger()
+
+Told = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
+LOOK_SECONDS = 1.0
+"""How late a keeper may be woken after the machine slept; its lease is given up `margin` before its end, and no sooner."""
+
+
+class SleepWatch:
+    """Wakes the keepers whose timers are late because the machine slept."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.keepers: dict[LockKeeper, None] = {}
+
+    @contextmanager
+    def over(self, keeper: LockKeeper) -> Iterator[None]:
+        """Within this, the keeper is looked after."""
+        self.keepers[keeper] = None
+        try:
+            yield
+        finally:
+            del self.keepers[keeper]
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            await anyio.sleep(LOOK_SECONDS)
+            now = self._clock()
+            for keeper in self.keepers:
+                keeper.wake_if_due(now)
+
+
+class LockKeeper:
+    """One table's lock. Without a `watch` that somebody runs, it runs one of its own."""
+
+    def __init__(
+        self,
+        place: LockPlace,
+        settings: lease.LeaseSettings,
+        store: Callable[[], Awaitable[ConditionalStore]],
+        tell: Callable[[Told, bool], None],
+        *,
+        name: Contender | None = None,
+        clock: Callable[[], lease.Moment] = moment,
+        watch: SleepWatch | None = None,
+    ) -> None:
+        self.place = place
+        self._settings = settings
+        self._open_store = store
+        self._tell = tell
+        self._state: lease.State = lease.Idle()
+        self._name = name
+        self._line = Line()
+        self._clock = clock
+        self._watch = watch
+        self._due: float | None = None
+        self._inbox: deque[lease.Input] = deque()
+        self._woken = anyio.Event()
+        self._idle = anyio.Event()
+        self._idle.set()
+
+    def want(self, adopt: str | None) -> None:
+        """Take the lock, or wait for it."""
+        ahead = 0 if self._name is None else self._line.others(self._name)
+        self._wish(lease.Want(self._clock(), adopt, ahead))
+
+    def drop(self) -> None:
+        """Give it back."""
+        self._wish(lease.Drop(self._clock()))
+
+    def hear(self, event: AuditEventUnion) -> None:
+        """What an agent, this one too, told of this lock object: see `turns.py`. Nothing is lost where it isn't heard."""
+        self._line = self._line.hear(event)
+        if self._name is None or (event.agent, event.table) == self._name:
+            return
+        match event:
+            case LockReleased(detail=None):
+                self._put(lease.HeardReleased(self._clock(), self._line.ahead_of(self._name)))
+            case LockAcquired(valid_until=valid_until):
+                self._put(lease.HeardTaken(self._clock(), valid_until))
+            case _:
+                pass
+
+    def wake_if_due(self, now: float) -> None:
+        """Wake it where the automaton wanted to be moved by now."""
+        if self._due is not None and now >= self._due:
+            self._woken.set()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is held and nothing outstanding."""
+        return self._idle.is_set()
+
+    async def released(self) -> None:
+        """Return when nothing is held and nothing outstanding."""
+        await self._idle.wait()
+
+    def _wish(self, wish: lease.Input) -> None:
+        if self._idle.is_set():
+            self._idle = anyio.Event()
+        self._put(wish)
+
+    def _put(self, given: lease.Input) -> None:
+        self._inbox.append(given)
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Serve wishes until cancelled."""
+        watch = self._watch or SleepWatch(lambda: self._clock().now)
+        async with anyio.create_task_group() as tasks:
+            if self._watch is None:
+                tasks.start_soon(watch.run)
+            with watch.over(self):
+                while True:
+                    self._move(await self._next(), tasks)
+
+    def _move(self, given: lease.Input, requests: anyio.abc.TaskGroup) -> None:
+        self._state, effects = lease.step(self._state, given, self._settings)
+        for effect in effects:
+            match effect:
+                case lease.Get() | lease.Put():
+                    requests.start_soon(self._request, effect)
+                case _:
+                    # A lease whose return is asked for already may not be relied upon, though it is confirmed.
+                    relied_on = not any(isinstance(wish, lease.Drop) for wish in self._inbox)
+                    self._tell(effect, relied_on)
+        self._due = lease.deadline(self._state, self._settings)
+        if isinstance(self._state, lease.Idle) and not self._inbox:
+            self._idle.set()
+
+    async def _next(self) -> lease.Input:
+        if not self._inbox:
+            self._woken = anyio.Event()
+            wait = None if self._due is None else max(0.0, self._due - self._clock().now)
+            with anyio.move_on_after(wait):
+                await self._woken.wait()
+        return self._inbox.popleft() if self._inbox else lease.Timer(self._clock())
+
+    async def _request(self, effect: lease.Get | lease.Put) -> None:
+        try:
+            store = await self._open_store()
+        except (StoreProbeError, LocationError) as error:
+            # Out of reach for the moment is no reason to give up for good.
+            outcome = Unknown(str(error)) if isinstance(error, StoreUnreachableError) else Refused(str(error))
+            done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
+            self._put(done(self._clock(), outcome))
+            return
+        if isinstance(effect, lease.Get):
+            found = await store.read(self.place.uri)
+            self._put(lease.ReadDone(self._clock(), found))
+        else:
+            written = await store.write(self.place.uri, effect.body, effect.condition)
+            self._put(lease.WriteDone(self._clock(), written))
+
+
+def store_at(root: str, settings: Settings) -> ConditionalStore:
+    """The store that everything below `root` is in, as the settings reach it; neither entered nor probed."""
+    timeout = settings.request_timeout_seconds
+    if root.startswith("file://"):
+        return open_store(root, request_timeout_seconds=timeout, root=_folder(root))
+    if root.startswith("s3://"):
+        from lakewarden.agent.stores.s3 import S3Options
+
+        options = S3Options(
+            endpoint_url=settings.s3_endpoint,
+            region=settings.s3_region,
+            path_style=None if settings.s3_addressing == "auto" else settings.s3_addressing == "path",
+        )
+        return open_store(root, request_timeout_seconds=timeout, s3=options)
+    endpoint = settings.gcs_endpoint if root.startswith("gs://") else settings.azure_endpoint
+    return open_store(root, request_timeout_seconds=timeout, endpoint=endpoint)
+
+
+def _folder(root: str) -> str:
+    """As the store reads it: percent signs spell the characters that a URI can't have."""
+    return "/" + parse_location(root).key
+
+
+class Stores:
+    """The stores in use, each opened and probed once. A probe that fails is the answer to all who waited for it."""
+
+    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+        self._settings = settings
+        self._stack = stack
+        self._open: dict[str, ConditionalStore] = {}
+        self._opening: dict[str, anyio.Lock] = {}
+        self._failed: dict[str, StoreProbeError] = {}
+
+    async def for_lock(self, uri: str) -> ConditionalStore:
+        """The store that a lock object is in. Raises `StoreProbeError` or `LocationError`, with what to do."""
+        root = self._root_of(uri)
+        if root not in self._open:
+            failed_before = self._failed.get(root)
+            # One store's opening, which may take its time, holds up nobody else's.
+            async with self._opening.setdefault(root, anyio.Lock()):
+                failed = self._failed.get(root)
+                if failed is not None and failed is not failed_before:
+                    raise type(failed)(str(failed))
+                if root not in self._open:
+                    self._open[root] = await self._open_noting(root)
+        return self._open[root]
+
+    async def _open_noting(self, root: str) -> ConditionalStore:
+        try:
+            return await self._open_probed(root)
+        except StoreProbeError as error:
+            self._failed[root] = error
+            raise
+
+    async def _open_probed(self, root: str) -> ConditionalStore:
+        if root.startswith("file://"):
+            folder = _folder(root)
+            try:
+                await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreProbeError(
+                    f"the folder for locks can't be made: {error.strerror}; make it, or name another: folder={folder}"
+                ) from error
+        async with AsyncExitStack() as attempt:
+            try:
+                entered = await attempt.enter_async_context(PacedStore(store_at(root, self._settings)))
+            except (OSError, ValueError) as error:
+                raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
+            await probe(entered, root)
+            self._stack.push_async_exit(attempt.pop_all().__aexit__)
+        log.info("store.honours-conditions", store=root)
+        return entered
+
+    def _root_of(self, uri: str) -> str:
+        """The part of a location that is opened and probed: the lock root, a bucket, or for local tables the glob's folder."""
+        lock_root = self._settings.lock_root
+        if lock_root is not None and uri.startswith(lock_root + "/"):
+            return lock_root
+        scheme, rest = uri.split("://", 1)
+        if scheme != "file":
+            return f"{scheme}://{rest.split('/', 1)[0]}"
+        for glob in self._settings.allow:
+            fixed = re.split(r"[*?\[]", glob)[0].rsplit("/", 1)[0] if re.search(r"[*?\[]", glob) else glob
+            if fixed.startswith("file://") and uri.startswith(fixed + "/"):
+                return fixed
+        return uri.rsplit("/", 1)[0]

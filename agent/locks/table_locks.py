@@ -1,0 +1,158 @@
+"""The locks of one partition's tables: where each is, the keeper that holds it, and what its steps mean for its table.
+
+- A table's lock is where its intents say. All that are open at a time must say the same; a quiet table may move to another.
+- What a keeper tells is published (`audit`), and moves the table, as long as the lock is the table's and may be relied upon.
+- A lock is given back where the table is done with it or leaves this agent. One under which a grant runs, or whose table was
+  stopped, is left to lapse.
+
+A keeper is one task a table (`locks.py`); when a table wants its lock is decided in `handlers/table/grants.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import anyio
+import anyio.abc
+import structlog
+
+from lakewarden.agent import wire_events
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.locks.keeper import LockKeeper, SleepWatch, Stores, Told
+from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.settings import Settings
+from lakewarden.events import AuditEventUnion, encode
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.lock_queue import Contender
+from lakewarden.handlers.lease.placement import LockPlace, NotAllowed
+from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone
+from lakewarden.handlers.table.state import LockView, TableState
+
+log = structlog.get_logger()
+
+
+class TableLocks:
+    """All locks that one partition's tables use. `move` moves a table by what its lock did, `read_to` is the last offset read."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        publisher: Publisher,
+        stores: Stores,
+        tasks: anyio.abc.TaskGroup,
+        watch: SleepWatch | None,
+        *,
+        move: Callable[[str, LockConfirmed | LockGone | LockForbidden], None],
+        read_to: Callable[[], int],
+    ) -> None:
+        self._settings = settings
+        self._placement = settings.placement()
+        self._publisher = publisher
+        self._stores = stores
+        self._tasks = tasks
+        self._watch = watch
+        self._move = move
+        self._read_to = read_to
+        self._places: dict[str, LockPlace] = {}
+        self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
+
+    def settle(self, state: TableState, lock: str | None) -> str | None:
+        """Settle where the table's lock is, as its intents say; why not, where one of them says otherwise."""
+        settled = self._places.get(state.uri)
+        if settled is not None and (lock is None or lock == settled.uri):
+            return None
+        place = self._placement.locate(state.uri, lock)
+        if isinstance(place, NotAllowed):
+            return place.why
+        if settled is not None and not state.quiet():
+            return f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; all its writers name one lock"
+        if state.uri in self._keepers:
+            self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
+        self._places[state.uri] = place
+        state.settings = self._settings.table(shared=place.shared)
+        return None
+
+    def want(self, uri: str, adopt: str | None) -> None:
+        """Take the table's lock, or wait for it; `adopt`: the former owner whose lock covers a running grant."""
+        self._keeper(uri).want(adopt)
+
+    def free(self, uri: str) -> None:
+        """Give the table's lock back."""
+        self._keeper(uri).drop()
+
+    def heard(self, event: AuditEventUnion) -> None:
+        """An agent told something of a lock; those of our tables that use it may want to know."""
+        for keeper, _ in self._keepers.values():
+            if keeper.place.uri == event.lock:
+                keeper.hear(event)
+
+    def leave_to_lapse(self, uri: str) -> None:
+        """Neither renew it nor give it back: a grant may run under it."""
+        if uri in self._keepers:
+            self._keepers.pop(uri)[1].cancel()
+
+    async def release(self, uris: Collection[str]) -> None:
+        """Give back the locks of these tables; all others are left to lapse."""
+        async with anyio.create_task_group() as releases:
+            for uri, (keeper, scope) in self._keepers.items():
+                if uri in uris:
+                    releases.start_soon(_release, keeper, scope)
+                else:
+                    scope.cancel()
+
+    def held(self, uris: Collection[str]) -> list[str]:
+        """Which of these tables' locks have not been given back."""
+        return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.at_rest]
+
+    def _keeper(self, uri: str) -> LockKeeper:
+        if uri not in self._keepers:
+            place = self._places[uri]
+            keeper = LockKeeper(
+                place,
+                self._settings.lease(shared=place.shared),
+                lambda: self._stores.for_lock(place.uri),
+                lambda told, relied_on: self._told(uri, place, told, relied_on=relied_on),
+                name=Contender(self._settings.agent_id, uri),
+                watch=self._watch,
+            )
+            scope = anyio.CancelScope()
+            self._keepers[uri] = (keeper, scope)
+            self._tasks.start_soon(_run_within, scope, keeper, name=f"lock of {uri}")
+        return self._keepers[uri][0]
+
+    def _told(self, uri: str, place: LockPlace, told: Told, *, relied_on: bool) -> None:
+        event = wire_events.audit(self._settings.agent_id, uri, place.uri, told)
+        self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
+        if self._places[uri] is not place or not relied_on:
+            return  # It is being given back: the table is done with it, or has moved to another lock.
+        now, offset = monotonic(), self._read_to()
+        match told:
+            case lease.Confirmed(what=what, lease=held):
+                log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
+                view = LockView(held.record.owner, held.expires_at, held.quiet_until)
+                self._move(uri, LockConfirmed(now, offset, view))
+            case lease.Released(why=None):
+                log.debug("lock.released", table=uri)
+            case lease.Released(why=why, valid_until=valid_until):
+                log.warning("lock.not-given-back", table=uri, why=why, until=valid_until, lock=place.uri)
+            case lease.LeaseEnded(why=why, holder=holder):
+                log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
+                self._move(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(fatal=True, why=why):
+                log.error("lock.refused", table=uri, why=why, lock=place.uri)
+                self._move(uri, LockForbidden(now, offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(why=why, holder=holder, held_until=held_until):
+                log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
+
+
+async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
+    try:
+        keeper.drop()
+        await keeper.released()
+    finally:
+        scope.cancel()
+
+
+async def _run_within(scope: anyio.CancelScope, keeper: LockKeeper) -> None:
+    with scope:
+        await keeper.run()

@@ -1,0 +1,1 @@
+"""What a person asks of a running fleet, answered from Kafka and the store: status, conflicts, explain."""

@@ -1,0 +1,220 @@
+"""What operators look at, read from Kafka alone: no agent is asked, so it works while one is down.
+
+`status` folds the log as an agent does at its start, with the same code, and takes the lock from the audit topic. What it
+shows is therefore as true as the log: an agent's last unpublished second is not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started, stopped
+from lakewarden.agent.serving.checkpoint import decided_from
+from lakewarden.agent.serving.partition import published
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import (
+    AUDIT_EVENT,
+    CONFLICT_EVENT,
+    WRITER_EVENT,
+    AuditEventUnion,
+    CommitIntent,
+    CommitRequested,
+    ConflictDetected,
+    LockAcquired,
+    LockRenewed,
+    Topics,
+    Undecodable,
+    decode,
+)
+from lakewarden.handlers.table.admission import in_front
+from lakewarden.handlers.table.machine import replay_event, replay_verdict
+from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.transactions import Phase, Transaction
+from lakewarden.handlers.table.verdicts import verdict_of
+
+AUDIT_WINDOW = timedelta(minutes=15)
+"""A held lock is renewed far more often than this, so its last step lies within; what lies before is released or lapsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """A transaction as an operator reads it."""
+
+    transaction: str
+    writer: str
+    batch_id: int | None
+    phase: str
+    since: str
+    """When the transaction was opened, by its writer's clock."""
+    waiting_on: str | None
+    partitions: int
+    file_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who holds the lock, by the last audited step."""
+
+    held: bool
+    lock: str
+    agent: str
+    owner: str
+    valid_until: str
+    last_step: str
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableView:
+    """One table."""
+
+    table: str
+    lock: LockHolder | None
+    transactions: tuple[TransactionView, ...]
+
+
+async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
+    """Every table with open transactions or a lock step in the last quarter of an hour; or the one that is named."""
+    topics = settings.topics
+    partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
+    committed = await committed_offsets(settings, settings.group)
+    spans: dict[TopicPartition, int | None] = {}
+    decided: dict[int, Position] = {}
+    for number in partitions:
+        known = committed.get(TopicPartition(topics.writers, number))
+        decided[number] = decided_from(known.metadata if known else "")
+        spans[TopicPartition(topics.writers, number)] = known.offset if known and known.offset >= 0 else None
+        spans[TopicPartition(topics.decisions, number)] = decided[number].offset
+    records = await read_to_end(settings, spans)
+    states: dict[str, TableState] = {}
+    opened: dict[str, datetime] = {}
+    for number in partitions:
+        _fold(
+            states,
+            opened,
+            records[TopicPartition(topics.writers, number)],
+            published(decided[number], records[TopicPartition(topics.decisions, number)]),
+        )
+    locks = await _last_lock_steps(settings, topics)
+    uris = {uri for uri, state in states.items() if state.open()} | set(locks)
+    if table is not None:
+        uris = {table}
+    return [
+        TableView(
+            uri,
+            _holder(locks[uri]) if uri in locks else None,
+            tuple(_view(state, each, opened) for each in state.open()) if (state := states.get(uri)) else (),
+        )
+        for uri in sorted(uris)
+    ]
+
+
+async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
+    """Conflicts, oldest first; with `follow` the ones to come, for ever."""
+    topics = settings.topics
+    partitions = await partitions_of(settings, topics.conflicts)
+    if not follow:
+        found = await read_to_end(settings, dict.fromkeys(partitions))
+        for record in sorted((r for records in found.values() for r in records), key=lambda r: r.timestamp):
+            if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
+                yield event
+        return
+    async with _consumer(settings) as consumer:
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        async for record in consumer:
+            if not isinstance(event := decode(CONFLICT_EVENT, record.value), Undecodable):
+                yield event
+
+
+@asynccontextmanager
+async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
+    consumer = reader(settings)
+    await started(consumer, settings)
+    try:
+        yield consumer
+    finally:
+        await stopped(consumer)
+
+
+def _fold(
+    states: dict[str, TableState],
+    opened: dict[str, datetime],
+    events: list[ConsumerRecord],
+    decisions: PublishedDecisions,
+) -> None:
+    def decided(up_to: int | None) -> None:
+        for decision in decisions.due(up_to):
+            if (state := states.get(decision.table)) is not None:
+                replay_verdict(state, verdict_of(decision), monotonic())
+
+    for record in events:
+        event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+        if not isinstance(event, Undecodable):
+            if isinstance(event, CommitIntent | CommitRequested):
+                opened.setdefault(event.transaction, event.at)
+            state = states.setdefault(event.table, TableState(event.table, TableSettings()))
+            replay_event(state, event, record.offset, monotonic())
+        decided(record.offset)
+    decided(None)
+
+
+def _view(state: TableState, transaction: Transaction, opened: dict[str, datetime]) -> TransactionView:
+    at = opened.get(transaction.id)
+    return TransactionView(
+        transaction.id,
+        transaction.writer,
+        transaction.batch_id,
+        transaction.phase.value,
+        at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
+        _waits_on(state, transaction),
+        len(transaction.footprint),
+        transaction.markers,
+    )
+
+
+def _waits_on(state: TableState, transaction: Transaction) -> str | None:
+    if transaction.phase is Phase.QUEUED:
+        writers = {each.writer for each in in_front(state, transaction)}
+        return ", ".join(sorted(writers)) or "its admission"
+    if transaction.phase is Phase.WAITING:
+        running = state.running()
+        return f"the grant of {running.writer}" if running is not None else "the table's lock"
+    return None
+
+
+async def _last_lock_steps(settings: KafkaSettings, topics: Topics) -> dict[str, AuditEventUnion]:
+    since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
+    partitions = await partitions_of(settings, topics.audit)
+    async with _consumer(settings) as consumer:
+        found = await consumer.offsets_for_times(dict.fromkeys(partitions, since))
+    spans: dict[TopicPartition, int | None] = {p: o.offset for p, o in found.items() if o is not None}
+    last: dict[str, AuditEventUnion] = {}
+    for records in (await read_to_end(settings, spans)).values():
+        for record in records:
+            event = decode(AUDIT_EVENT, record.value)
+            if not isinstance(event, Undecodable):
+                last[event.table] = event
+    return last
+
+
+def _holder(step: AuditEventUnion) -> LockHolder:
+    until = datetime.fromtimestamp(step.valid_until / 1000, tz=utc_now().tzinfo)
+    held = isinstance(step, LockAcquired | LockRenewed) and until > utc_now()
+    return LockHolder(
+        held,
+        step.lock,
+        step.agent,
+        step.owner or step.holder or "",
+        until.isoformat(timespec="milliseconds"),
+        step.type,
+        step.detail,
+    )

@@ -1,0 +1,38 @@
+"""The agent as a foreground process: it says when it serves, and a signal stops it in order."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import anyio
+import structlog
+
+from lakewarden.agent.serving.agent import Agent
+from lakewarden.agent.settings import Settings
+
+log = structlog.get_logger()
+
+
+async def serve_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
+    """Serve until SIGINT or SIGTERM; `on_ready` is called once, when every assigned partition is live."""
+    agent = Agent(settings)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, agent)
+        tasks.start_soon(_tell_ready, agent, on_ready)
+        await agent.run()
+        tasks.cancel_scope.cancel()
+    log.info("agent.stopped", agent=settings.agent_id)
+
+
+async def _stop_on_signal(agent: Agent) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("agent.stopping", signal=signal.Signals(number).name)
+            agent.stop()
+
+
+async def _tell_ready(agent: Agent, on_ready: Callable[[], object]) -> None:
+    while not agent.ready.is_set():
+        await agent.ready.wait()
+    on_ready()

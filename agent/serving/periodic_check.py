@@ -1,0 +1,123 @@
+"""The periodic check: whether Kafka answers, whether the topic has the partitions that it had, and who is silent for too long.
+
+- Each check asks for the log's end, waits for the reading to come to it, and lets the owners judge as of when it *asked*: what
+  was appended later may lie unread (`handlers/table/liveness.py`).
+- A check that comes late by some intervals says that this process stood still, perhaps with its machine: silence of writers
+  until then proves nothing.
+- Kafka that has not answered for a session timeout ends the session: the group may have given our partitions to others, and
+  whoever can't hear of it must not hold their locks. After we stood still it has one more check to answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import anyio
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.errors import KafkaUnreachableError
+from lakewarden.agent.kafka import partitions_known
+from lakewarden.agent.serving.checkpoint import require_partitions
+from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.settings import Settings
+
+log = structlog.get_logger()
+
+MIN_ENDS_SECONDS = 1.0
+"""For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
+REACH_SECONDS = 0.005
+STALL_FACTOR = 3
+"""A check this many intervals late says that the process stood still."""
+
+
+class PeriodicCheck:
+    """One for all partitions that are owned."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        consumer: AIOKafkaConsumer,
+        partitions: int,
+        owners: Mapping[int, PartitionOwner],
+    ) -> None:
+        self._settings = settings
+        self._topic = settings.topics.writers
+        self._consumer = consumer
+        self._partitions = partitions
+        self._owners = owners
+        self._interval = settings.check_seconds
+        self._ends_seconds = max(self._interval, MIN_ENDS_SECONDS)
+        self._last = self._answered = monotonic()
+        self._silent = False
+
+    async def run(self) -> None:
+        """Check until cancelled, or until this session can't go on."""
+        while True:
+            await anyio.sleep(self._interval)
+            await self._check()
+
+    async def _check(self) -> None:
+        require_partitions(partitions_known(self._consumer, self._topic), self._partitions, self._settings)
+        asked_at = monotonic()
+        ends = await self._ends()
+        await self._reach(ends)
+        now = monotonic()
+        stalled = now - self._last > STALL_FACTOR * self._interval + self._ends_seconds
+        self._last = now
+        if ends or not self._owners:
+            self._answered = now
+        self._judge_kafka(now - self._answered, stalled=stalled)
+        for owner in list(self._owners.values()):
+            await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
+
+    def _judge_kafka(self, seconds: float, *, stalled: bool) -> None:
+        """Kafka has not answered for so long."""
+        if self._silent != (seconds > 2 * self._ends_seconds):
+            self._silent = not self._silent
+            where = self._settings.bootstrap_servers
+            if self._silent:
+                log.warning(
+                    "kafka.silent",
+                    bootstrap_servers=where,
+                    detail="waiting for it; nothing is decided meanwhile",
+                )
+            else:
+                log.info("kafka.answers-again", bootstrap_servers=where)
+        if seconds > self._settings.session_timeout_seconds and not stalled:
+            raise KafkaUnreachableError(f"Kafka has not answered for {seconds:.0f} s")
+
+    async def _ends(self) -> dict[int, int]:
+        """The log's ends, asked anew; nothing where Kafka does not answer in time."""
+        partitions = [TopicPartition(self._topic, number) for number in self._owners]
+        if not partitions:
+            return {}
+        with anyio.move_on_after(self._ends_seconds):
+            try:
+                ends = await self._consumer.end_offsets(partitions)
+            except KafkaError as error:
+                log.debug("kafka.ends-unknown", problem=str(error) or repr(error))
+                return {}
+            return {partition.partition: end for partition, end in ends.items()}
+        return {}
+
+    async def _reach(self, ends: Mapping[int, int]) -> None:
+        """Wait an interval for the reading to come to these ends: a log that is written to has always something unread.
+
+        What is at its end and no event (Kafka's marks of a transactional producer) is passed here.
+        """
+        with anyio.move_on_after(self._interval):
+            while behind := [
+                owner
+                for owner in self._owners.values()
+                if owner.phase in ("replaying", "live") and owner.position < ends.get(owner.number, 0)
+            ]:
+                await anyio.sleep(REACH_SECONDS)
+                for owner in behind:
+                    try:
+                        position = await self._consumer.position(TopicPartition(self._topic, owner.number))
+                    except IllegalStateError:
+                        continue  # it was taken from us meanwhile
+                    owner.passed(position)

@@ -1,0 +1,34 @@
+"""How times and lengths of time are printed for people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from lakewarden.agent.clock import moment
+
+
+def timestamp(epoch_ms: float) -> str:
+    """RFC 3339, UTC, milliseconds."""
+    moment_ = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
+    return moment_.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """A length of time as people say it."""
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return (
+        f"{minutes} min"
+        if minutes < 100
+        else f"{seconds / 3600:.1f} h"
+        if minutes < 6_000
+        else f"{seconds / 86_400:.0f} days"
+    )
+
+
+def when(epoch_ms: float) -> str:
+    """A moment, in UTC and from now."""
+    left = (epoch_ms - moment().wall_ms) / 1000
+    relative = f"in {span(left)}" if left > 0 else f"{span(-left)} ago"
+    return f"{timestamp(epoch_ms)} ({relative})"

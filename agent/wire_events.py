@@ -1,0 +1,196 @@
+"""Verdicts and lock steps as wire events: the ids, times and names that the pure core does not know."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from lakewarden.agent.clock import fresh_id, monotonic, utc_now
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    AuditEventUnion,
+    BatchCommitted,
+    CommitGranted,
+    ConflictDetected,
+    ConflictEntry,
+    ConflictsLost,
+    DecisionEventUnion,
+    GrantRenewed,
+    LockAcquired,
+    LockLost,
+    LockRefused,
+    LockReleased,
+    LockRenewed,
+)
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+    GrantCommit,
+    RecordBatch,
+    RecordLosses,
+    RenewGrant,
+    ReportConflict,
+    SkipBatch,
+    Verdict,
+)
+
+MAX_EVIDENCE_CHARACTERS = 128_000
+"""Of the names in one record: even where each takes six bytes in JSON (a control character), it stays below 1 MB."""
+
+
+def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:
+    """A verdict as it is published."""
+    common = {
+        "event_id": fresh_id(),
+        "table": table,
+        "transaction": verdict.transaction,
+        "writer": verdict.writer,
+        "at": utc_now(),
+        "agent": agent,
+        "term": term,
+        "cause": verdict.cause.event_id,
+        "cause_offset": verdict.cause.offset,
+    }
+    match verdict:
+        case Admit(reserved=reserved):
+            return Admitted.model_validate(common | {"reserved": reserved})
+        case AbortTransaction(
+            reason=reason, retriable=retriable, conflicts=conflicts, detail=detail, losses=losses
+        ):
+            return Abort.model_validate(
+                common
+                | {
+                    "reason": reason,
+                    "retriable": retriable,
+                    "conflicts": _fitting(conflicts),
+                    "detail": detail,
+                    "losses": losses,
+                }
+            )
+        case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+            return CommitGranted.model_validate(
+                common
+                | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
+            )
+        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+            return GrantRenewed.model_validate(
+                common
+                | {"grant": grant, "lease_seconds": lease_seconds, "seq": seq, "lock_owner": lock_owner}
+            )
+        case SkipBatch(committed_transaction=committed_transaction, version=version):
+            return AlreadyCommitted.model_validate(
+                common | {"committed_transaction": committed_transaction, "version": version}
+            )
+        case _:
+            assert_never(verdict)
+
+
+def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
+    """As much of the evidence as a record can bear, at least one entry: names may be long, and grow when they are escaped."""
+    left = MAX_EVIDENCE_CHARACTERS
+    for count, each in enumerate(conflicts):
+        left -= (
+            len(each.partition) + len(each.file_group) + len(each.other_transaction) + len(each.other_writer)
+        )
+        if left < 0 and count:
+            return conflicts[:count]
+    return conflicts
+
+
+def conflict(table: str, report: ReportConflict) -> ConflictDetected:
+    """A conflict as the operators read it."""
+    return ConflictDetected(
+        event_id=fresh_id(),
+        table=table,
+        transaction=report.victim,
+        writer=report.victim_writer,
+        at=utc_now(),
+        victim=report.victim,
+        victim_writer=report.victim_writer,
+        winner=report.winner,
+        winner_writer=report.winner_writer,
+        rule=report.rule,
+        kind=report.kind,
+        conflicts=_fitting(report.conflicts),
+        detected_after_ms=round(report.detected_after_ms, 3),
+        victim_age_seconds=round(report.victim_age_seconds, 3),
+    )
+
+
+def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
+    """A writer's last committed batch as the ledger keeps it."""
+    return BatchCommitted(
+        event_id=fresh_id(),
+        table=table,
+        transaction=batch.transaction,
+        writer=batch.writer,
+        at=utc_now(),
+        batch_id=batch.batch_id,
+        version=batch.version,
+    )
+
+
+def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
+    """A writer's conflicts lost in a row as the ledger keeps them."""
+    return ConflictsLost(
+        event_id=fresh_id(),
+        table=table,
+        transaction=lost.transaction,
+        writer=lost.writer,
+        at=utc_now(),
+        losses=lost.losses,
+        lost_on=lost.lost_on,
+        term=term,
+    )
+
+
+def audit(
+    agent: str,
+    table: str,
+    lock: str,
+    step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
+) -> AuditEventUnion:
+    """A step in the life of a lock, with the requests and the time that it took."""
+    common = {
+        "event_id": fresh_id(),
+        "table": table,
+        "at": utc_now(),
+        "agent": agent,
+        "lock": lock,
+        "requests": step.spent.requests,
+        "duration_ms": round(max(0.0, monotonic() - step.spent.since) * 1000, 3),
+    }
+    match step:
+        case lease.Confirmed(what="acquired", lease=held):
+            adopted = None if held.former is None else held.former.owner
+            return LockAcquired.model_validate(
+                common
+                | {"owner": held.record.owner, "valid_until": held.record.valid_until, "adopted": adopted}
+            )
+        case lease.Confirmed(lease=held):
+            return LockRenewed.model_validate(
+                common | {"owner": held.record.owner, "valid_until": held.record.valid_until}
+            )
+        case lease.Released(owner=owner, valid_until=valid_until, why=why):
+            return LockReleased.model_validate(
+                common | {"owner": owner, "valid_until": valid_until, "detail": why}
+            )
+        case lease.LeaseEnded(owner=owner, valid_until=valid_until, why=why, holder=holder):
+            return LockLost.model_validate(
+                common | {"owner": owner, "valid_until": valid_until, "detail": why, "holder": holder}
+            )
+        case lease.LockDenied(why=why, fatal=fatal, holder=holder, held_until=held_until):
+            return LockRefused.model_validate(
+                common
+                | {
+                    "owner": "",
+                    "valid_until": held_until or 0,
+                    "detail": why,
+                    "holder": holder,
+                    "waiting": not fatal,
+                }
+            )
+        case _:
+            assert_never(step)

@@ -1,0 +1,1 @@
+"""The state machine of one table: transactions, conflicts, admission and grants. Start at `machine.py`."""

@@ -1,0 +1,224 @@
+"""What an event or a published verdict changes. No decisions here: the same code runs live and in a replay.
+
+Every fact, whatever it changes, advances the table's `moment` by one.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, islice, takewhile
+from typing import assert_never
+
+from lakewarden.events import (
+    ALL_FILE_GROUPS,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.handlers.table.footprints import Overlap
+from lakewarden.handlers.table.state import (
+    MAX_CLOSED,
+    MAX_LOST_ON,
+    MAX_LOST_ON_CHARACTERS,
+    CommittedBatch,
+    TableState,
+)
+from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Grant, Phase, Transaction
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+    GrantCommit,
+    RenewGrant,
+    SkipBatch,
+    Verdict,
+)
+
+
+def take_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
+    """Enter a writer's event; what its markers met of other transactions. Repeated or late events change nothing."""
+    state.moment += 1
+    if isinstance(event, CommitIntent):
+        return _open(state, event, offset, now)
+    transaction = state.transactions.get(event.transaction)
+    if isinstance(event, CommitCompleted):
+        _completed(state, event, transaction)
+        return []
+    if transaction is None:
+        return []
+    if isinstance(event, TransactionAbandoned):
+        if transaction.phase is not Phase.COMMITTED:
+            close(state, transaction, Closed(Phase.ABORTED, transaction.writer, transaction.batch_id))
+        return []
+    if transaction.phase not in OPEN:
+        return []
+    transaction.heard_at = now
+    match event:
+        case WriterHeartbeat(seq=seq):
+            transaction.seq = max(transaction.seq, seq)
+            return []
+        case MarkerCreated(markers=markers):
+            return state.footprints.add(transaction, markers)
+        case CommitRequested(seq=seq, markers=markers):
+            transaction.seq = max(transaction.seq, seq)
+            if transaction.requested < 0:
+                transaction.requested, transaction.requested_id = state.moment, event.event_id
+            if transaction.phase is Phase.ACTIVE:
+                transaction.phase = Phase.WAITING
+            return state.footprints.add(transaction, markers)
+        case _:
+            assert_never(event)
+
+
+def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
+    """Enter a decision, ours or one read back from the log.
+
+    One about a transaction that is not known changes nothing, but for what is remembered of it.
+    """
+    state.moment += 1
+    transaction = state.transactions.get(verdict.transaction)
+    if transaction is None:
+        if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":
+            # Told once: whoever sends more of it has the answer in the log.
+            remember(state, verdict.transaction, _ending(verdict, verdict.writer, None))
+        return
+    match verdict:
+        case Admit(reserved=reserved):
+            if transaction.phase is Phase.QUEUED:
+                transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
+                transaction.began = state.moment
+                state.footprints.add(transaction, reserved)
+        case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+            if transaction.phase in OPEN:
+                transaction.phase = Phase.GRANTED
+                transaction.grant = Grant(grant, now + lease_seconds, lock_owner, seq)
+        case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
+            running = transaction.grant
+            if running is not None and running.id == grant:
+                running.deadline = max(running.deadline, now + lease_seconds)
+                running.seq = max(running.seq, seq)
+                running.lock_owner = lock_owner or running.lock_owner
+        case SkipBatch():
+            close(state, transaction, Closed(Phase.COMMITTED, transaction.writer, transaction.batch_id))
+        case AbortTransaction():
+            _aborted(state, transaction, verdict)
+        case _:
+            assert_never(verdict)
+
+
+def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
+    """Forget a transaction, but for how it ended."""
+    state.footprints.remove(transaction)
+    del state.transactions[transaction.id]
+    transaction.phase = closed.phase
+    remember(state, transaction.id, closed)
+    forget_old_evidence(state)
+
+
+def remember(state: TableState, transaction: str, closed: Closed) -> None:
+    """Keep how it ended, within the bound."""
+    state.closed[transaction] = closed
+    if len(state.closed) > MAX_CLOSED:
+        del state.closed[next(iter(state.closed))]
+
+
+def forget_old_evidence(state: TableState) -> None:
+    """Drop landed transactions that no open one can conflict with: each of those began after it had landed."""
+    landed = state.landed()
+    if not landed:
+        return
+    oldest = min((each.began for each in state.open() if each.phase is not Phase.QUEUED), default=None)
+    for each in landed:
+        if oldest is None or each.ended < oldest:
+            state.footprints.remove(each)
+            del state.transactions[each.id]
+            remember(state, each.id, Closed(each.phase, each.writer, each.batch_id))
+
+
+def _open(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
+    if event.transaction in state.transactions or event.transaction in state.closed:
+        return []
+    transaction = Transaction(
+        id=event.transaction,
+        writer=event.writer,
+        sequence=offset,
+        intent_id=event.event_id,
+        batch_id=event.batch_id,
+        priority=event.priority,
+        admission=event.admission,
+        conflict_rule=event.conflict_rule,
+        heartbeat_seconds=event.heartbeat_seconds,
+        began=state.moment,
+        opened_at=now,
+        heard_at=now,
+    )
+    state.transactions[transaction.id] = transaction
+    return state.footprints.add(transaction, event.scope)
+
+
+def _completed(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
+    writer, batch_id = event.writer, None
+    if transaction is not None and transaction.phase is not Phase.COMMITTED:
+        batch_id = transaction.batch_id
+        if transaction.phase is not Phase.UNKNOWN:
+            # A commit that was heard of late had landed before its lease ran out: that moment stands.
+            transaction.ended = state.moment
+        transaction.phase, transaction.grant = Phase.COMMITTED, None
+        if state.losses.pop(writer, None):
+            del state.lost_on[writer]
+            state.unrecorded_losses[writer] = ""
+    elif transaction is None:
+        # Ended, or older than what is remembered: that it committed is a fact all the same.
+        closed = state.closed.get(event.transaction)
+        batch_id = event.batch_id if closed is None else closed.batch_id
+        if closed is not None and closed.phase is Phase.UNKNOWN:
+            state.closed[event.transaction] = Closed(Phase.COMMITTED, closed.writer, closed.batch_id)
+    if batch_id is not None:
+        known = state.ledger.get(writer)
+        if known is None or known.batch_id < batch_id:
+            state.ledger[writer] = CommittedBatch(batch_id, event.transaction, event.version)
+            state.unrecorded.add(writer)
+    forget_old_evidence(state)
+
+
+def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransaction) -> None:
+    if transaction.phase in LANDED:
+        return
+    if transaction.phase is Phase.GRANTED:
+        assert transaction.grant is not None
+        if verdict.reason == "outcome-unknown":
+            transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
+            forget_old_evidence(state)
+        else:
+            transaction.grant.revoked = True
+        return
+    if verdict.reason == "conflict":
+        lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
+        state.losses[transaction.writer] = lost
+        state.lost_on[transaction.writer] = _lost_on(state, transaction)
+        state.unrecorded_losses[transaction.writer] = transaction.id
+    close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
+
+
+def _lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+    """Where its writer has lost in a row, this time included."""
+    places = dict.fromkeys(
+        Marker(partition=partition, file_group=ALL_FILE_GROUPS, operation=operation)
+        for partition in islice(transaction.footprint, MAX_LOST_ON)
+        for operation in transaction.touches
+    )
+    places.update(dict.fromkeys(state.lost_on.get(transaction.writer, ())))
+    characters = accumulate(len(place.partition) for place in places)
+    fitting = takewhile(
+        lambda place: place[1] <= MAX_LOST_ON_CHARACTERS, zip(places, characters, strict=True)
+    )
+    return tuple(place for place, _ in islice(fitting, MAX_LOST_ON))
+
+
+def _ending(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
+    return Closed(
+        Phase.ABORTED, writer, batch_id, verdict.reason, verdict.retriable, verdict.conflicts, verdict.detail
+    )

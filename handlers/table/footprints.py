@@ -1,0 +1,125 @@
+"""Who touched what: one index a table, by partition and file group, as a pair and never as one string.
+
+    index[partition][file_group] = (Touch, Touch, …)      the `*` of a partition is an entry like any other
+
+A marker is checked against the entry it lands in, so a check costs the same however many markers there are. `*` meets
+every entry of its partition, and every entry meets the partition's `*`. A repeated marker changes nothing.
+Almost every entry has one touch; that tuple is shared by all markers of its transaction and operation, so that a marker
+costs its two strings and one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.handlers.table.transactions import Touch, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Two transactions in one place, seen from `mine`."""
+
+    partition: str
+    file_group: str
+    """As mine's marker has it; `other_file_group` as the other's has it: they differ where one of them is `*`."""
+    other_file_group: str
+    mine: Touch
+    other: Touch
+
+    def turned(self) -> Overlap:
+        """The same, seen from the other."""
+        return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
+
+
+@dataclass(slots=True)
+class Footprints:
+    """The index, with the counts that bound it."""
+
+    index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
+
+    def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
+        """Enter markers; what they meet of other transactions, whether or not that is a conflict."""
+        overlaps: list[Overlap] = []
+        # Neighbours mostly share partition and operation: what follows from these is looked up when they change.
+        partition: str | None = None
+        operation: Operation | None = None
+        groups: dict[str, tuple[Touch, ...]] = {}
+        single: tuple[Touch, ...] = ()
+        mine: list[str] | None = None
+        for marker in markers:
+            file_group = marker.file_group
+            if marker.partition != partition:
+                partition = marker.partition
+                groups = self.index.setdefault(partition, {})
+                mine = transaction.footprint.get(partition)
+            if marker.operation != operation:
+                operation = marker.operation
+                single = transaction.touch(operation)
+            count = len(groups)
+            touches = groups.setdefault(file_group, single)
+            new = len(groups) > count
+            if not new:
+                if touches is single or single[0] in touches:
+                    continue
+                groups[file_group] = touches + single
+            if new or all(touch.transaction is not transaction for touch in touches):
+                if mine is None:
+                    mine = transaction.footprint[partition] = []
+                mine.append(file_group)
+                transaction.markers += 1
+            if not new or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
+                overlaps.extend(self._met(partition, file_group, single[0]))
+        return overlaps
+
+    def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
+        """Everything that this transaction shares with others, seen from it."""
+        for partition, file_groups in transaction.footprint.items():
+            groups = self.index[partition]
+            starred = ALL_FILE_GROUPS in groups
+            for file_group in file_groups:
+                touches = groups[file_group]
+                if len(touches) > 1 or starred:
+                    for touch in touches:
+                        if touch.transaction is transaction:
+                            yield from self._met(partition, file_group, touch)
+
+    def meetings(self) -> set[tuple[Touch, ...]]:
+        """The touches that meet in one place, each combination once: a sweep judges these, not all the places."""
+        found: set[tuple[Touch, ...]] = set()
+        for groups in self.index.values():
+            starred = groups.get(ALL_FILE_GROUPS, ())
+            for touches in groups.values():
+                if len(touches) > 1 or starred:
+                    found.add(starred + touches)
+        return found
+
+    def remove(self, transaction: Transaction) -> None:
+        """Take all that the transaction touched out of the index."""
+        for partition, file_groups in transaction.footprint.items():
+            groups = self.index[partition]
+            for file_group in file_groups:
+                touches = groups[file_group]
+                alone = len(touches) == 1
+                left = () if alone else tuple(each for each in touches if each.transaction is not transaction)
+                if left:
+                    groups[file_group] = left
+                else:
+                    del groups[file_group]
+            if not groups:
+                del self.index[partition]
+        transaction.footprint = {}
+        transaction.markers = 0
+
+    def _met(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
+        groups = self.index[partition]
+        places: Iterable[str]
+        if file_group == ALL_FILE_GROUPS:
+            places = groups
+        else:
+            places = (file_group, ALL_FILE_GROUPS) if ALL_FILE_GROUPS in groups else (file_group,)
+        for place in places:
+            for other in groups[place]:
+                if other.transaction is not mine.transaction:
+                    yield Overlap(partition, file_group, place, mine, other)

@@ -1,0 +1,145 @@
+"""Markers from executors, which reach Kafka and not the driver.
+
+The rule: a task publishes what it is about to write, and waits for the acknowledgement, *before* it writes. The
+reason: the driver's `commit-requested` is sent after its tasks have ended, so in the log, whose order is the order,
+every marker stands before the request; and the earlier a marker is there, the less the loser computes in vain.
+
+`ExecutorChannel` is small and pickles into a Spark closure. Each Python worker process keeps one producer for a broker
+address, however many tasks it runs; a forked process makes its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import os
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+
+from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable
+from lakewarden.spark_jobs.gate.kafka import (
+    SEND_TIMEOUT_SECONDS,
+    STOP_SECONDS,
+    KafkaSettings,
+    LoopThread,
+    make_producer,
+    stop_quietly,
+)
+from lakewarden.spark_jobs.gate.markers import in_events
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorChannel:
+    """Publishes the markers of one transaction from wherever it is unpickled."""
+
+    bootstrap_servers: str
+    topic_prefix: str
+    table: str
+    transaction: str
+    writer: str
+    kafka: KafkaSettings | None = None
+    timeout: float = SEND_TIMEOUT_SECONDS
+
+    def touch(self, partition: str, file_group: str, operation: Operation) -> None:
+        """Say that this task is about to write the file group."""
+        self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
+
+    def touch_all(self, markers: Iterable[Marker]) -> None:
+        """Say that this task is about to write all of these; returns when Kafka has them."""
+        topic = Topics(self.topic_prefix).writers
+        for chunk in in_events(markers):
+            event = MarkerCreated(
+                event_id=uuid.uuid4().hex,
+                table=self.table,
+                transaction=self.transaction,
+                writer=self.writer,
+                at=datetime.now(UTC),
+                markers=chunk,
+            )
+            about = f"table={self.table} writer={self.writer} transaction={self.transaction}"
+            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout, about)
+
+
+class _ProducerThread:
+    """One producer in its own loop thread, for all tasks of a worker process."""
+
+    def __init__(self, bootstrap_servers: str, kafka: KafkaSettings | None) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._kafka = kafka
+        self._thread = LoopThread(bootstrap_servers, name="lakewarden-executor")
+        self._opening = anyio.Lock()
+        self._producer: Any = None
+
+    def send(self, topic: str, key: bytes, value: bytes, timeout: float, about: str) -> None:
+        """Publish one record and wait for its acknowledgement."""
+        self._thread.call(
+            self._sending(topic, key, value), timeout=timeout, doing="publishing markers", about=about
+        )
+
+    def stop(self) -> None:
+        """Say goodbye to Kafka, as far as it goes."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with contextlib.suppress(AgentUnreachable):
+                self._thread.call(lambda: stop_quietly(producer), timeout=STOP_SECONDS, doing="closing")
+
+    def _sending(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
+        async def sending() -> None:
+            async with self._opening:
+                if self._producer is None:
+                    self._producer = await make_producer(self._bootstrap_servers, self._kafka)
+                producer = self._producer
+            try:
+                await producer.send_and_wait(topic, value, key)
+            except BaseException:
+                # An idempotent producer that gave up on a record may be refused from then on; see `channel`.
+                if self._producer is producer:
+                    self._producer = None
+                    self._thread.tasks.start_soon(stop_quietly, producer)
+                raise
+
+        return sending
+
+
+_producers: dict[tuple[int, str, bytes], _ProducerThread] = {}
+_producers_lock = threading.Lock()
+
+
+@atexit.register
+def _stop_producers() -> None:
+    for (pid, _, _), thread in list(_producers.items()):
+        if pid == os.getpid():
+            thread.stop()
+
+
+def _producer(channel: ExecutorChannel) -> _ProducerThread:
+    # Keyed by process id: a forked child has its parent's dictionary, but not the thread behind it.
+    key = (os.getpid(), channel.bootstrap_servers, _fingerprint(channel.kafka))
+    with _producers_lock:
+        if key not in _producers:
+            _producers[key] = _ProducerThread(channel.bootstrap_servers, channel.kafka)
+        return _producers[key]
+
+
+def _fingerprint(kafka: KafkaSettings | None) -> bytes:
+    """Equal settings share a producer, though each task unpickles its own copy of them."""
+    if callable(kafka):
+        code = getattr(kafka, "__code__", None)
+        described = repr(
+            (
+                getattr(kafka, "__module__", ""),
+                getattr(kafka, "__qualname__", ""),
+                getattr(code, "co_code", b""),
+            )
+        )
+    else:
+        described = repr(sorted((kafka or {}).items(), key=lambda pair: pair[0]))
+    return hashlib.sha256(described.encode()).digest()

@@ -1,0 +1,1 @@
+"""Spark programs that are run by name."""

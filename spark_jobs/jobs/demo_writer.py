@@ -1,0 +1,163 @@
+"""One of the demo's writers: a streaming query that upserts small Parquet files into one Paimon table.
+
+Started by `lakewarden demo`, never imported by it. Its query ends by itself when its input is used up. Every step of
+its gate is appended to `--events` as one JSON line, flushed at once: that file is what the demo draws from.
+
+`--without-agent` runs the same query as pypaimon runs by itself; its steps are noted too, as far as there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.events import DEFAULT_PREFIX
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.observer import GateEvent, What
+from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
+from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+HEARTBEAT_SECONDS = 2.0
+"""More often than usual: the demo's batches take seconds."""
+
+
+class EventsFile:
+    """An observer that appends what it is told to a file, a JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()
+
+    def __call__(self, event: GateEvent) -> None:
+        line = json.dumps(asdict(event), default=str)
+        with self._lock:
+            self._file.write(f"{line}\n")
+
+
+def write_alone(sink: PaimonSink, role: str, events: EventsFile) -> Callable[[DataFrame, int], None]:
+    """What a job does that knows of no agent, with its steps noted as the gate would."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        transaction = uuid.uuid4().hex
+
+        def note(what: What, **detail: Any) -> None:
+            events(GateEvent(time.time(), what, sink.table, role, transaction, batch_id, 1, detail))
+
+        note("intent")
+        try:
+            version = sink.write(batch, batch_id)
+        except Exception as error:
+            note("failed", error=str(error)[:500])
+            raise
+        note("completed", version=version)
+
+    return write
+
+
+def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
+    """Start the query that the options describe."""
+    events = EventsFile(options.events)
+    sink = PaimonSink(
+        options.table, mode="upsert", keys=options.keys, catalog_options=catalog_options(options.s3_endpoint)
+    )
+    if options.without_agent:
+        write = write_alone(sink, options.role, events)
+    else:
+        gate = CommitGate(
+            options.bootstrap_servers,
+            topic_prefix=options.topic_prefix,
+            heartbeat_seconds=HEARTBEAT_SECONDS,
+            observer=events,
+        )
+        write = gate.foreach_batch(sink, table=sink.table, writer=options.role)
+    source = (
+        spark.readStream.schema(spark.read.parquet(options.input).schema)
+        .option("maxFilesPerTrigger", options.max_files_per_trigger)
+        .parquet(options.input)
+    )
+    return (
+        source.writeStream.queryName(options.role)
+        .foreachBatch(write)
+        .option("checkpointLocation", options.checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
+    """What pypaimon needs for an S3 server of one's own; credentials come from the usual AWS environment."""
+    if s3_endpoint is None:
+        return {}
+    given = {
+        "s3.endpoint": s3_endpoint,
+        "s3.path-style-access": "true",
+        "s3.region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
+        "s3.access-key": os.environ.get("AWS_ACCESS_KEY_ID"),
+        "s3.secret-key": os.environ.get("AWS_SECRET_ACCESS_KEY"),
+        "s3.session-token": os.environ.get("AWS_SESSION_TOKEN"),
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one writer until its input is used up."""
+    options = _parser().parse_args(argv)
+    if not options.without_agent and not options.bootstrap_servers:
+        _parser().error("--bootstrap-servers is needed to reach the agent; or say --without-agent")
+
+    def starting() -> StreamingQuery:
+        return start(spark_session(f"lakewarden-demo-{options.role}", master=options.master), options)
+
+    return run_until_stopped(starting, name=f"the {options.role} query")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lakewarden.spark_jobs.jobs.demo_writer", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--role", required=True, choices=["departures", "arrivals"], help="the writer's name")
+    parser.add_argument("--input", required=True, help="folder of small Parquet files")
+    parser.add_argument("--table", required=True, help="URI or path of the Paimon table")
+    parser.add_argument("--keys", required=True, type=_names, help="key columns, separated by commas")
+    parser.add_argument("--checkpoint", required=True, help="folder where the query keeps its place")
+    parser.add_argument(
+        "--events", required=True, type=Path, help="file to append the gate's steps to, as JSON lines"
+    )
+    parser.add_argument("--bootstrap-servers", help="Kafka, host:port[,host:port…]")
+    parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
+    parser.add_argument("--without-agent", action="store_true", help="write as pypaimon does by itself")
+    parser.add_argument("--s3-endpoint", help="S3 server of the table")
+    parser.add_argument(
+        "--max-files-per-trigger", type=int, default=1, help="files a batch; default: %(default)s"
+    )
+    parser.add_argument(
+        "--available-now", action="store_true", help="end when the input is used up (it always does)"
+    )
+    parser.add_argument("--master", default="local[1]", help="Spark master; default: %(default)s")
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one column")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""Writing micro-batches to one Paimon table, together with other writers: `PaimonSink`.
+
+    sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
+    stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
+
+Executors stage files and publish markers first; the driver commits all of them once, under the grant.
+
+- **append** adds files. Markers are `(partition, bucket-N, create)`, conflict rule `deleted-file`: two appends never
+  conflict, and a snapshot id that another append took is only tried again.
+- **upsert** rewrites the partitions that the batch touches: it says so (`(partition, *, merge)`) as soon as they are
+  known, then reads their files, merges (`merge.py`) and replaces exactly those files, all partitions in one snapshot.
+  The base is read after the intent was admitted and the markers were published, so whoever commits to it in between
+  is known to the agent. Whoever doesn't ask the agent is found by looking: before the grant is asked for, under it, and
+  before each try to write the snapshot (`BaseChanged`, which names the files and the other commit user).
+
+A replayed batch finds its own snapshot, by commit user (the writer's wire name) and identifier (the batch id): that is
+this sink's `committed` (`sinks.py`), and each batch is in the table once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import structlog
+
+from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.sinks.merge import latest, merge
+from lakewarden.spark_jobs.sinks.paimon.commit import publish, remove_staged, sweep
+from lakewarden.spark_jobs.sinks.paimon.frames import (
+    all_columns,
+    in_table_types,
+    partitions_of,
+    read_frame,
+    staged,
+)
+from lakewarden.spark_jobs.sinks.paimon.stage import Staging
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    UNNUMBERED,
+    Base,
+    Partition,
+    TableAddress,
+    address,
+    changed_by,
+    find_commit,
+    latest_snapshot_id,
+    partition_path,
+    read_base,
+    replacing,
+    require_supported,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from lakewarden.spark_jobs.gate.transaction import Transaction
+
+Mode: TypeAlias = Literal["append", "upsert"]
+
+MAX_NAMED = 3
+"""Files and writers named in an error: enough to find them."""
+
+FOOTPRINT_SECONDS = 10.0
+"""For asking the log which partitions cancelled tasks had announced."""
+
+log = structlog.get_logger("lakewarden.paimon")
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one transaction has staged so far."""
+
+    staging: Staging
+    messages: list[Any] = field(default_factory=list)
+    partitions: tuple[Partition, ...] = ()
+    paths: tuple[str, ...] = ()
+    base: Base | None = None
+    held_at: int = -1
+    """Newest snapshot that still held the base."""
+
+
+class PaimonSink:
+    """Callable as `sink(batch_df, txn)`; one for each table and way of writing it."""
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        catalog_options: Mapping[str, str] | None = None,
+    ) -> None:
+        if (mode == "upsert") != bool(keys):
+            raise ValueError(
+                f"mode {mode!r} with keys={list(keys)}: give `keys` for upsert, and only for upsert"
+            )
+        self._address: TableAddress = address(table, catalog_options)
+        self._mode: Mode = mode
+        self._keys = tuple(keys)
+        self._order_by = order_by
+        self._leftovers: list[tuple[tuple[str, ...], str]] = []
+
+    @property
+    def table(self) -> str:
+        """Canonical URI of the table: what the gate is given."""
+        return self._address.uri
+
+    @property
+    def conflict_rule(self) -> ConflictRule:
+        """How this sink's transactions conflict; `foreach_batch` takes it from here."""
+        return "deleted-file" if self._mode == "append" else "file-group"
+
+    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+        """Write one batch in a transaction of the gate."""
+        table = self._address.open()
+        require_supported(table, rewrites=self._mode == "upsert")
+        self._sweep_leftovers(table)
+        txn.recognise(self.committed)
+        staging = Staging(
+            table=self._address,
+            user=txn.writer,
+            identifier=_identifier(txn.batch_id),
+            prefix=f"data-{txn.id}-",
+            channel=txn.executor_channel() if self._mode == "append" else None,
+            only=None,
+        )
+        work = _Work(staging)
+        try:
+            self._stage(table, batch, work, txn)
+            if work.messages:
+                self._require_unchanged(table, work, txn)  # rather than wait in line for nothing
+                self._commit(table, work, txn)
+        except BaseException:
+            if txn.discardable:
+                self._discard(table, work, txn)
+            raise
+
+    def committed(self, writer: str, batch_id: int, /) -> str | None:
+        """The snapshot in which `writer` committed the batch."""
+        found = find_commit(self._address.open(), writer, batch_id)
+        return None if found is None else str(found)
+
+    def write(self, batch: DataFrame, batch_id: int) -> int | None:
+        """Write one batch as pypaimon does by itself, without agent, grant or check; the snapshot that it made.
+
+        Upsert is its partition overwrite, which replaces whatever the partitions hold by then: what another writer
+        committed since the base was read is lost without an error. For showing the difference, and for tables with
+        one writer.
+        """
+        table = self._address.open()
+        require_supported(table, rewrites=self._mode == "upsert")
+        user = f"{uuid.uuid4()}"
+        work = _Work(Staging(self._address, user, _identifier(batch_id), None, None, None))
+        self._stage(table, batch, work, None)
+        builder = table.new_batch_write_builder()
+        builder.commit_user = user
+        if self._mode == "upsert":
+            builder = builder.overwrite()
+            work.messages = [message for message in work.messages if message.new_files]
+        if not work.messages:
+            return None
+        commit = builder.new_commit()
+        try:
+            commit.commit(work.messages)
+        finally:
+            commit.close()
+        return find_commit(table, user, UNNUMBERED)
+
+    # staging
+
+    def _stage(self, table: Any, batch: DataFrame, work: _Work, txn: Transaction | None) -> None:
+        rows = in_table_types(batch, table)
+        if self._mode == "append":
+            work.messages = staged(all_columns(rows, table), work.staging)
+            return
+        keys = self._all_keys(table, rows)
+        # Kept, because it is used twice and must be the same rows each time.
+        rows = latest(rows, keys, self._order_by).persist()
+        try:
+            work.partitions = tuple(partitions_of(rows, table))
+            if not work.partitions:
+                return
+            work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
+            work.staging = replace(work.staging, only=frozenset(work.paths))
+            if txn is not None:
+                txn.touch_all(
+                    Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
+                    for path in work.paths
+                )
+            # Not before this line: what is committed to these partitions from here on, the agent holds against us.
+            work.base = read_base(table, work.partitions)
+            merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
+            if table.partition_keys:
+                merged = merged.repartition(*table.partition_keys)
+            if txn is not None:
+                txn.check()  # planning took a moment, and no Spark job was there to be cancelled
+            work.messages = staged(merged, work.staging) + replacing(work.base)
+        finally:
+            rows.unpersist()
+
+    def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
+        keys = tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
+        missing = [key for key in keys if key not in rows.columns]
+        if missing:
+            raise ValueError(
+                f"the batch lacks key or partition columns {missing}: an upsert can't tell which rows it means; "
+                f"table={self.table}"
+            )
+        return keys
+
+    # committing
+
+    def _commit(self, table: Any, work: _Work, txn: Transaction) -> None:
+        staging = work.staging
+        with txn.commit() as grant:
+
+            def check() -> None:
+                """Before every try: the newest snapshot must hold the base that was read, and the grant must be ours."""
+                self._require_unchanged(table, work, txn)
+                grant.check()
+
+            try:
+                self._require_unchanged(table, work, txn)
+            except BaseException:
+                grant.not_published()
+                raise
+            grant.version = publish(
+                table,
+                work.messages,
+                user=staging.user,
+                identifier=staging.identifier,
+                grant=grant,
+                check=check,
+                properties={"lakewarden.transaction": txn.id, "lakewarden.token": str(grant.token)},
+            )
+
+    def _require_unchanged(self, table: Any, work: _Work, txn: Transaction) -> None:
+        base = work.base
+        if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.held_at):
+            return
+        now = read_base(table, work.partitions)
+        added, gone = now.files - base.files, base.files - now.files
+        if added or gone:
+            who = _blamed(changed_by(table, work.partitions, base, now))
+            raise BaseChanged(
+                f"the base changed under this batch: {len(added)} files came and {len(gone)} went in its partitions "
+                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent: {who}; nothing was published; "
+                f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
+            )
+        work.held_at = now.snapshot_id
+
+    # clearing away
+
+    def _discard(self, table: Any, work: _Work, txn: Transaction) -> None:
+        """Remove what was staged; failing to is no reason to fail, or to hide why we are here."""
+        try:
+            remove_staged(table, [message for message in work.messages if message.new_files])
+            partitions = work.paths or tuple(
+                {marker.partition for marker in txn.footprint(FOOTPRINT_SECONDS)}
+            )
+            prefix = work.staging.prefix
+            if prefix is not None and partitions:
+                sweep(table, partitions, prefix)
+                # Tasks that are being killed may still write; they are gone when the next batch comes.
+                self._leftovers.append((partitions, prefix))
+        except Exception as error:  # noqa: BLE001 - files without an owner cost space, and nothing else
+            log.warning("paimon.discard-failed", table=self.table, transaction=txn.id, error=repr(error))
+
+    def _sweep_leftovers(self, table: Any) -> None:
+        leftovers, self._leftovers = self._leftovers, []
+        for partitions, prefix in leftovers:
+            try:
+                sweep(table, partitions, prefix)
+            except Exception as error:  # noqa: BLE001 - as above
+                log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
+
+
+def _identifier(batch_id: int | None) -> int:
+    return UNNUMBERED if batch_id is None else batch_id
+
+
+def _blamed(changes: Mapping[str, Sequence[str]]) -> str:
+    """Commit users and their files, the first few of each."""
+    named = [
+        f"commit user {user!r} changed {', '.join(files[:MAX_NAMED])}"
+        + (f" and {len(files) - MAX_NAMED} more" if len(files) > MAX_NAMED else "")
+        for user, files in list(changes.items())[:MAX_NAMED]
+    ]
+    more = [f"{len(changes) - MAX_NAMED} more"] if len(changes) > MAX_NAMED else []
+    return ", ".join(named + more)

@@ -1,0 +1,129 @@
+"""What runs in the executors: read the base's files, and stage new ones. Nothing staged is visible before the commit.
+
+Both are `mapInArrow` functions, made on the driver and pickled. A task publishes its markers before it writes, and hands
+its commit messages back as bytes; a task that is tried again writes new files, and the messages of the try that
+succeeded are the ones that count.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from lakewarden.events import Marker
+from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, arrow_schema, partition_path
+
+ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
+
+STAGED_SCHEMA = "message binary"
+
+MAX_WRITE_ROWS = 100_000
+"""Rows handed to pypaimon at once: it groups each hand-over by partition, so thousands of small ones cost more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How one transaction's files are written."""
+
+    table: TableAddress
+    user: str
+    identifier: int
+    prefix: str | None
+    """File names begin with it, so that files without an owner can be told apart; None for pypaimon's own."""
+    channel: ExecutorChannel | None
+    """Where `create` markers go before their bucket is written; None where the driver has said all already."""
+    only: frozenset[str] | None
+    """Partition paths that may be written; None for any."""
+
+
+def stage(staging: Staging) -> ArrowFunction:
+    """Write rows to the table's storage; yields the pickled commit messages."""
+
+    def staging_task(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        table = staging.table.open({"data-file.prefix": staging.prefix} if staging.prefix else None)
+        builder = table.new_stream_write_builder()
+        builder.commit_user = staging.user
+        write = builder.new_write()
+        announce = _announcer(staging, table)
+        try:
+            for rows in _hand_overs(batches, arrow_schema(table)):
+                announce(rows)
+                write.write_arrow_batch(rows)
+            messages = write.prepare_commit(staging.identifier)
+        except BaseException:
+            write.abort()
+            raise
+        finally:
+            write.close()
+        if messages:
+            pickled = [pickle.dumps(message) for message in messages]
+            yield pa.RecordBatch.from_arrays([pa.array(pickled, pa.binary())], names=["message"])
+
+    return staging_task
+
+
+def _hand_overs(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    """Spark's small batches as fewer, larger ones with the table's own types."""
+    import pyarrow as pa
+
+    waiting: list[Any] = []
+    rows = 0
+
+    def together() -> Iterator[Any]:
+        joined = pa.Table.from_batches(waiting).select(schema.names).cast(schema).combine_chunks()
+        yield from joined.to_batches()
+
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= MAX_WRITE_ROWS:
+            yield from together()
+            waiting, rows = [], 0
+    if waiting:
+        yield from together()
+
+
+def _announcer(staging: Staging, table: Any) -> Callable[[Any], None]:
+    """Check and announce the buckets that rows are about to be written to, each once a task."""
+    extractor = table.create_row_key_extractor()
+    known: set[tuple[Any, int]] = set()
+
+    def announce(rows: Any) -> None:
+        new: list[Marker] = []
+        for partition, bucket, _indices in extractor.extract_partition_bucket_groups(rows):
+            if (partition, bucket) in known:
+                continue
+            known.add((partition, bucket))
+            path = partition_path(table, partition)
+            if staging.only is not None and path not in staging.only:
+                raise RuntimeError(
+                    f"the batch has rows for partition {path!r}, which it hadn't when its partitions were listed: "
+                    f"the query isn't deterministic; write it from stable data; table={staging.table.uri}"
+                )
+            new.append(Marker(partition=path, file_group=f"bucket-{bucket}", operation="create"))
+        if new and staging.channel is not None:
+            staging.channel.touch_all(new)
+
+    return announce
+
+
+def read(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
+    """Read the splits whose numbers come in; yields their rows with the table's own types."""
+
+    def reading_task(numbers: Iterable[Any]) -> Iterator[Any]:
+        opened = table.open()
+        schema = arrow_schema(opened)
+        reader = opened.new_read_builder().new_read()
+        for batch in numbers:
+            wanted = [pickle.loads(splits[number]) for number in batch.column(0).to_pylist()]  # noqa: S301 - our own
+            for split in wanted:
+                yield from reader.to_arrow([split]).select(schema.names).cast(schema).to_batches()
+
+    return reading_task

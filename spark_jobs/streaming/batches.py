@@ -1,0 +1,178 @@
+"""A transaction for each micro-batch: `CommitGate.foreach_batch`.
+
+- *Who writes.* On the wire a writer is `<writer>:<query id>`. The query id lives in the checkpoint: a restart keeps it,
+  so a replayed batch is recognised; a new checkpoint begins with batch 0 again, and must not be taken for the old one.
+- *Stopping.* All Spark jobs of the body carry a tag of the attempt and are cancelled the moment an abort arrives, also
+  while other threads of the body run jobs, and until the body has ended.
+- *Again.* A retriable end (`GateError.retriable`) is tried again, as a new transaction that asks for `queued` admission
+  with everything the last attempt touched as its scope: it starts when whoever it lost to has ended, instead of
+  computing and losing again. What was touched is read back from the log, so executors' markers count too, those of
+  cancelled tasks included. After `max_attempts` the error is raised and the query fails: Spark's own retries, or a
+  person, take over.
+- *Once.* A batch that the agent knows to be committed is skipped; so is one that the table has, where the sink can ask
+  it (`sinks.py`).
+- *Left without commit.* A body that returns without `txn.commit()` has nothing to commit; the batch counts as done for
+  Spark, and the transaction as abandoned.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import structlog
+
+from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
+from lakewarden.spark_jobs.gate.committed import Committed
+from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
+from lakewarden.spark_jobs.gate.gate import TransactionGate
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.sinks.contract import Write
+from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
+
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
+"""Local property in which Spark tells the id of the query whose thread this is."""
+
+FOOTPRINT_TIMEOUT_SECONDS = 10.0
+"""For reading back what an aborted attempt touched; without it the retry's scope is smaller, not wrong."""
+
+BACKOFF_SECONDS = 2.0
+"""At most, before a retry that nobody is waited for in: the agent or its lock is in trouble, not another writer."""
+
+log = structlog.get_logger("lakewarden.batches")
+
+Scope: TypeAlias = "Callable[[DataFrame], Iterable[Marker | str]]"
+"""From a batch: the markers, or partition paths, that it is going to touch."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """One micro-batch, and the transactions that were opened for it in its present attempt."""
+
+    rows: DataFrame
+    number: int
+    writer: str
+    context: SparkContext
+    opened: list[Transaction] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Try:
+    number: int
+    admission: Admission
+    scope: tuple[Marker, ...]
+
+
+class BatchWriter:
+    """Callable as `foreachBatch` wants it."""
+
+    def __init__(
+        self,
+        gate: TransactionGate,
+        write: Write,
+        *,
+        table: str,
+        writer: str,
+        max_attempts: int,
+        admission: Admission,
+        scope: Scope | None,
+        priority: int,
+        conflict_rule: ConflictRule,
+        lock: str | None,
+    ) -> None:
+        if max_attempts < 1:
+            raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
+        self._gate = gate
+        self._write = write
+        self._committed: Committed | None = getattr(write, "committed", None)
+        self._table = table
+        self._writer = writer
+        self._max_attempts = max_attempts
+        self._admission = admission
+        self._scope = scope
+        self._priority = priority
+        self._conflict_rule = conflict_rule
+        self._lock = lock
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one batch, once."""
+        context = batch.sparkSession.sparkContext
+        given = _Batch(batch, batch_id, wire_name(self._writer, context), context)
+        attempt = _Try(1, self._admission, self._first_scope(batch))
+        while True:
+            given.opened.clear()
+            try:
+                self._attempt(given, attempt)
+                return
+            except AlreadyCommitted:
+                return
+            except GateError as error:
+                if not error.retriable or attempt.number >= self._max_attempts:
+                    self._failed(given, attempt, error)
+                    raise
+                attempt = self._next(given, attempt, error)
+
+    def _attempt(self, batch: _Batch, attempt: _Try) -> None:
+        with self._gate.transaction(
+            table=self._table,
+            writer=batch.writer,
+            batch_id=batch.number,
+            admission=attempt.admission,
+            scope=attempt.scope,
+            priority=self._priority,
+            conflict_rule=self._conflict_rule,
+            lock=self._lock,
+            attempt=attempt.number,
+        ) as txn:
+            batch.opened.append(txn)
+            jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
+            try:
+                with jobs:
+                    txn.on_abort(lambda _: jobs.cancel_until_ended())
+                    if self._committed is not None:
+                        txn.recognise(self._committed)
+                    self._write(batch.rows, txn)
+            finally:
+                if txn.aborted:
+                    gone = jobs.wait_until_gone()
+                    txn.tell("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
+
+    def _first_scope(self, batch: DataFrame) -> tuple[Marker, ...]:
+        if self._scope is None:
+            return ()
+        return tuple(
+            Marker(partition=named, file_group=ALL_FILE_GROUPS, operation="merge")
+            if isinstance(named, str)
+            else named
+            for named in self._scope(batch)
+        )
+
+    def _next(self, batch: _Batch, last: _Try, error: GateError) -> _Try:
+        touched = dict.fromkeys(last.scope)
+        for txn in batch.opened:
+            touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
+        log.info(
+            "batch.retry", table=self._table, writer=self._writer, attempt=last.number + 1, scope=len(touched)
+        )
+        if not (isinstance(error, CommitAborted) and error.conflicts):
+            time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
+        return _Try(last.number + 1, "queued", tuple(touched))
+
+    def _failed(self, batch: _Batch, attempt: _Try, error: GateError) -> None:
+        if isinstance(error, OutcomeUnknown):
+            return  # the transaction has told so itself, and "not committed" would be a claim
+        for txn in batch.opened:
+            txn.tell("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
+
+
+def wire_name(writer: str, context: SparkContext) -> str:
+    """`<writer>:<query id>` in a streaming query's thread; elsewhere just the writer."""
+    query = context.getLocalProperty(QUERY_ID_PROPERTY)
+    return f"{writer}:{query}" if query else writer

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from lakewarden.agent.embedded.kafka import (
+    KAFKA_VERSION,
+    EmbeddedKafka,
+    KafkaStartError,
+    KafkaUnavailable,
+)
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+OWNER = """
+import sys
+from pathlib import Path
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
+with EmbeddedKafka(Path(sys.argv[1])) as kafka:
+    print(kafka.pid, flush=True)
+    sys.stdin.read()
+"""
+
+DOWNLOADER = """
+import sys
+from pathlib import Path
+import anyio
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
+async def main():
+    async with EmbeddedKafka(Path(sys.argv[1]), on_progress=lambda text: print(text, flush=True)):
+        pass
+anyio.run(main)
+"""
+
+
+async def test_a_second_start_on_another_port_finds_topics_records_and_cluster_id(tmp_path: Path) -> None:
+    async with EmbeddedKafka(tmp_path) as first:
+        first_servers = first.bootstrap_servers
+        await _create_topic(first_servers, "facts")
+        async with AIOKafkaProducer(bootstrap_servers=first_servers) as producer:
+            await producer.send_and_wait("facts", b"told before the restart")
+        identity = _identity(tmp_path)
+
+    async with EmbeddedKafka(tmp_path) as second:
+        assert second.bootstrap_servers != first_servers
+        assert _identity(tmp_path) == identity
+        async with AIOKafkaConsumer(
+            "facts", bootstrap_servers=second.bootstrap_servers, auto_offset_reset="earliest"
+        ) as consumer:
+            record = await consumer.getone()
+
+    assert record.value == b"told before the restart"
+
+
+def test_stop_kill_and_restart_leave_one_process_or_none(tmp_path: Path) -> None:
+    kafka = EmbeddedKafka(tmp_path)
+    kafka.start()
+    first, servers = kafka.pid, kafka.bootstrap_servers
+    assert first is not None
+
+    kafka.restart()
+    second = kafka.pid
+    assert second is not None
+    assert kafka.bootstrap_servers == servers
+    assert not psutil.pid_exists(first)
+
+    kafka.kill()
+    assert not psutil.pid_exists(second)
+
+    kafka.start()
+    third = kafka.pid
+    assert third is not None
+    kafka.stop()
+    kafka.stop()
+    assert not psutil.pid_exists(third)
+
+
+def test_an_interrupt_ends_the_first_download_at_once(tmp_path: Path) -> None:
+    """The person thinks better of it: Ctrl-C must not wait for 46 files."""
+    environment = {**os.environ, "LAKEWARDEN_CACHE_DIR": str(tmp_path), "M2_REPO": str(tmp_path / "none")}
+    with subprocess.Popen(
+        [sys.executable, "-c", DOWNLOADER, str(tmp_path / "data")],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as downloader:
+        assert downloader.stdout is not None
+        assert downloader.stdout.readline().startswith(b"resolving Kafka")
+
+        downloader.send_signal(signal.SIGINT)
+        downloader.wait(5)
+
+    assert not (tmp_path / f"kafka-{KAFKA_VERSION}").exists()
+
+
+def test_a_download_that_fails_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEWARDEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("M2_REPO", str(tmp_path / "none"))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens there
+
+    with pytest.raises(
+        KafkaUnavailable, match=r"could not be fetched from Maven Central .*check the network"
+    ) as caught:
+        EmbeddedKafka(tmp_path / "data").start()
+
+    assert "\n" not in str(caught.value)
+
+
+def test_it_listens_on_this_machine_only_and_in_a_session_of_its_own(tmp_path: Path) -> None:
+    """Ctrl-C goes to the terminal's foreground group: the broker must still be there while the agent closes."""
+    with EmbeddedKafka(tmp_path) as kafka:
+        assert kafka.pid is not None
+        listening = {
+            each.laddr.ip for each in psutil.Process(kafka.pid).net_connections() if each.status == "LISTEN"
+        }
+
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+        assert os.getsid(kafka.pid) == kafka.pid
+
+
+def test_it_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    with _owner(tmp_path) as (owner, broker):
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+
+        psutil.wait_procs([broker], timeout=10)
+        assert not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_it_ends_in_order_when_its_parent_is_interrupted(tmp_path: Path) -> None:
+    with _owner(tmp_path) as (owner, broker):
+        owner.send_signal(signal.SIGINT)
+        owner.wait(30)
+
+        assert not broker.is_running()
+        assert "shut down completed" in (tmp_path / "broker.log").read_text()
+
+
+def test_a_data_folder_in_use_is_refused_with_the_process_that_uses_it(tmp_path: Path) -> None:
+    with (
+        EmbeddedKafka(tmp_path) as kafka,
+        pytest.raises(
+            KafkaStartError, match=f"in use by the embedded Kafka of process {os.getpid()}: stop that"
+        ),
+    ):
+        EmbeddedKafka(tmp_path).start()
+    assert kafka.pid is None
+
+
+def test_a_taken_port_is_refused_by_name(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(KafkaStartError, match=f"port {port} on 127.0.0.1 can't be used"):
+            EmbeddedKafka(tmp_path, port=port).start()
+
+
+def test_a_broker_that_can_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path):
+        pass
+    (tmp_path / "logs" / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=other\n")
+
+    with pytest.raises(
+        KafkaStartError,
+        match=r"Kafka ended while it started \(status 1\): Stored node id 7 doesn't match.*; see .*broker\.log",
+    ) as caught:
+        EmbeddedKafka(tmp_path).start()
+
+    assert "ERROR Exiting Kafka" in "\n".join(caught.value.__notes__)
+    assert "\n" not in str(caught.value)
+
+
+async def _create_topic(bootstrap_servers: str, name: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=1)])
+    finally:
+        await admin.close()
+
+
+def _identity(data_dir: Path) -> set[str]:
+    lines = (data_dir / "logs" / "meta.properties").read_text().splitlines()
+    return {line for line in lines if line.startswith(("cluster.id", "directory.id"))}
+
+
+@contextlib.contextmanager
+def _owner(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """Another Python with a broker of its own; both are gone afterwards, whatever the test did."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(data_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        broker = psutil.Process(int(owner.stdout.readline()))
+        try:
+            yield owner, broker
+        finally:
+            owner.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                broker.kill()

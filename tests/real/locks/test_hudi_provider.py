@@ -1,0 +1,418 @@
+"""Hudi's own lock provider and ours on one lock object: the agent, `lakewarden lock hold`, and a JVM with Hudi's release.
+
+`tests/servers/hudi` says what of that is Hudi's. Clocks are this machine's one, so a lease is compared to the millisecond where
+it must not be broken, and never where it is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from lakewarden.events import CommitGranted, LockAcquired, LockRefused
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+from lakewarden.handlers.lease.placement import HUDI_LOCK
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.errors import GateError
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.servers.hudi import HudiWriters, hudi_class_path
+from tests.servers.program import NoServerError
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+LEASE_SECONDS = 30
+"""Both sides', where none is to lapse."""
+SHORT_LEASE_SECONDS = 10
+"""The shortest that Hudi accepts."""
+OURS: dict[str, Any] = {
+    "validity_seconds": LEASE_SECONDS,
+    "renew_seconds": LEASE_SECONDS / 10,
+    "hudi_validity_seconds": LEASE_SECONDS,
+    "hudi_renew_seconds": LEASE_SECONDS / 10,
+    "hudi_drift_seconds": 1.0,
+    "request_timeout_seconds": 2.9,
+    "grant_seconds": LEASE_SECONDS / 2,
+    "session_timeout_seconds": 30.0,
+}
+OURS_SHORT = {
+    "hudi_validity_seconds": SHORT_LEASE_SECONDS,
+    "hudi_renew_seconds": SHORT_LEASE_SECONDS / 10,
+    "grant_seconds": SHORT_LEASE_SECONDS / 2,
+    "request_timeout_seconds": 0.9,
+}
+HUDI_DRIFT_MS = 500
+"""A constant of Hudi's."""
+OUR_DRIFT_MS = OURS["hudi_drift_seconds"] * 1000
+HOUR_MS = 3_600_000
+HUDI_WRITERS = 2
+PAUSE = 8.0
+"""Between a writer's turns, in turns, on average: on a slow machine, too, the lock is free for most of the time."""
+CONTENTION_SECONDS = 15
+LEAST_TURNS = Counter(hudi=10, agent=3, hold=2)
+SECTION = """\
+cd "$1" || exit 3
+mkdir inside || exit 1  # somebody else is inside
+count=$(cat counter)
+sleep 0.05
+echo $((count + 1)) > counter
+echo "$2" >> history
+rmdir inside || exit 2
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """A bucket with tables, looked at from outside of both sides."""
+
+    server: S3Server
+    bucket: str
+
+    def table(self, name: str) -> str:
+        return f"s3://{self.bucket}/warehouse/{name}"
+
+    def values(self, **more: Any) -> dict[str, Any]:
+        """Settings of ours."""
+        return {"s3_endpoint": self.server.endpoint, **OURS, **more}
+
+    def body(self, table: str) -> bytes:
+        """The table's lock object."""
+        client = self.server.new_client()
+        try:
+            body: bytes = client.get_object(**self._lock(table))["Body"].read()
+        finally:
+            client.close()
+        return body
+
+    def record(self, table: str) -> LockRecord:
+        record = parse(self.body(table))
+        assert isinstance(record, LockRecord), record
+        return record
+
+    def put(self, table: str, record: LockRecord) -> None:
+        """Write what we would write."""
+        client = self.server.new_client()
+        client.put_object(**self._lock(table), Body=render(record))
+        client.close()
+
+    def _lock(self, table: str) -> dict[str, str]:
+        return {"Bucket": self.bucket, "Key": (table + HUDI_LOCK).removeprefix(f"s3://{self.bucket}/")}
+
+    async def show(self, table: str) -> dict[str, Any]:
+        """What `lakewarden lock show` says."""
+        arguments = ["show", table, "--hudi", "--output", "json"]
+        done = await anyio.run_process(_command(*arguments), env=environment(self.values()))
+        shown: dict[str, Any] = json.loads(done.stdout)
+        return shown
+
+    @asynccontextmanager
+    async def hold(self, table: str, *command: str, **more: Any) -> AsyncIterator[Hold]:
+        """`lakewarden lock hold`, waiting for the lock; killed at the end if it still runs."""
+        arguments = [
+            "hold",
+            table,
+            "--hudi",
+            "--wait",
+            f"{PATIENCE_SECONDS:g}",
+            "--seconds",
+            "300",
+            "--",
+            *command,
+        ]
+        if not command:
+            arguments.pop()
+        env = environment(self.values(**more))
+        async with await anyio.open_process(_command(*arguments), env=env) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            out, err = (BufferedByteReceiveStream(stream) for stream in (process.stdout, process.stderr))
+            try:
+                yield Hold(process, out, err)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A started `lock hold`."""
+
+    process: anyio.abc.Process
+    out: BufferedByteReceiveStream
+    err: BufferedByteReceiveStream
+
+    async def says(self) -> str:
+        """The next line on stdout."""
+        return await _line(self.out)
+
+    async def waits(self) -> str:
+        """The line on stderr that names the holder; a store that is slow to answer is told before it."""
+        while "held by another" not in (line := await _line(self.err)):
+            pass
+        return line
+
+    async def ends(self) -> int:
+        """Wait for its end."""
+        with anyio.fail_after(2 * PATIENCE_SECONDS):
+            return await self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def class_path() -> str:
+    """Never skipped: without Hudi's provider these tests say nothing."""
+    try:
+        return hudi_class_path()
+    except NoServerError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def hudi(
+    class_path: str, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HudiWriters]:
+    """Hudi's writers that live as long as the tests, with leases as long as ours."""
+    folder = tmp_path_factory.mktemp("hudi")
+    writers = HudiWriters(class_path, s3_server, folder, lease_seconds=LEASE_SECONDS)
+    yield writers
+    writers.kill()
+
+
+@pytest.fixture
+def mortal(class_path: str, s3_server: S3Server, tmp_path: Path) -> Iterator[HudiWriters]:
+    """Hudi's writers that a test may kill, with the shortest leases."""
+    writers = HudiWriters(class_path, s3_server, tmp_path, lease_seconds=SHORT_LEASE_SECONDS)
+    yield writers
+    writers.kill()
+
+
+@pytest.fixture
+def lake(s3_credentials: S3Server) -> Lake:
+    return Lake(s3_credentials, s3_credentials.bucket())
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, lake: Lake) -> AsyncIterator[World]:
+    """For agents on that lake."""
+    settings = lake.values(allow=(lake.table("*"),), lock_root=None)
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **settings) as made:
+        yield made
+
+
+async def test_each_side_reads_what_the_other_writes_and_would_have_written_the_same(
+    hudi: HudiWriters, lake: Lake
+) -> None:
+    table = lake.table("bytes")
+    owner = await hudi.lock("w", table)
+    held = lake.body(table)
+    await hudi.unlock("w")
+    released = lake.body(table)
+
+    record, after = parse(held), parse(released)
+    assert isinstance(record, LockRecord)
+    assert (record.expired, record.owner) == (False, owner)
+    assert time.time() * 1000 < record.valid_until
+    assert after == LockRecord(expired=True, valid_until=record.valid_until, owner=record.owner)
+    assert (render(record), render(after)) == (held, released)
+
+
+async def test_hudi_respects_our_lock_and_takes_it_when_it_is_released_or_has_lapsed(
+    hudi: HudiWriters, lake: Lake
+) -> None:
+    table = lake.table("states")
+    now = time.time_ns() // 1_000_000
+    lake.put(table, LockRecord(expired=False, valid_until=now + HOUR_MS, owner="ours, held"))
+    assert await hudi.lock("w", table, seconds=1) is None
+    assert "Lock already held by ours, held" in hudi.log
+
+    lake.put(table, LockRecord(expired=True, valid_until=now + HOUR_MS, owner="ours, released"))
+    released = await hudi.lock("w", table)
+    assert released == lake.record(table).owner
+    await hudi.unlock("w")
+
+    lake.put(table, LockRecord(expired=False, valid_until=now - HUDI_DRIFT_MS, owner="ours, lapsed"))
+    lapsed = await hudi.lock("w", table)
+    assert lapsed == lake.record(table).owner != released
+    await hudi.unlock("w")
+
+
+async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: Lake) -> None:
+    table = lake.table("hold")
+    theirs = await hudi.lock("w", table)
+    async with lake.hold(table) as hold:
+        waiting, shown = await hold.waits(), await lake.show(table)
+        await hudi.unlock("w")
+        holding, ours = await hold.says(), lake.record(table)
+        refused = await hudi.lock("w", table, seconds=1)
+        hold.process.send_signal(signal.SIGINT)
+        status = await hold.ends()
+    again = await hudi.lock("w", table)
+    await hudi.unlock("w")
+
+    assert f"held by another: owner {theirs}, until " in waiting
+    assert (shown["state"], shown["owner"]) == ("held", theirs)
+    assert (holding, status) == (f"holding {table}{HUDI_LOCK} as owner {ours.owner}", 0)
+    assert refused is None
+    assert f"Lock already held by {ours.owner}" in hudi.log
+    assert again not in (None, theirs, ours.owner)
+
+
+async def test_the_agent_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: Lake, scene: World) -> None:
+    table = lake.table("agent")
+    theirs = await hudi.lock("w", table)
+    async with scene.agent():
+        writer = scene.writer("ours", table)
+        await writer.begin(lock=table + HUDI_LOCK, heartbeat_seconds=100)
+        await writer.ask()
+        refusals = await scene.hear(LockRefused)
+        early = scene.heard(CommitGranted)
+        await hudi.unlock("w")
+        grant = await writer.heard(CommitGranted)
+        refused = await hudi.lock("w", table, seconds=1)
+        await writer.complete(grant.grant)
+        again = await hudi.lock("w", table)
+        await hudi.unlock("w")
+
+    assert {each.holder for each in refusals} == {theirs}
+    assert early == []
+    assert refused is None
+    assert f"Lock already held by {grant.lock_owner}" in hudi.log
+    assert again not in (None, theirs, grant.lock_owner)
+
+
+async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
+    hudi: HudiWriters, lake: Lake, scene: World, tmp_path: Path
+) -> None:
+    table = lake.table("turns")
+    script, witness = tmp_path / "section.sh", tmp_path / "witness"
+    script.write_text(SECTION)
+    witness.mkdir()
+    (witness / "counter").write_text("0\n")
+    history = witness / "history"
+    history.touch()
+    section = ["sh", str(script), str(witness)]
+    statuses: Counter[tuple[str, int]] = Counter()
+    over = threading.Event()
+
+    def commit() -> None:
+        took = 0.0
+        with CommitGate(scene.bootstrap_servers, topic_prefix=scene.prefix, heartbeat_seconds=1.0) as gate:
+            for batch in itertools.count():
+                if over.wait(random.uniform(0, 2 * PAUSE) * took):
+                    return
+                with (
+                    suppress(GateError),
+                    gate.transaction(
+                        table=table, writer="ours", batch_id=batch, lock=table + HUDI_LOCK
+                    ) as txn,
+                    txn.commit() as grant,
+                ):
+                    grant.check()
+                    began = time.monotonic()
+                    statuses["agent", subprocess.run([*section, "agent"], check=False).returncode] += 1
+                    took = time.monotonic() - began
+
+    async def hold() -> None:
+        while not over.is_set():
+            async with lake.hold(table, *section, "hold") as holding:
+                statuses["hold", await holding.ends()] += 1
+
+    async with scene.agent(), anyio.create_task_group() as tasks:
+        numbers = [
+            hudi.begin_turns(f"w{each}", table, [*section, "hudi"], PAUSE) for each in range(HUDI_WRITERS)
+        ]
+        tasks.start_soon(anyio.to_thread.run_sync, commit)
+        tasks.start_soon(hold)
+        try:
+            least_until = time.monotonic() + CONTENTION_SECONDS
+            with anyio.fail_after(2 * PATIENCE_SECONDS):
+                while time.monotonic() < least_until or LEAST_TURNS - Counter(history.read_text().split()):
+                    await anyio.sleep(0.1)
+        finally:
+            over.set()
+        await hudi.stop_turns(*numbers)
+    statuses.update(("hudi", status) for number in numbers for status in hudi.turns(number))
+
+    turns = Counter(history.read_text().split())
+    print(f"{dict(turns)} turns")
+    assert statuses == {(side, 0): count for side, count in turns.items()}
+    assert int((witness / "counter").read_text()) == turns.total()
+    assert [each.name for each in witness.iterdir() if each.is_dir()] == []
+
+
+async def test_what_a_killed_hudi_writer_held_is_ours_after_its_lease_and_the_drift(
+    mortal: HudiWriters, lake: Lake, scene: World
+) -> None:
+    held, granted = lake.table("held"), lake.table("granted")
+    for table in (held, granted):
+        await mortal.lock(table, table)
+    async with scene.agent(), lake.hold(held, "true") as hold:
+        writer = scene.writer("ours", granted)
+        await writer.begin(lock=granted + HUDI_LOCK, heartbeat_seconds=100)
+        await writer.ask()
+        await scene.hear(LockRefused)
+        await hold.waits()
+        mortal.kill()
+        left = {table: lake.record(table) for table in (held, granted)}
+
+        assert await hold.ends() == 0
+        [acquired] = await scene.hear(LockAcquired)
+        await writer.heard(CommitGranted)
+
+    written = {held: lake.record(held).valid_until, granted: acquired.valid_until}
+    for table, record in left.items():
+        assert not record.expired
+        assert written[table] - LEASE_SECONDS * 1000 > record.valid_until + OUR_DRIFT_MS
+
+
+async def test_what_a_killed_holder_of_ours_held_is_hudis_after_our_lease_and_its_drift(
+    hudi: HudiWriters, lake: Lake, scene: World
+) -> None:
+    held, granted = lake.table("held"), lake.table("granted")
+    with scene.process(**OURS_SHORT) as agent:
+        async with lake.hold(held, **OURS_SHORT) as hold:
+            await agent.ready()
+            writer = scene.writer("ours", granted)
+            await writer.begin(lock=granted + HUDI_LOCK, heartbeat_seconds=100)
+            await writer.granted()
+            assert (await hold.says()).startswith("holding ")
+            hold.process.kill()
+            agent.kill()
+            left = {table: lake.record(table) for table in (held, granted)}
+
+        async with anyio.create_task_group() as tasks:
+            for table in left:
+                tasks.start_soon(hudi.lock, table, table)
+
+    for table, record in left.items():
+        assert not record.expired
+        taken = lake.record(table)
+        assert taken.owner != record.owner
+        assert taken.valid_until - LEASE_SECONDS * 1000 > record.valid_until + HUDI_DRIFT_MS
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "lakewarden.agent", "lock", *arguments]
+
+
+async def _line(stream: BufferedByteReceiveStream) -> str:
+    with anyio.fail_after(PATIENCE_SECONDS):
+        return (await stream.receive_until(b"\n", 4096)).decode()

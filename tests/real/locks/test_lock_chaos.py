@@ -1,0 +1,119 @@
+"""The lock under everything at once, on a real store and a real Kafka: agents, writers and foreign holders as processes.
+
+Every conclusion is drawn from evidence outside of the agents. Nothing here is a statement about speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import anyio
+import pytest
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+from lakewarden.handlers.explain import lock_audit
+from tests.real import evidence, promises
+from tests.real.chaos import TIGHT, Chaos
+from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+STORMY = Weather(share=0.12, burst=0.35)
+SHORTEST_SECONDS = 60.0
+"""Of the storm."""
+TABLES = {"plain": False, "other": False, "hudi": True}
+"""And whether a table's lock is shared with foreign holders."""
+HOLDERS = 3
+
+
+async def test_a_minute_of_faults_on_every_side_makes_no_two_holders_and_loses_no_word(
+    lock_storm: Chaos,
+) -> None:
+    async with lock_storm.listening():
+        await _rage(lock_storm)
+
+    print(
+        f"injected: {dict(lock_storm.proxy.injected)} of {lock_storm.proxy.requests}; done: {dict(lock_storm.deeds)}"
+    )
+    assert all(lock_storm.proxy.injected[fault] for fault in (*CHANCE_FAULTS, Fault.HANG))
+    for name in TABLES:
+        _check_that_nobody_met(lock_storm, name)
+    log = await lock_storm.scene.everything()
+    topics = lock_storm.scene.settings().topics
+    promises.check(promises.stories(log[topics.writers], log[topics.decisions]))
+    _check_the_audit(log[topics.audit])
+    _check_that_losses_were_heard(lock_storm, log[topics.writers], log[topics.decisions], log[topics.audit])
+
+
+async def _rage(storm: Chaos) -> None:
+    await storm.start_agent()
+    await storm.start_agent()
+    for name, shared in TABLES.items():
+        storm.start_writers(name, shared=shared)
+    await storm.everybody_commits()
+
+    for _ in range(HOLDERS):
+        storm.start_holder("hudi")
+    storm.proxy.weather = STORMY
+    until = time.monotonic() + SHORTEST_SECONDS
+    await storm.pause_owner("plain")
+    await storm.kill_owner("other")
+    await storm.kill_holder("hudi")
+    await storm.lose_a_running_lease("plain")
+    await storm.pause_owner("hudi")
+    await anyio.sleep(max(0.0, until - time.monotonic()))
+    storm.proxy.weather = CALM
+
+    await storm.stop_holders()
+    await storm.everybody_commits()
+    await storm.finish()
+
+
+def _check_that_nobody_met(storm: Chaos, name: str) -> None:
+    lines = storm.writers[name].lines
+    relied = evidence.publishes(lines)
+    print(
+        f"{name}: {len(relied)} publishes, {sum(line['what'] == 'stopped' for line in lines)} of them stopped"
+    )
+    if TABLES[name]:
+        foreign = [
+            interval
+            for number, holder in enumerate(storm.holders)
+            for interval in evidence.holdings(holder.lines, storm.holders_killed.get(number))
+        ]
+        turns = evidence.turns(relied, foreign)
+        print(f"{name}: {len(foreign)} foreign holdings, {turns} hand-overs between them and the writers")
+        assert turns >= 2
+        relied += foreign
+    assert evidence.overlapping(relied) == []
+    assert evidence.tokens_rise(lines)
+
+
+def _check_the_audit(audit: Iterable[ConsumerRecord]) -> None:
+    events = []
+    for record in audit:
+        event = decode(AUDIT_EVENT, record.value)
+        assert not isinstance(event, Undecodable), event
+        events.append((lock_audit.Position(record.partition, record.offset), event))
+    drifts = lock_audit.Drifts(TIGHT["drift_seconds"] * 1000, TIGHT["hudi_drift_seconds"] * 1000)
+    report = lock_audit.check(events, drifts)
+    assert [overlap for lock in report.locks for overlap in lock.overlaps] == []
+    assert report.violations == 0
+    assert len(report.locks) == len(TABLES)
+    assert all(lock.acquisitions > 1 for lock in report.locks)
+
+
+def _check_that_losses_were_heard(
+    storm: Chaos,
+    writers: Iterable[ConsumerRecord],
+    decisions: Iterable[ConsumerRecord],
+    audit: Iterable[ConsumerRecord],
+) -> None:
+    notes = [line for witness in storm.writers.values() for line in witness.lines]
+    losses = evidence.losses_under_a_grant(writers, decisions, audit, notes, storm.killed)
+    print(f"{len(losses)} leases lost under a running grant")
+    assert [loss for loss in losses if loss.told is None] == []
+    assert [loss for loss in losses if (loss.last_wall_ms or 0) > loss.valid_until] == []
+    provoked = {line["transaction"] for line in notes if line["what"] == "stopped" and line["long"]}
+    assert provoked & {loss.transaction for loss in losses}

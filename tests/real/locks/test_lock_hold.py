@@ -1,0 +1,166 @@
+"""`lakewarden lock hold`: taking the lock, running a command under it, giving it back."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from tests.real.lock_places import NOWHERE, ROOMY, Place, failed, held, runs, shown, until
+from tests.real.writers import PATIENCE_SECONDS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+
+def test_a_command_runs_under_the_lock_and_its_exit_status_is_ours(place: Place, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    done = place.run("hold", place.table, "--seconds", "60", "--", "sh", "-c", f"env > {seen}; exit 7")
+
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    record = place.record()
+    assert record.expired
+    told = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "LAKEWARDEN_" in line)
+    assert told["LAKEWARDEN_LOCK_OWNER"] == record.owner
+    assert told["LAKEWARDEN_LOCK_URI"] == place.lock
+    assert told["LAKEWARDEN_TABLE"] == place.table
+    after = shown(place)
+    assert (after["state"], after["owner"], after["lock"]) == ("released", record.owner, place.lock)
+
+
+def test_the_object_is_held_while_the_command_runs(local: Place) -> None:
+    done = local.run("hold", local.table, "--seconds", "60", "--exec", f"cat {local.file}")
+
+    assert done.returncode == 0
+    during = parse(done.stdout.encode())
+    assert isinstance(during, LockRecord)
+    assert not during.expired
+    assert local.record().owner == during.owner
+    assert local.record().expired
+
+
+def test_a_command_killed_by_a_signal_ends_us_as_in_a_shell(local: Place) -> None:
+    done = local.run("hold", local.table, "--seconds", "60", "--exec", "kill -KILL $$")
+
+    assert done.returncode == 128 + signal.SIGKILL
+    assert local.record().expired
+
+
+def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place, tmp_path: Path) -> None:
+    place.write(held(owner="somebody"))
+    ran = tmp_path / "ran"
+
+    one_try = place.run("hold", place.table, "--seconds", "9", "--", "touch", str(ran), **ROOMY)
+    waited = place.run(
+        "hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
+    )
+
+    failed(one_try, 75, "held by another: owner somebody, until 20")
+    assert waited.returncode == 75
+    assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {place.lock}: held by another")
+    assert waited.stderr.splitlines()[-1].startswith(
+        f"lakewarden: could not take {place.lock}: held by another"
+    )
+    assert not ran.exists()
+    assert place.record().owner == "somebody"
+
+
+def test_a_lock_that_lapses_in_time_is_taken(local: Place) -> None:
+    local.write(held(2, owner="somebody"))
+
+    done = local.run("hold", local.table, "--seconds", "60", "--wait", "60", "--", "true")
+
+    assert done.returncode == 0
+    assert local.record().owner != "somebody"
+
+
+def test_a_malformed_object_and_a_missing_program_are_errors_and_nothing_is_overwritten(local: Place) -> None:
+    local.write(b"{}")
+
+    failed(local.run("hold", local.table, "--seconds", "9", "--", "true"), 1, "no lock record")
+    failed(local.run("hold", local.table, "--seconds", "9", "--", "no-such-program"), 1, "no such program")
+
+    assert local.file.read_bytes() == b"{}"
+
+
+def test_a_silent_store_is_a_lock_that_cannot_be_had(on_s3: Place) -> None:
+    done = on_s3.run(
+        "hold", on_s3.table, "--seconds", "9", "--s3-endpoint", f"http://{NOWHERE}", "--", "true"
+    )
+
+    failed(done, 75, "could not be read")
+
+
+def test_a_command_whose_time_is_up_is_ended_and_then_the_lock_given_back(local: Place) -> None:
+    done = local.run("hold", local.table, "--seconds", "1", "--", "sleep", "300")
+
+    failed(done, 124, "ending the command: its 1 s are up")
+    assert local.record().expired
+
+
+def test_a_signal_is_passed_on_and_the_lock_outlives_the_command(local: Place, tmp_path: Path) -> None:
+    """A command that needs a while to end in order has the lock until then."""
+    seen = tmp_path / "seen"
+    orderly = f"trap 'sleep 1; cat {local.file} > {seen}; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+    with local.holding(orderly) as holder:
+        holder.send_signal(signal.SIGTERM)
+        holder.communicate(timeout=PATIENCE_SECONDS)
+
+    assert holder.returncode == 5
+    during = parse(seen.read_bytes())
+    assert isinstance(during, LockRecord)
+    assert not during.expired
+    assert local.record().expired
+
+
+def test_what_a_command_leaves_running_is_ended_before_the_lock_is_given_back(
+    local: Place, tmp_path: Path
+) -> None:
+    seen, pid = tmp_path / "seen", tmp_path / "pid"
+    orderly = (
+        f"trap 'sleep 1; cat {local.file} > {seen}; exit' TERM; echo > {pid}.up; while :; do sleep 0.1; done"
+    )
+    left = f"({orderly}) 2>/dev/null & echo $! > {pid}; while ! test -e {pid}.up; do sleep 0.1; done; exit 3"
+
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", left)
+
+    failed(done, 3, "ending what the command has left running")
+    assert not runs(int(pid.read_text()))
+    during = parse(seen.read_bytes())
+    assert isinstance(during, LockRecord)
+    assert not during.expired
+    assert local.record().expired
+
+
+def test_a_command_that_does_not_end_with_its_time_is_killed(local: Place, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    stubborn = f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done"
+
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "2", "--exec", stubborn)
+
+    failed(done, 124, "ending the command: its 2 s are up")
+    assert not runs(int(pid.read_text()))
+    assert local.record().expired
+
+
+def test_without_a_command_it_is_held_until_told_otherwise(local: Place) -> None:
+    with local.started("hold", local.table, "--wait", "60", "--seconds", "300") as holder:
+        assert holder.stdout is not None
+        said = holder.stdout.readline()
+        first = local.record()
+        until(lambda: local.record().valid_until > first.valid_until)
+        holder.send_signal(signal.SIGINT)
+        rest, errors = holder.communicate(timeout=PATIENCE_SECONDS)
+
+    assert holder.returncode == 0
+    assert said == f"holding {local.lock} as owner {first.owner}\n"
+    assert (rest, errors) == (f"released {local.lock}\n", "")
+    assert local.record().expired
+
+
+def test_without_a_command_it_ends_with_its_time(local: Place) -> None:
+    done = local.run("hold", local.table, "--seconds", "0.5")
+
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["holding", "released"]

@@ -1,0 +1,184 @@
+"""`lakewarden lock probe`, `show` and `release`, and how a call ends that is wrong: what a person or a script is told."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+from lakewarden.handlers.lease.placement import HUDI_LOCK
+from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, run, shown
+from tests.real.writers import environment
+from tests.servers.faulty_http import Reply, faulty_server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+
+def test_a_store_that_honours_conditions_is_told_with_what_asking_took(on_s3: Place, tmp_path: Path) -> None:
+    for root in (on_s3.table.rsplit("/", 2)[0], str(tmp_path)):
+        done = on_s3.run("probe", root, **ROOMY)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "honours both conditions (write if absent, write if unchanged)" in done.stdout
+        assert "4 requests in " in done.stdout
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+async def test_a_store_that_ignores_a_condition_is_refused_by_its_name(local: Place) -> None:
+    async with faulty_server([Reply(headers=(("ETag", '"1"'),))] * 5) as server:
+        done = await anyio.to_thread.run_sync(
+            lambda: run(
+                "probe",
+                "s3://bucket",
+                "--s3-endpoint",
+                server.endpoint,
+                env={**local.environment(), "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+            )
+        )
+
+    failed(done, 1, "this store ignores the condition if-absent")
+    assert "3 requests in " in done.stderr
+
+
+def test_a_place_that_is_not_there_is_told(on_s3: Place, tmp_path: Path) -> None:
+    failed(on_s3.run("probe", "s3://no-such-bucket-anywhere"), 1, "NoSuchBucket")
+    failed(on_s3.run("probe", str(tmp_path / "nope")), 1, f"there is no folder {tmp_path}/nope")
+
+
+def test_show_says_what_the_object_says_whatever_that_is(local: Place) -> None:
+    absent = shown(local)
+    assert (absent["state"], absent["owner"], absent["lock"]) == ("absent", None, local.lock)
+
+    body = json.loads(held(owner="a1"))
+    local.write(json.dumps({"host": "worker-7", **body}).encode())
+    now = shown(local)
+    assert (now["state"], now["owner"], now["extra"]) == ("held", "a1", {"host": "worker-7"})
+    assert now["valid_until_ms"] == body["validUntil"]
+    assert 0 < now["seconds_left"] <= 7_200
+    written = datetime.fromisoformat(now["written_about"]).timestamp()
+    assert written == pytest.approx(body["validUntil"] / 1000 - QUICK["validity_seconds"], abs=0.001)
+
+    local.write(held(-0.25, "a2"))
+    assert shown(local)["state"] == "lapsed"
+    local.write(render(LockRecord(expired=True, valid_until=body["validUntil"], owner="a3")))
+    assert shown(local)["state"] == "released"
+
+    local.write(b'{"expired":false,"owner":"a4"}')
+    malformed = shown(local)
+    assert (malformed["state"], malformed["why"]) == ("malformed", "field missing: validUntil")
+
+
+def test_show_is_readable(local: Place) -> None:
+    local.write(held(owner="a1"))
+    text = local.run("show", local.table).stdout
+    assert f"lock     {local.lock}\n" in text
+    assert "state    held\n" in text
+    assert "owner    a1\n" in text
+    assert "(in 2.0 h)" in text
+    assert "if its leases are 15 s long as configured here" in text
+
+    local.write(b"")
+    text = local.run("show", local.table).stdout
+    assert "state    malformed: the object is empty. Nobody overwrites it" in text
+
+
+def test_looking_changes_nothing(local: Place, tmp_path: Path) -> None:
+    assert local.run("show", local.table).returncode == 0
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lock_of_a_hudi_table_is_found_where_hudi_keeps_it(local: Place) -> None:
+    own = local.table + HUDI_LOCK
+    assert shown(local, "--hudi")["lock"] == own
+    local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
+    assert shown(local)["lock"] == own
+    local.write(held(owner="agent"))
+    assert shown(local)["lock"] == local.lock
+
+    local.write(held(owner="hudi"), own)
+
+    found = shown(local)
+    assert (found["lock"], found["owner"], found["shared_with_hudi"]) == (own, "hudi", True)
+    assert found["drift_seconds"] == 1.0
+    assert shown(local, "--lock", local.lock)["owner"] == "agent"
+
+
+def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:
+    failed(on_s3.run("show", "s3://no-such-bucket-anywhere/t"), 1, "NoSuchBucket")
+    wrong = {**on_s3.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}
+    failed(run("show", on_s3.table, env=wrong), 1, "status=403")
+    silent = on_s3.run("show", on_s3.table, "--s3-endpoint", f"http://{NOWHERE}")
+    failed(silent, 1, "check endpoint and network")
+    failed(local.run("show", "orders"), 2, "not a table URI: 'orders'")
+    failed(local.run("show", local.table, "--lock", "nope"), 2, "not a table URI: 'nope'")
+    failed(local.run("show", "ftp://a/b"), 2, "no store for ftp://")
+    nowhere = {name: value for name, value in local.settings.items() if name != "lock_root"}
+    failed(run("show", local.table, env=environment(nowhere)), 1, "--lock-root")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["hold", "/t"], "Missing option '--seconds'"),
+        (["hold", "/t", "--seconds", "0"], "--seconds"),
+        (["hold", "/t", "--seconds", "1", "--exec", "ls", "--", "ls"], "not both"),
+        (["hold", "t", "--seconds", "1"], "not a table URI: 't'"),
+        (["release", "/t"], "Missing option '--if-owner'"),
+        (["probe", "foo"], "no place for locks: 'foo'"),
+        (["audit", "--table", "t"], "not a table URI: 't'"),
+        (["shwo"], "No such command 'shwo'"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_one_line(local: Place, arguments: list[str], told: str) -> None:
+    failed(local.run(*arguments), 2, told)
+
+
+@pytest.mark.parametrize("command", ["probe", "show", "hold", "release", "audit"])
+def test_help_says_how_a_command_ends(local: Place, command: str) -> None:
+    done = local.run(command, "--help")
+
+    assert done.returncode == 0
+    assert "Usage: " in done.stdout
+    assert "Exit status" in " ".join(done.stdout.split())
+
+
+def test_the_group_alone_says_what_there_is(local: Place) -> None:
+    done = local.run()
+
+    assert done.returncode == 2
+    for name in ("probe", "show", "hold", "release", "audit"):
+        assert f"\n  {name} " in done.stderr
+
+
+def test_a_lock_is_given_back_by_hand_for_its_owner_and_its_lease_kept(place: Place) -> None:
+    body = held(owner="dead")
+    place.write(body)
+
+    done = place.run("release", place.table, "--if-owner", "dead")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == f"released {place.lock}, which owner dead held"
+    assert "warning: if that owner is alive, it may rely on its lease" in done.stdout
+    record = parse(body)
+    assert isinstance(record, LockRecord)
+    assert place.record() == LockRecord(expired=True, valid_until=record.valid_until, owner="dead")
+
+
+def test_a_lock_that_is_not_that_owners_to_give_is_left_alone(local: Place) -> None:
+    refused: list[tuple[bytes | None, str]] = [(None, "there is no lock object at")]
+    refused += [(held(owner="other"), "held by another owner, other")]
+    refused += [(b"not json", "no lock record")]
+    released = render(LockRecord(expired=True, valid_until=1_900_000_000_000, owner="dead"))
+    refused += [(released, "already released by dead")]
+    for body, told in refused:
+        if body is not None:
+            local.write(body)
+
+        failed(local.run("release", local.table, "--if-owner", "dead"), 1, told)
+
+        assert body is None or local.read() == parse(body)

@@ -1,0 +1,198 @@
+"""Two agents and one lock object, which the tables of both name: who waits gets it when it is free, by being told.
+
+The agents are members of one group, each with its own partition, store client and listener. Requests are counted between
+each agent and the store. Where an agent must have been told, its own next look would have come ten minutes later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import anyio
+import pytest
+from aiokafka.partitioner import murmur2
+
+from lakewarden.agent.serving.agent import Agent
+from lakewarden.agent.serving.other_agents import Ears
+from lakewarden.agent.settings import Settings
+from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
+from lakewarden.handlers.lease.lock_object import LockRecord, render
+from lakewarden.handlers.lease.machine import LeaseSettings
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, QUICK, World, Writer, world
+from tests.servers.fault_proxy import FaultProxy, fault_proxy
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+NEVER_SECONDS = 600.0
+VALIDITY_SECONDS = 3_000.0
+"""A lease that needs no renewal while a test runs: each request that is counted is one of waiting or of taking."""
+DYING_MS = 4_000
+READ_AND_WRITE = 2
+TURNS = 4
+
+
+@dataclass
+class Pair:
+    """Both agents at work, each owning one of the tables."""
+
+    scene: World
+    server: S3Server
+    bucket: str
+    proxies: dict[str, FaultProxy]
+    writers: int = 0
+    heard: Counter[tuple[type[LockEvent], str]] = field(default_factory=Counter)
+
+    @property
+    def lock(self) -> str:
+        return f"s3://{self.bucket}/locks/both.json"
+
+    @property
+    def tables(self) -> tuple[str, str]:
+        """Two tables in different partitions, so that each agent has one."""
+        names = (f"{self.scene.table}-{number}" for number in range(100))
+        first = next(names)
+        return first, next(name for name in names if _partition(name) != _partition(first))
+
+    async def begin(self, table: str) -> Writer:
+        """A transaction of this table, for which its agent wants the lock."""
+        self.writers += 1
+        writer = self.scene.writer(f"writer-{self.writers}", table)
+        await writer.begin(lock=self.lock, heartbeat_seconds=100)
+        return writer
+
+    async def told(self, kind: type[LockEvent], table: str) -> LockEvent:
+        """The next such event of this table's lock."""
+        self.heard[kind, table] += 1
+        count = self.heard[kind, table]
+        return (await self.scene.hear(kind, lambda each: each.table == table, count=count))[count - 1]
+
+    def requests(self, event: LockEvent) -> int:
+        """How many the agent that told this has sent so far."""
+        return self.proxies[event.agent].requests
+
+    def put(self, record: LockRecord) -> None:
+        """As somebody else's hand."""
+        client = self.server.new_client()
+        client.put_object(Bucket=self.bucket, Key="locks/both.json", Body=render(record))
+        client.close()
+
+
+@pytest.fixture
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> float:
+    """For how long a foreign holder is left alone before the object is looked at again; no setting says it."""
+    seconds: float = getattr(request, "param", NEVER_SECONDS)
+    lease = Settings.lease
+
+    def patient(settings: Settings, *, shared: bool) -> LeaseSettings:
+        return replace(lease(settings, shared=shared), poll_seconds=seconds)
+
+    monkeypatch.setattr(Settings, "lease", patient)
+    return seconds
+
+
+@pytest.fixture
+async def pair(
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    s3_credentials: S3Server,
+    patience: float,
+) -> AsyncIterator[Pair]:
+    bucket = s3_credentials.bucket()
+    async with AsyncExitStack() as stack:
+        lease = {"validity_seconds": VALIDITY_SECONDS, "renew_seconds": VALIDITY_SECONDS / 10}
+        scene = await stack.enter_async_context(
+            world(kafka.bootstrap_servers, topic_prefix, tmp_path, lock_root=f"s3://{bucket}/locks", **lease)
+        )
+        proxies = {}
+        for name in ("one", "other"):
+            proxies[name] = await stack.enter_async_context(
+                fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0)
+            )
+        async with _both(scene, proxies):
+            yield Pair(scene, s3_credentials, bucket, proxies)
+
+
+@asynccontextmanager
+async def _both(scene: World, proxies: dict[str, FaultProxy]) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        agents: list[Agent] = []
+        for name, proxy in proxies.items():
+            agent = scene.agent(agent_id=name, s3_endpoint=proxy.endpoint)
+            agents.append(await stack.enter_async_context(agent))
+        with anyio.fail_after(PATIENCE_SECONDS):
+            # The first lost a partition to the second, and is ready again when it knows that.
+            while not all(agent.ready.is_set() for agent in agents):
+                await anyio.sleep(0.05)
+        yield
+
+
+async def test_a_released_lock_goes_to_the_agent_that_waits_for_it_because_it_was_told(pair: Pair) -> None:
+    one, other = pair.tables
+    holding = await pair.begin(one)
+    await pair.told(LockAcquired, one)
+    waiting = await pair.begin(other)
+    for _ in range(TURNS):
+        refused = await pair.told(LockRefused, waiting.table)
+        before = pair.requests(refused)
+
+        await holding.complete((await holding.granted()).grant)
+        released = await pair.told(LockReleased, holding.table)
+        acquired = await pair.told(LockAcquired, waiting.table)
+
+        assert acquired.agent == refused.agent != released.agent
+        assert (acquired.requests, pair.requests(acquired) - before) == (READ_AND_WRITE, READ_AND_WRITE)
+        assert released.at <= acquired.at
+        holding, waiting = waiting, await pair.begin(holding.table)
+
+
+@pytest.mark.parametrize("patience", [1.0], indirect=True)
+async def test_an_agent_that_is_told_nothing_looks_for_itself(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ears, "_hear_of_lock", lambda *_: None)
+    one, other = pair.tables
+    holding = await pair.begin(one)
+    await pair.told(LockAcquired, one)
+    waiting = await pair.begin(other)
+    refused = await pair.told(LockRefused, other)
+    await pair.told(LockRefused, other)  # it has looked again
+
+    await holding.complete((await holding.granted()).grant)
+    acquired = await pair.told(LockAcquired, other)
+
+    assert acquired.agent == refused.agent
+    assert acquired.requests == READ_AND_WRITE
+    await waiting.granted()
+
+
+async def test_a_holder_that_says_nothing_any_more_is_waited_for_until_its_end_and_not_asked_before(
+    pair: Pair,
+) -> None:
+    dead = LockRecord(
+        expired=False, valid_until=time.time_ns() // 1_000_000 + DYING_MS, owner="of a dead writer"
+    )
+    pair.put(dead)
+    table, _ = pair.tables
+    waiting = await pair.begin(table)
+    refused = await pair.told(LockRefused, table)
+    before = pair.requests(refused)
+
+    acquired = await pair.told(LockAcquired, table)
+
+    assert (refused.holder, refused.valid_until) == (dead.owner, dead.valid_until)
+    assert pair.requests(acquired) - before == READ_AND_WRITE
+    written = acquired.valid_until - round(VALIDITY_SECONDS * 1e3)
+    assert written > dead.valid_until + round(QUICK["drift_seconds"] * 1e3)
+    await waiting.granted()
+
+
+def _partition(table: str) -> int:
+    return int(murmur2(table.encode()) & 0x7FFFFFFF) % int(QUICK["partitions"])

@@ -1,0 +1,273 @@
+"""The command line as a person or a script meets it: exit status, one line, one answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import psutil
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+COMMAND = [sys.executable, "-m", "lakewarden.agent"]
+NOWHERE = "127.0.0.1:9"
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+def test_the_version_is_the_installed_one() -> None:
+    """What a report of a bug begins with."""
+    told = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True, timeout=60)
+
+    assert told.stdout == f"lakewarden {metadata.version('lakewarden')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "told"),
+    [
+        (["agent", "--nope"], {}, "No such option: --nope"),
+        (["agnet"], {}, "No such command 'agnet'. Did you mean 'agent'? See lakewarden --help"),
+        (["explain"], {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
+        (["explain", ""], {}, "Invalid value for TRANSACTION: it is empty"),
+        (["agent"], {}, "--allow"),
+        (["agent", "--allow", "/w/*", "--s3-endpoint", "s3:9000"], {}, "'s3:9000' is no URL"),
+        (["agent", "--allow", "warehouse"], {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is no table"),
+        (["agent", "--allow", "/w/*"], {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
+        (["agent", "--allow", "/w/*"], {"grant_seconds": 30}, "a grant would outlive its lock"),
+        (["agent", "--config", "/nowhere.toml"], {}, "/nowhere.toml: cannot be read"),
+        (["status", "--table", "t"], {}, "--table: not a table URI: 't'"),
+        (["status", "--output", "xml"], {}, "xml"),
+        (["status", "--bootstrap-servers", ""], {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
+        (["status"], {"kafka_ssl_cafile": "/nowhere.pem"}, "kafka_ssl_cafile=/nowhere.pem can't be used"),
+        (["status"], {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
+        (["dev"], {}, "--data"),
+        (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
+        (["dev", "--data", "/w"], {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
+        (["demo", "--s3-bucket", "b"], {}, "give --s3-endpoint"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_one_line_that_says_what_is_wrong(
+    arguments: list[str], settings: dict[str, Any], told: str
+) -> None:
+    done = _run(*arguments, **settings)
+
+    assert done.returncode == 2, done
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert told in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_folder_that_dev_cannot_keep_anything_in_is_named() -> None:
+    done = _run("dev", "--data", "/proc/nowhere")
+
+    assert done.returncode == 1
+    assert done.stderr == (
+        "lakewarden: nothing can be kept in /proc/nowhere/.lakewarden: No such file or directory; choose another --data\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["status", "conflicts"])
+def test_without_kafka_the_commands_that_read_end_with_1_and_one_line(command: str) -> None:
+    done = _run(command, "--bootstrap-servers", NOWHERE)
+
+    assert done.returncode == 1
+    assert f"no Kafka broker answers at {NOWHERE}" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["status", "conflicts"])
+def test_without_topics_the_commands_that_read_say_what_to_start(command: str, kafka: KafkaServer) -> None:
+    done = _run(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="nobody-made-it")
+
+    assert done.returncode == 1
+    assert "start an agent there first" in done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_help_names_the_variable_of_every_flag() -> None:
+    done = _run("agent", "--help")
+
+    assert done.returncode == 0
+    for name in ("BOOTSTRAP_SERVERS", "ALLOW", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
+        assert f"LAKEWARDEN_{name}" in done.stdout
+
+
+async def test_status_shows_who_holds_the_lock_and_what_each_transaction_waits_for(scene: World) -> None:
+    async with scene.agent():
+        granted, waiting, queued = scene.writer("granted"), scene.writer("waiting"), scene.writer("queued")
+        await granted.begin(batch_id=7, heartbeat_seconds=100)
+        await granted.touch("x", "y")
+        await waiting.begin(heartbeat_seconds=100)
+        await granted.granted()
+        await waiting.ask()
+        await queued.intend(admission="queued", scope=markers("x"), heartbeat_seconds=100)
+        await scene.settle()
+        [acquired] = await scene.hear(LockAcquired)
+
+        as_json = await _answer(scene, "status", "--table", scene.table, "--output", "json")
+        as_text = await _answer(scene, "status")
+
+    [view] = json.loads(as_json)
+    assert view["table"] == scene.table
+    assert (view["lock"]["held"], view["lock"]["agent"]) == (True, acquired.agent)
+    assert view["lock"]["owner"] == acquired.owner
+    shown = {each["writer"]: each for each in view["transactions"]}
+    assert {name: each["phase"] for name, each in shown.items()} == {
+        "granted": "granted",
+        "waiting": "waiting",
+        "queued": "queued",
+    }
+    assert (shown["granted"]["batch_id"], shown["granted"]["partitions"]) == (7, 1)
+    assert shown["granted"]["file_groups"] == 2
+    assert shown["waiting"]["waiting_on"] == "the grant of granted"
+    assert shown["queued"]["waiting_on"] == "granted"
+    for told in (scene.table, acquired.agent, granted.transaction, "the grant of granted"):
+        assert told in as_text
+
+
+async def test_status_of_a_table_that_nobody_writes_is_an_answer(scene: World) -> None:
+    [view] = json.loads(await _answer(scene, "status", "--table", scene.table, "--output", "json"))
+
+    assert view == {"table": scene.table, "lock": None, "transactions": []}
+    assert await _answer(scene, "status") == "no table has an open transaction or a lock\n"
+
+
+async def test_conflicts_are_listed_and_followed(scene: World) -> None:
+    assert await _answer(scene, "conflicts") == "no conflicts\n"
+    with _started("conflicts", "--follow", "--output", "json", settings=scene.values()) as following:
+        async with scene.agent():
+            winner, loser = scene.writer("winner"), scene.writer("loser")
+            await winner.begin()
+            await loser.begin()
+            await winner.touch("x")
+            await loser.touch("x")
+            await loser.heard(Abort)
+        followed = ConflictDetected.model_validate_json(await _line(following))
+        following.send_signal(signal.SIGINT)
+        assert await anyio.to_thread.run_sync(following.wait) == 130
+
+    [listed] = (await _answer(scene, "conflicts", "--output", "json")).splitlines()
+    assert ConflictDetected.model_validate_json(listed) == followed
+    text = await _answer(scene, "conflicts")
+    assert "loser lost to winner, which was first: p x;" in text
+
+
+async def test_dev_says_one_line_serves_leaves_nothing_and_finds_its_state_again(tmp_path: Path) -> None:
+    data = tmp_path / "my data"
+    table = f"file://{data}/t"
+    first = "first-transaction"
+    with _started("dev", "--data", str(data)) as dev:
+        ready = json.loads(await _line(dev))
+        assert set(ready) == {"ready", "bootstrap_servers", "lock_root"}
+        assert ready["ready"] is True
+        scene = World(ready["bootstrap_servers"], "lakewarden", tmp_path, None, None)
+        async with AIOKafkaProducer(bootstrap_servers=ready["bootstrap_servers"]) as producer:
+            intent = _intent(scene, table, first)
+            await producer.send_and_wait("lakewarden.writers", encode(intent), key=table.encode())
+        await _until_shown(ready, table, first)
+        started = [psutil.Process(dev.pid), *psutil.Process(dev.pid).children(recursive=True)]
+        dev.send_signal(signal.SIGINT)
+        rest, _ = await anyio.to_thread.run_sync(dev.communicate)
+    assert rest == ""
+    assert dev.returncode == 0
+    assert len(started) > 1
+    _, alive = psutil.wait_procs(started, timeout=10)
+    assert alive == []
+
+    with _started("dev", "--data", str(data)) as dev:
+        ready = json.loads(await _line(dev))
+        await _until_shown(ready, table, first)
+
+
+async def _until_shown(ready: dict[str, Any], table: str, transaction: str) -> None:
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            done = await _run_in_thread(
+                "status", "--output", "json", bootstrap_servers=ready["bootstrap_servers"]
+            )
+            views = {view["table"]: view for view in json.loads(done.stdout)}
+            if any(
+                each["transaction"] == transaction for each in views.get(table, {}).get("transactions", ())
+            ):
+                return
+            await anyio.sleep(0.2)
+
+
+def _intent(scene: World, table: str, transaction: str) -> CommitIntent:
+    writer = scene.writer("patient", table)
+    writer.transaction = transaction
+    return writer.event(CommitIntent, heartbeat_seconds=300)
+
+
+def _run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+async def _run_in_thread(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    return await anyio.to_thread.run_sync(lambda: _run(*arguments, **settings))
+
+
+async def _answer(scene: World, *arguments: str) -> str:
+    values = scene.values()
+    done = await _run_in_thread(
+        *arguments, **{name: values[name] for name in ("bootstrap_servers", "topic_prefix", "group")}
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+@contextmanager
+def _started(*arguments: str, settings: dict[str, Any] | None = None) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*COMMAND, *arguments],
+        env={**environment(settings or {}), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGINT)
+                try:
+                    process.wait(30)
+                finally:
+                    process.kill()
+
+
+async def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    with anyio.fail_after(2 * PATIENCE_SECONDS):
+        return await anyio.to_thread.run_sync(process.stdout.readline, abandon_on_cancel=True)

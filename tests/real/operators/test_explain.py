@@ -1,0 +1,204 @@
+"""`lakewarden explain` as an operator meets it: what real agents left in a real log, in words and as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+
+from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, markers, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+async def test_a_conflict_a_queue_and_a_restart_are_told_from_the_log_while_no_agent_runs(
+    scene: World,
+) -> None:
+    winner, loser, retry = scene.writer("winner"), scene.writer("loser"), scene.writer("loser")
+    async with scene.agent(agent_id="agent-one"):
+        await winner.begin(batch_id=7, heartbeat_seconds=100)
+        first = await winner.touch("f", partition="day=1/a_b")
+        await loser.begin(batch_id=3)
+        met = await loser.touch("f", partition="day=1/a_b")
+        await loser.heard(Abort)
+        await loser.touch("late")
+        scope = markers("f", partition="day=1/a_b")
+        await retry.intend(batch_id=3, admission="queued", scope=scope, heartbeat_seconds=100)
+        await scene.settle()
+    async with scene.agent(agent_id="agent-two"):
+        grant = await winner.granted()
+        await winner.complete(grant.grant, "snapshot 12")
+        await retry.heard(Admitted)
+        await retry.complete((await retry.granted()).grant, "snapshot 13")
+        await scene.settle()
+
+    text = await _answer(scene, "explain", loser.transaction)
+    told = await _story(scene, loser)
+
+    aborted = next(each for each in told["steps"] if each["kind"] == "aborted")
+    (against,) = aborted["against"]
+    assert against["winner"]["transaction"] == winner.transaction
+    assert against["by"] == "sequence"
+    assert (against["theirs"]["where"]["offset"], against["mine"]["where"]["offset"]) == (first, met)
+    assert aborted["cause"]["event"]["where"]["offset"] == met
+    assert aborted["detected_after_ms"] >= 0
+    assert [each["kind"] for each in told["steps"]] == ["opened", "admitted", "touched", "aborted", "ignored"]
+    assert [each["fate"]["version"] for each in told["attempts"]] == [None, "snapshot 13"]
+    assert (
+        f"ABORTED (conflict) by agent agent-one, may try again, loss 1 in a row: because its marker-created at writers:{met} "
+        f"touched day=1/a_b f (merge/merge), which winner ({winner.transaction}) had touched by marker-created at writers:{first}"
+        in text
+    )
+    assert "and the younger loses" in text
+    assert "1 marker-created changed nothing: it was aborted" in text
+    assert f"  winner ({winner.transaction}): committed as version snapshot 12" in text
+    assert f"  {retry.transaction} at writers:" in text
+
+    text = await _answer(scene, "explain", retry.transaction)
+    told = await _story(scene, retry)
+
+    waiting = next(each for each in told["steps"] if each["kind"] == "waiting")
+    assert [each["who"]["transaction"] for each in waiting["behind"]] == [winner.transaction]
+    admitted = next(each for each in told["steps"] if each["kind"] == "admitted")
+    assert admitted["freed_by"]["fate"]["version"] == "snapshot 12"
+    granted = next(each for each in told["steps"] if each["kind"] == "granted")
+    assert granted["where"]["offset"] == _offset(scene, retry, CommitGranted)
+    assert (
+        f"waits for its admission, behind winner ({winner.transaction}), which computes on day=1/a_b f"
+        in text
+    )
+    assert "agent agent-two took the partition over" in text
+    assert f"in line: winner ({winner.transaction}) committed as version snapshot 12" in text
+
+
+async def test_a_lock_that_a_foreign_writer_holds_is_told_where_it_held_things_up(scene: World) -> None:
+    foreign = {"expired": False, "validUntil": round((time.time() + 3) * 1000), "owner": "a-hudi-writer"}
+    scene.lock_object().parent.mkdir(parents=True)
+    scene.lock_object().write_text(json.dumps(foreign, separators=(",", ":")))
+    writer = scene.writer("patient")
+    async with scene.agent():
+        await writer.begin(heartbeat_seconds=100)
+        await scene.hear(LockRefused)
+        await writer.complete((await writer.granted()).grant)
+        await scene.settle()
+
+    told = await _story(scene, writer)
+    text = await _answer(scene, "explain", writer.transaction[:-2])
+
+    assert [each["type"] for each in told["steps"] if each["kind"] == "lock"] == [
+        "lock-refused",
+        "lock-acquired",
+    ]
+    assert "did not get the table's lock, which owner a-hudi-writer holds until" in text
+    assert text.splitlines()[3].startswith("outcome      committed as version 1 at writers:")
+
+
+async def test_a_beginning_that_several_share_lists_them_and_ends_with_1(scene: World) -> None:
+    tries = [scene.writer("nightly") for _ in range(2)]
+    other = scene.writer("nightly", f"file://{scene.root}/tables/other")
+    other.transaction = tries[0].transaction
+    for each in (*tries, other):
+        await each.intend()
+
+    done = await _run(scene, "explain", "nightly")
+    same = await _run(scene, "explain", other.transaction)
+    chosen = await _answer(scene, "explain", other.transaction, "--table", other.table)
+
+    assert done.returncode == same.returncode == 1
+    assert done.stderr == "lakewarden: 3 transactions begin with 'nightly'; say more of its name\n"
+    assert same.stderr.endswith("name one with --table\n")
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {each.transaction for each in tries}
+    assert [line.split("table ")[1] for line in same.stdout.splitlines()] == [scene.table, other.table]
+    assert "no agent has answered its intent yet" in chosen
+    assert f"table        {other.table}" in chosen
+
+
+async def test_an_unknown_transaction_ends_with_1_and_says_what_could_be(scene: World) -> None:
+    empty = await _run(scene, "explain", "nobody")
+    writer = scene.writer("orders")
+    await writer.intend()
+    mistyped = writer.transaction[:-1] + "-"
+
+    done = await _run(scene, "explain", mistyped)
+    elsewhere = await _run(scene, "explain", writer.transaction, "--table", "/other/t")
+
+    for each in (empty, done, elsewhere):
+        assert each.returncode == 1
+        assert each.stdout == ""
+        assert len(each.stderr.splitlines()) == 1, each.stderr
+    assert "holds no event at all" in empty.stderr
+    for said in (
+        f"did you mean {writer.transaction}?",
+        "all 2 partitions",
+        "back to 20",
+        "retention",
+        "$LAKEWARDEN_TOPIC_PREFIX",
+    ):
+        assert said in done.stderr
+    assert f"it is one of {scene.table}" in elsewhere.stderr
+
+
+async def test_without_kafka_or_topics_one_line_says_so(kafka: KafkaServer) -> None:
+    nowhere = await _run(None, "explain", "x", bootstrap_servers="127.0.0.1:9")
+    nothing = await _run(
+        None, "explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody"
+    )
+
+    assert nowhere.returncode == nothing.returncode == 1
+    assert "no Kafka broker answers at 127.0.0.1:9" in nowhere.stderr
+    assert "there is no topic nobody.writers" in nothing.stderr
+    assert len(nowhere.stderr.splitlines()) == len(nothing.stderr.splitlines()) == 1
+
+
+def _offset(scene: World, writer: Writer, kind: type) -> int:
+    (found,) = (
+        each.offset for each in scene.said if isinstance(each.event, kind) and writer.mine(each.event)
+    )
+    return found
+
+
+async def _story(scene: World, writer: Writer) -> dict[str, Any]:
+    told = json.loads(await _answer(scene, "explain", writer.transaction, "--output", "json"))
+    assert isinstance(told, dict)
+    assert (told["who"]["transaction"], told["table"]) == (writer.transaction, writer.table)
+    return told
+
+
+async def _answer(scene: World, *arguments: str) -> str:
+    done = await _run(scene, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+async def _run(scene: World | None, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    if scene is not None:
+        settings = {"bootstrap_servers": scene.bootstrap_servers, "topic_prefix": scene.prefix}
+
+    def work() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "lakewarden.agent", *arguments],
+            env=environment(settings),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+
+    return await anyio.to_thread.run_sync(work)

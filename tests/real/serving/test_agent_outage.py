@@ -1,0 +1,90 @@
+"""Kafka is not there yet, goes, and comes back, while the agent runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, _free_port
+from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
+from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
+from tests.real.promises import check, stories
+from tests.real.writers import AgentProcess, World, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
+
+
+async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_path: Path) -> None:
+    port = _free_port()
+    scene = World(f"127.0.0.1:{port}", "early", tmp_path, producer=None, consumer=None)
+    with scene.process() as process:
+        waiting = await process.logged("kafka.waiting")
+        assert waiting["bootstrap_servers"] == scene.bootstrap_servers
+        async with EmbeddedKafka(tmp_path / "kafka", port=port):
+            await process.ready()
+
+
+async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    async with (
+        EmbeddedKafka(tmp_path / "kafka", port=_free_port()) as kafka,
+        world(kafka.bootstrap_servers, "outage", tmp_path) as scene,
+    ):
+        with scene.process() as process:
+            await process.ready()
+            before = scene.writer("before")
+            await before.begin(heartbeat_seconds=100)
+            await before.touch("x")
+            await scene.settle()
+
+            kafka.stop()
+            await _says_so(process)
+            kafka.start()
+
+            await before.granted()
+            await before.complete()
+            after = scene.writer("after")
+            await after.begin()
+            await after.touch("x")
+            await after.granted()
+
+        log = await scene.everything()
+        topics = scene.settings().topics
+        check(stories(log[topics.writers], log[topics.decisions]))
+        assert len(scene.heard(Admitted)) == len(scene.heard(CommitGranted)) == 2
+        assert scene.heard(Abort, before.mine) == []
+
+
+async def test_a_decision_that_kafka_does_not_take_is_decided_again_from_the_log(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends in order: its locks are given back, so the next one need not wait for them to lapse."""
+    failures = [KafkaError("the broker is out of sorts")]
+
+    class Moody(AIOKafkaProducer):  # type: ignore[misc]
+        async def send(self, topic: str, value: bytes, **more: Any) -> Any:
+            if failures and b'"admitted"' in value and b"unlucky" in value:
+                raise failures.pop()
+            return await super().send(topic, value=value, **more)
+
+    monkeypatch.setattr("lakewarden.agent.kafka.AIOKafkaProducer", Moody)
+    patient = {"validity_seconds": 1_000, "renew_seconds": 10}
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as scene, scene.agent():
+        other, unlucky = scene.writer("other"), scene.writer("unlucky")
+        await other.begin(heartbeat_seconds=100)
+        await scene.hear(LockAcquired)
+        await unlucky.begin(heartbeat_seconds=100)
+        await unlucky.granted()
+        log = await scene.everything()
+
+    assert failures == []
+    topics = scene.settings().topics
+    check(stories(log[topics.writers], log[topics.decisions]))
+
+
+async def _says_so(process: AgentProcess) -> None:
+    silent = await process.logged("kafka.silent")
+    assert silent["bootstrap_servers"]

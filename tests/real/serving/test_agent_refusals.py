@@ -1,0 +1,316 @@
+"""What the agent refuses, and that nothing else stops for it. One behaviour a test."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from lakewarden.events import (
+    MAX_EVENT_BYTES,
+    Abort,
+    Admitted,
+    CommitGranted,
+    CommitIntent,
+    DeadLetter,
+    LockAcquired,
+    LockLost,
+    LockRefused,
+    MarkerCreated,
+    encode,
+)
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import World, Writer, markers, world
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+async def test_rubbish_goes_to_the_dead_letters_and_stops_nothing(scene: World) -> None:
+    async with scene.agent():
+        offset = await scene.send_raw(b"rubbish", scene.table.encode())
+        writer = scene.writer("good")
+        await writer.begin()
+        [letter] = await scene.hear(DeadLetter)
+
+    assert (letter.topic, letter.offset) == (f"{scene.prefix}.writers", offset)
+    assert base64.b64decode(letter.value) == b"rubbish"
+    assert letter.reason
+
+
+async def test_a_record_that_is_too_long_is_refused_unread(scene: World) -> None:
+    await _allow_long_records(scene)
+    async with scene.agent():
+        writer = scene.writer("long")
+        event = encode(writer.event(CommitIntent))
+        await scene.send_raw(event[:-1] + b" " * 1_100_000 + b"}", scene.table.encode())
+        await scene.writer("good").begin()
+        [letter] = await scene.hear(DeadLetter)
+
+    assert "at most 1048576 are read" in letter.reason
+    assert len(base64.b64decode(letter.value)) == 1024
+
+
+async def test_what_is_said_of_a_record_as_long_as_any_may_be_still_fits_into_one(scene: World) -> None:
+    """A dead letter that Kafka refuses would end every session in which the record is read."""
+    async with scene.agent():
+        value = encode(scene.writer("bad").event(CommitIntent))
+        key = b"k" * (MAX_EVENT_BYTES - len(value) - 150)
+        offset = await scene.send_raw(value, key)
+        [letter] = await scene.hear(DeadLetter)
+        await scene.writer("good").begin()
+
+    assert letter.offset == offset
+
+
+async def test_an_event_under_another_key_is_refused_and_its_writer_told(scene: World) -> None:
+    async with scene.agent():
+        writer = scene.writer("misrouted")
+        await scene.send(writer.event(CommitIntent), key=f"{scene.table}-other")
+        abort = await writer.heard(Abort)
+        [letter] = await scene.hear(DeadLetter)
+
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert "is not the event's table" in letter.reason
+    assert abort.detail == letter.reason
+
+
+async def test_a_table_that_is_not_canonical_is_refused_and_its_writer_told(scene: World) -> None:
+    async with scene.agent():
+        writer = scene.writer("sloppy")
+        sloppy = scene.table + "/"
+        value = encode(writer.event(CommitIntent)).replace(scene.table.encode(), sloppy.encode())
+        await scene.send_raw(value, sloppy.encode())
+        abort = await writer.heard(Abort)
+
+    assert abort.reason == "not-allowed"
+    assert "not canonical" in str(abort.detail)
+
+
+async def test_an_open_transaction_with_an_unreadable_event_is_aborted_and_stays_so(scene: World) -> None:
+    """Part of what it touches is unknown, so it can't be judged; the state knows, and so does the next agent."""
+    async with scene.agent():
+        broken, other = scene.writer("broken"), scene.writer("other")
+        await broken.begin(heartbeat_seconds=100)
+        await broken.touch("x")
+        fields = json.loads(encode(broken.event(MarkerCreated, markers=markers("y"))))
+        fields["markers"] = "y"
+        await scene.send_raw(json.dumps(fields).encode(), scene.table.encode())
+        abort = await broken.heard(Abort)
+        await other.begin(heartbeat_seconds=100)
+        await other.touch("x")
+        await broken.ask()
+        await broken.heard(Abort, count=2)
+        await other.granted()
+
+    assert abort.reason == "not-allowed"
+    assert scene.heard(CommitGranted, broken.mine) == []
+    assert scene.heard(Abort, other.mine) == []
+
+
+async def test_a_granted_transaction_is_no_victim_of_an_unreadable_event(scene: World) -> None:
+    async with scene.agent():
+        writer = scene.writer("granted")
+        await writer.begin(heartbeat_seconds=100)
+        grant = await writer.granted()
+        fields = json.loads(encode(writer.event(MarkerCreated, markers=markers("y"))))
+        fields["markers"] = "y"
+        await scene.send_raw(json.dumps(fields).encode(), scene.table.encode())
+        await scene.hear(DeadLetter)
+        await writer.complete(grant.grant)
+        await scene.settle()
+
+    assert scene.heard(Abort, writer.mine) == []
+
+
+async def test_a_table_outside_the_allow_list_is_never_touched(scene: World) -> None:
+    outside = f"file://{scene.root}/elsewhere/t"
+    async with scene.agent():
+        writer = scene.writer("stranger", outside)
+        await writer.intend()
+        abort = await writer.heard(Abort)
+        await scene.hear(DeadLetter)
+        await writer.ask()
+        await scene.hear(DeadLetter, count=2)
+
+    assert abort.reason == "not-allowed"
+    assert "--allow" in str(abort.detail)
+    assert not (scene.root / "elsewhere").exists()
+    assert not scene.lock_object(scene.table).exists()
+    assert len(scene.heard(Abort, writer.mine)) == 1
+
+
+async def test_tables_beyond_the_bound_are_refused_and_the_others_go_on(scene: World) -> None:
+    """A glob allows endlessly many names; each would take memory for ever."""
+    async with scene.agent(max_tables=1):
+        for number in range(3):  # two of them share one of the two partitions
+            await scene.writer(f"w{number}", f"{scene.table}-{number}").intend()
+        [abort, *_] = await scene.hear(Abort)
+        [admitted, *_] = await scene.hear(Admitted)
+        again = scene.writer("again", admitted.table)
+        await again.begin()
+
+    assert abort.reason == "not-allowed"
+    assert "max_tables" in str(abort.detail)
+
+
+async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> None:
+    named = scene.root / "elsewhere" / "lock.json"
+    async with scene.agent():
+        writer = scene.writer("bold")
+        await writer.intend(lock=f"file://{named}")
+        abort = await writer.heard(Abort)
+
+    assert abort.reason == "not-allowed"
+    assert "outside" in str(abort.detail)
+    assert not named.exists()
+
+
+async def test_a_folder_that_can_not_be_made_refuses_that_lock_and_nothing_else(scene: World) -> None:
+    (scene.root / "tables" / "file").write_text("not a folder")
+    allow = (f"file://{scene.root}/tables/file/*", f"file://{scene.root}/tables/*")
+    async with scene.agent(allow=allow):
+        blocked, good = scene.writer("blocked", f"file://{scene.root}/tables/file/t"), scene.writer("good")
+        await blocked.intend(lock=f"file://{scene.root}/tables/file/t/.hoodie/.locks/table_lock.json")
+        await blocked.ask()
+        abort = await blocked.heard(Abort)
+        await good.begin()
+        await good.granted()
+
+    assert abort.reason == "not-allowed"
+
+
+async def test_an_object_that_is_no_lock_is_left_alone_and_its_writers_told(scene: World) -> None:
+    lock = scene.lock_object()
+    lock.parent.mkdir(parents=True)
+    lock.write_bytes(b"somebody's notes")
+    async with scene.agent():
+        writer = scene.writer("waiting")
+        await writer.intend(heartbeat_seconds=100)
+        await writer.ask()
+        abort = await writer.heard(Abort)
+        await scene.hear(LockRefused)
+
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert "no lock record" in str(abort.detail)
+    assert lock.read_bytes() == b"somebody's notes"
+
+
+async def test_while_a_foreign_writer_holds_the_lock_nobody_is_granted(scene: World) -> None:
+    """A Java Hudi writer's own bytes, at Hudi's own path."""
+    lock = scene.root / "tables/t/.hoodie/.locks/table_lock.json"
+    lock.parent.mkdir(parents=True)
+    held = LockRecord(expired=False, valid_until=_in_ms(3600), owner="0f8fad5b-d9cb-469f-a165-70867728950e")
+    lock.write_bytes(render(held))
+    lease = {"hudi_validity_seconds": 30, "hudi_renew_seconds": 3}
+    async with scene.agent(**lease):
+        writer = scene.writer("patient")
+        await writer.intend(lock=f"file://{lock}", heartbeat_seconds=100)
+        await writer.heard(Admitted)
+        await writer.ask()
+        [refused] = await scene.hear(LockRefused)
+        await scene.settle()
+        assert scene.heard(CommitGranted) == []
+        assert lock.read_bytes() == render(held)
+
+        lock.write_bytes(render(LockRecord(expired=True, valid_until=held.valid_until, owner=held.owner)))
+        grant = await writer.heard(CommitGranted)
+
+    assert refused.holder == held.owner
+    assert grant.transaction == writer.transaction
+
+
+async def test_a_foreign_takeover_while_a_grant_runs_is_told_at_once(scene: World) -> None:
+    async with scene.agent():
+        writer = scene.writer("overtaken")
+        await writer.begin(heartbeat_seconds=100)
+        await writer.granted()
+        lock = scene.lock_object()
+        lock.write_bytes(render(LockRecord(expired=False, valid_until=_in_ms(3600), owner="somebody-else")))
+        abort = await writer.heard(Abort)
+        [lost] = await scene.hear(LockLost)
+
+    assert abort.reason == "lease-lost"
+    assert lost.holder == "somebody-else"
+    assert b"somebody-else" in lock.read_bytes()
+
+
+async def test_a_table_and_a_root_with_a_space_have_their_lock_where_the_name_says(scene: World) -> None:
+    """`Path.as_uri()` writes %20, and so does whoever starts `lakewarden dev --data 'My Data'`."""
+    root = scene.root / "my locks"
+    async with scene.agent(lock_root=root.as_uri()):
+        writer = scene.writer("spacious", f"file://{scene.root}/tables/my%20table")
+        await writer.begin()
+        await writer.granted()
+        [acquired] = await scene.hear(LockAcquired)
+
+    assert "%20" in acquired.lock
+    assert [each.suffix for each in (root / "locks").iterdir() if each.suffix == ".json"] == [".json"]
+
+
+async def test_locks_are_kept_in_a_bucket_as_well(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    bucket = s3_credentials.bucket()
+    given = {"allow": (f"s3://{bucket}/*",), "lock_root": None, "s3_endpoint": s3_credentials.endpoint}
+    async with (
+        world(kafka.bootstrap_servers, topic_prefix, tmp_path, **given) as scene,
+        scene.agent(),
+    ):
+        writer = Writer(scene, "cloud", f"s3://{bucket}/warehouse/t", "cloud-1")
+        await writer.begin()
+        grant = await writer.granted()
+        [acquired] = await scene.hear(LockAcquired)
+        client = s3_credentials.new_client()
+        key = acquired.lock.removeprefix(f"s3://{bucket}/")
+        record = parse(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+        client.close()
+        await writer.complete(grant.grant)
+
+    assert isinstance(record, LockRecord)
+    assert (record.owner, record.expired) == (grant.lock_owner, False)
+
+
+async def test_an_unreachable_store_ends_the_start_with_one_line(
+    scene: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    given = {"lock_root": "s3://nowhere/locks", "s3_endpoint": "http://127.0.0.1:9", "log_level": "error"}
+    with scene.process(**given, s3_region="us-east-1") as process:
+        assert await process.ended() == 1
+
+    [line] = process.log.read_text().splitlines()
+    assert "store" in line
+    assert "127.0.0.1:9" in line or "endpoint" in line
+
+
+async def _allow_long_records(scene: World) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=scene.bootstrap_servers)
+    await admin.start()
+    try:
+        topic = ConfigResource(
+            ConfigResourceType.TOPIC, f"{scene.prefix}.writers", {"max.message.bytes": "3000000"}
+        )
+        await admin.alter_configs([topic])
+        await anyio.sleep(0.5)  # the broker applies it by itself, and tells nobody
+    finally:
+        await admin.close()
+
+
+def _in_ms(seconds: float) -> int:
+    return round((time.time() + seconds) * 1000)

@@ -1,0 +1,205 @@
+"""Gate, sink and the product's own agent together: two writers, one table, nothing scripted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.spark_jobs import AlreadyCommitted, CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.kafka_fixture import KafkaServer
+from tests.servers.s3 import S3Server
+from tests.spark.agents import running_agent
+from tests.spark.conftest import SCHEMA, MakeTable, rows_of, snapshots_of
+from tests.spark.fake_agent import wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def gate(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[CommitGate]:
+    """A gate with a running agent behind it; `gate.observer` is the list that it tells its steps to."""
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(
+            kafka.bootstrap_servers,
+            topic_prefix=topic_prefix,
+            heartbeat_seconds=1.0,
+            admission_timeout_seconds=30.0,
+        ) as gate,
+    ):
+        yield gate
+
+
+def test_two_upserts_of_one_partition_collide_and_nothing_is_lost(
+    gate: CommitGate, make_table: MakeTable, spark: SparkSession
+) -> None:
+    """The older one holds its partition; the younger is aborted in the middle of its job, waits in line and commits."""
+    table = make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    steps: list[GateEvent] = []
+    gate.observer = steps.append
+    held, go_on = threading.Event(), threading.Event()
+
+    def slow(batch: DataFrame, txn: Transaction) -> None:
+        if txn.intent.attempt == 1:
+            txn.touch("month=1/day=1", "*", "merge")
+            held.set()
+            assert go_on.wait(60)
+        sink(batch, txn)
+
+    older = threading.Thread(
+        target=gate.foreach_batch(slow, table=table, writer="departures"),
+        args=(
+            spark.createDataFrame([(1, 1, 10, "d")], "month int, day int, flight long, departure string"),
+            0,
+        ),
+    )
+    older.start()
+    assert held.wait(30)
+    younger = threading.Thread(
+        target=gate.foreach_batch(sink, table=table, writer="arrivals"),
+        args=(spark.createDataFrame([(1, 1, 10, "a")], "month int, day int, flight long, arrival string"), 0),
+    )
+    younger.start()
+    wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"], 60)
+    go_on.set()
+    older.join(60)
+    younger.join(60)
+
+    assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("d", "a")]
+    (aborted,) = [step for step in steps if step.what == "abort"]
+    assert (aborted.writer, aborted.detail["others"]) == ("arrivals", ["departures"])
+    completed = [(step.writer, step.attempt) for step in steps if step.what == "completed"]
+    assert completed == [("departures", 1), ("arrivals", 2)]
+    stopped = next(step for step in steps if step.what == "jobs-stopped")
+    print(f"abort to jobs stopped: {stopped.at - aborted.at:.3f} s")
+
+
+def test_an_abort_cancels_a_running_job_while_it_runs(
+    gate: CommitGate, make_table: MakeTable, spark: SparkSession
+) -> None:
+    table = make_table()
+    steps: list[GateEvent] = []
+    gate.observer = steps.append
+    running = threading.Event()
+
+    def hold(rows: object) -> Iterator[object]:
+        time.sleep(600)
+        yield rows
+
+    def victim(batch: DataFrame, txn: Transaction) -> None:
+        if txn.intent.attempt > 1:
+            with txn.commit():
+                return
+        txn.touch("month=1/day=2", "*", "merge")
+        running.set()
+        batch.rdd.mapPartitions(hold).count()
+
+    with gate.transaction(table=table, writer="older") as older:
+        loser = threading.Thread(
+            target=gate.foreach_batch(victim, table=table, writer="younger"), args=(spark.range(1), 0)
+        )
+        loser.start()
+        assert running.wait(60)
+        wait_until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds())
+        older.touch("month=1/day=2", "*", "merge")
+        wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"], 30)
+        with older.commit() as grant:
+            grant.version = "1"
+    loser.join(60)
+
+    marker = next(step for step in steps if step.what == "markers" and step.writer == "older")
+    stopped = next(step for step in steps if step.what == "jobs-stopped")
+    print(f"marker to jobs stopped: {stopped.at - marker.at:.3f} s")
+    assert [step.what for step in steps if step.writer == "younger"][3:] == [
+        *("abort", "jobs-stopped", "intent", "admitted", "requested", "granted", "completed")
+    ]
+
+
+def test_a_committed_batch_is_not_granted_again(gate: CommitGate, make_table: MakeTable) -> None:
+    table = make_table()
+    tokens = []
+    for batch_id in (0, 1):
+        with gate.transaction(table=table, writer="w", batch_id=batch_id) as txn, txn.commit() as grant:
+            tokens.append(grant.token)
+    assert tokens == sorted(set(tokens))
+    with (
+        pytest.raises(AlreadyCommitted, match="batch 1"),
+        gate.transaction(table=table, writer="w", batch_id=1),
+    ):
+        pytest.fail("the body ran")
+
+
+def test_a_new_checkpoint_is_a_new_writer(
+    gate: CommitGate, make_table: MakeTable, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The same checkpoint goes on where it was; another begins at batch 0 again, and its rows are written."""
+    table = make_table()
+    sink = PaimonSink(table)
+    source = str(tmp_path / "source")
+    schema = "month int, day int, flight long"
+    spark.createDataFrame([(1, 1, 10)], schema).coalesce(1).write.parquet(source)
+
+    for checkpoint in ("old", "old", "new"):
+        gated = gate.foreach_batch(sink, table=sink.table, writer="w")
+        query = (
+            spark.readStream.schema(schema)
+            .parquet(source)
+            .writeStream.foreachBatch(gated)
+            .option("checkpointLocation", str(tmp_path / checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    assert [row["flight"] for row in rows_of(table)] == [10, 10]
+    commits = [(snapshot.commit_user, snapshot.commit_identifier) for snapshot in snapshots_of(table)]
+    assert [identifier for _, identifier in commits] == [0, 0]
+    assert len({user for user, _ in commits}) == 2
+
+
+def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSession) -> None:
+    """The table on a real S3 server, written by executors and read back; the gate's part is the same as on disk."""
+    from pypaimon import CatalogFactory, Schema
+
+    from lakewarden.spark_jobs.sinks.paimon.table import address
+
+    bucket = s3_server.bucket()
+    options = {
+        "s3.endpoint": s3_server.endpoint,
+        "s3.access-key": s3_server.access_key,
+        "s3.secret-key": s3_server.secret_key,
+        "s3.region": s3_server.region,
+        "s3.path-style-access": "true",
+    }
+    catalog = CatalogFactory.create({"warehouse": f"s3://{bucket}/wh", **options})
+    catalog.create_database("test", ignore_if_exists=True)
+    catalog.create_table(
+        "test.t", Schema.from_pyarrow_schema(SCHEMA, partition_keys=["month", "day"]), ignore_if_exists=False
+    )
+    table = f"s3://{bucket}/wh/test.db/t"
+    sink = PaimonSink(table, mode="upsert", keys=["flight"], catalog_options=options)
+    from tests.spark.bench import Bench
+    from tests.spark.fake_agent import agreeable
+
+    with Bench(kafka, f"s3-{bucket}") as bench:
+        bench.agent(agreeable)
+        gate = bench.gate()
+        began = time.monotonic()
+        for batch_id, column in enumerate(("departure", "arrival")):
+            rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]
+            frame = spark.createDataFrame(rows, f"month int, day int, flight long, {column} string")
+            gate.foreach_batch(sink, table=sink.table, writer=column)(frame, batch_id)
+        print(f"two upserts of three partitions on {s3_server.used}: {time.monotonic() - began:.2f} s")
+
+    builder = address(table, options).open().new_read_builder()
+    found = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
+    assert sorted((row["day"], row["departure"], row["arrival"]) for row in found) == [
+        (day, f"d{day}", f"a{day}") for day in range(1, 4)
+    ]

@@ -1,0 +1,126 @@
+"""Each batch once, whoever dies where: real Spark, a real Paimon table, the real agent, SIGKILL."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from lakewarden.agent.locks.process_group import signal_session
+from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable, rows_of, snapshots_of
+from tests.spark.mortal_driver import STEPS
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
+
+IN_THE_TABLE = {"published", "completed"}
+"""Steps after which the batch is there, though Spark has not noted it."""
+
+COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
+"""What a driver goes through with a batch that nobody told it was committed."""
+
+
+def test_a_driver_killed_at_every_step_leaves_each_batch_once(
+    kafka: KafkaServer, topic_prefix: str, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """Each driver but the last recovers the batch that its predecessor died in, and dies in the next one."""
+    table = make_table(schema=SCHEMA)
+    source, events = tmp_path / "source", tmp_path / "events"
+    source.mkdir()
+    for number in range(len(STEPS) + 1):
+        rows = [{"month": 1, "day": day, "flight": number} for day in (1, 2)]
+        file = source / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
+        os.utime(file, (number, number))  # the order in which Spark takes them
+
+    def drive(die_at: str) -> tuple[int, str]:
+        program = [sys.executable, str(Path(__file__).with_name("mortal_driver.py"))]
+        program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
+        program += ["--table", table, "--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
+        program += ["--events", str(events), "--die-at", die_at]
+        driver = subprocess.Popen(
+            program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            _, said = driver.communicate(timeout=300)
+        finally:
+            signal_session(driver.pid, signal.SIGKILL)
+        return driver.returncode, said.decode()[-3000:]
+
+    lived: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
+    with running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="2", CHECK_SECONDS="0.2"):
+        for batch, step in enumerate((*STEPS, "none")):
+            status, said = drive(f"{step}:{batch}" if step != "none" else step)
+            assert status == (0 if step == "none" else -signal.SIGKILL), said
+            there = batch + 1 if step in {"none", *IN_THE_TABLE} else batch
+            assert Counter(row["flight"] for row in rows_of(table)) == dict.fromkeys(range(there), 2), step
+            lived.append([json.loads(line) for line in events.read_text().splitlines()])
+            events.unlink()
+
+    snapshots = snapshots_of(table)
+    (user,) = {snapshot.commit_user for snapshot in snapshots}
+    assert user.startswith("mortal:")
+    assert [snapshot.commit_identifier for snapshot in snapshots] == list(range(len(STEPS) + 1))
+    for batch, step in enumerate(STEPS):
+        killed = {transaction for number, _, transaction in lived[batch] if number == batch}
+        recovered = [(what, transaction) for number, what, transaction in lived[batch + 1] if number == batch]
+        told = step == "completed"
+        assert [what for what, _ in recovered] == (["intent", "already-committed"] if told else COMMITS), step
+        # Whose files are in the table: those of the driver that was killed, where it had got that far.
+        by = snapshots[batch].properties["lakewarden.transaction"]
+        assert by in (killed if step in IN_THE_TABLE else {transaction for _, transaction in recovered}), step
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["after-the-commit", "before-it"])
+def test_a_publish_without_an_answer_is_asked_of_the_table(
+    *,
+    kafka: KafkaServer,
+    topic_prefix: str,
+    make_table: MakeTable,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    durable: bool,
+) -> None:
+    """Found, it is committed. Not found, a new transaction waits until the grant has lapsed, asks again, and writes."""
+    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+    publish = RenamingSnapshotCommit.commit
+
+    def lossy(*given: Any) -> bool:
+        monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
+        if durable:
+            publish(*given)
+        raise OSError("connection reset")
+
+    monkeypatch.setattr(RenamingSnapshotCommit, "commit", lossy)
+    table = make_table(schema=SCHEMA, **{"commit.max-retries": "0"})
+    sink = PaimonSink(table)
+    steps: list[GateEvent] = []
+    with (
+        running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="2", CHECK_SECONDS="0.2"),
+        CommitGate(
+            kafka.bootstrap_servers, topic_prefix=topic_prefix, heartbeat_seconds=0.5, observer=steps.append
+        ) as gate,
+    ):
+        batch = spark.createDataFrame([(1, 1, 7)], "month int, day int, flight long")
+        gate.foreach_batch(sink, table=sink.table, writer="w")(batch, 0)
+
+    assert [row["flight"] for row in rows_of(table)] == [7]
+    assert [snapshot.commit_identifier for snapshot in snapshots_of(table)] == [0]
+    ends = [(step.attempt, step.what) for step in steps if step.what in ("failed", "completed")]
+    assert ends == ([(1, "completed")] if durable else [(1, "failed"), (2, "completed")])

@@ -1,0 +1,64 @@
+"""The merge as a pure function of DataFrames, against a dictionary that does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from lakewarden.spark_jobs.sinks.merge import latest, merge
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+KEY = st.integers(0, 5) | st.none()
+TEXT = st.sampled_from(["a", "b", "c"]) | st.none()
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(
+    base=st.dictionaries(st.tuples(KEY, KEY), st.tuples(TEXT, TEXT), max_size=8),
+    batch=st.lists(st.tuples(KEY, KEY, TEXT), max_size=8),
+)
+def test_merging_is_updating_a_dictionary(
+    spark: SparkSession, base: dict[Any, tuple[Any, Any]], batch: list[tuple[Any, Any, Any]]
+) -> None:
+    """Null keys included. Of equal keys in a batch the greatest value counts; the column not brought stays."""
+    old = spark.createDataFrame(
+        [(*key, *values) for key, values in base.items()], "k1 int, k2 int, brought string, kept string"
+    )
+    changes = spark.createDataFrame(batch, "k1 int, k2 int, brought string")
+    keys = ["k1", "k2"]
+
+    rows = merge(old, latest(changes, keys), keys).collect()
+
+    expected = {key: list(values) for key, values in base.items()}
+    newest: dict[Any, Any] = {}
+    for *key, value in batch:
+        seen = newest.get(tuple(key))
+        newest[tuple(key)] = value if seen is None else max(seen, value or "")
+    for new_key, value in newest.items():
+        expected.setdefault(new_key, [None, None])[0] = value
+    assert {(row.k1, row.k2): [row.brought, row.kept] for row in rows} == expected
+    assert len(rows) == len(expected)
+
+
+def test_a_column_of_the_batch_chooses_among_equal_keys(spark: SparkSession) -> None:
+    changes = spark.createDataFrame([(1, "z", 1), (1, "a", 2)], "k int, value string, version int")
+    found = latest(changes, ["k"], "version").collect()
+    assert [tuple(row) for row in found] == [(1, "a", 2)]
+    assert latest(changes.select("k"), ["k"]).count() == 1
+
+
+def test_columns_keep_their_order_and_types(spark: SparkSession) -> None:
+    base = spark.createDataFrame([], "a int, `b.c` string, k long, d double")
+    changes = spark.createDataFrame([(7, "x")], "k long, `b.c` string")
+    merged = merge(base, changes, ["k"])
+    assert merged.dtypes == base.dtypes
+    assert [tuple(row) for row in merged.collect()] == [(None, "x", 7, None)]

@@ -1,0 +1,517 @@
+"""The sink on real Paimon tables, with real Spark tasks, through a gate whose agent follows a script."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.spark_jobs import BaseChanged, CommitAborted, OutcomeUnknown, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
+from tests.spark.bench import Bench
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import aborted, agreeable, wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+Frame = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def departures(spark: SparkSession) -> Frame:
+    def make(*rows: tuple[int, int | None, int, str]) -> DataFrame:
+        return spark.createDataFrame(list(rows), "month int, day int, flight long, departure string")
+
+    return make
+
+
+@pytest.fixture
+def arrivals(spark: SparkSession) -> Frame:
+    def make(*rows: tuple[int, int, int, str]) -> DataFrame:
+        return spark.createDataFrame(list(rows), "month int, day int, flight long, arrival string")
+
+    return make
+
+
+def foreign_append(table: str, *rows: dict[str, Any]) -> None:
+    """A writer that never heard of an agent."""
+    opened = address(table).open()
+    builder = opened.new_batch_write_builder()
+    write = builder.new_write()
+    from lakewarden.spark_jobs.sinks.paimon.table import arrow_schema
+
+    write.write_arrow(pa.Table.from_pylist(list(rows), schema=arrow_schema(opened)))
+    builder.new_commit().commit(write.prepare_commit())
+    write.close()
+
+
+def test_append_adds_rows_and_announces_them_before_it_writes(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    agent, table = bench.agent(agreeable), make_table()
+    sink = PaimonSink(table)
+
+    bench.gate().foreach_batch(sink, table=sink.table, writer="departures")(
+        departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0
+    )
+
+    assert [(row["day"], row["flight"], row["departure"], row["arrival"]) for row in rows_of(table)] == [
+        (1, 10, "05:17", None),
+        (2, 11, "05:33", None),
+    ]
+    agent.wait_for("commit-completed")
+    touched = {marker for event in agent.wait_for("marker-created") for marker in event.markers}
+    assert touched == {
+        Marker(partition=f"month=1/day={day}", file_group="bucket-0", operation="create") for day in (1, 2)
+    }
+    assert agent.wait_for("commit-intent")[0].conflict_rule == "deleted-file"
+    assert agent.types().index("marker-created") < agent.types().index("commit-requested")
+    snapshot = snapshots_of(table)[-1]
+    assert agent.wait_for("commit-completed")[0].version == str(snapshot.id)
+    assert (snapshot.commit_user, snapshot.commit_identifier) == ("departures", 0)
+    assert set(snapshot.properties) == {"lakewarden.transaction", "lakewarden.token"}
+
+
+def test_upsert_keeps_columns_that_the_batch_does_not_bring(
+    bench: Bench, make_table: MakeTable, departures: Frame, arrivals: Frame
+) -> None:
+    """Two feeds of the same flights, each with half of the columns; three partitions rewritten in one snapshot."""
+    agent, table = bench.agent(agreeable), make_table()
+    sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), bench.gate()
+    leave = gate.foreach_batch(sink, table=sink.table, writer="departures")
+    land = gate.foreach_batch(sink, table=sink.table, writer="arrivals")
+
+    leave(departures((1, 1, 10, "a"), (1, 2, 10, "b"), (2, 1, 12, "c")), 0)
+    land(arrivals((1, 1, 10, "x"), (1, 2, 10, "y"), (2, 1, 99, "z")), 0)
+    leave(departures((1, 1, 10, "late")), 1)
+
+    assert [(r["month"], r["day"], r["flight"], r["departure"], r["arrival"]) for r in rows_of(table)] == [
+        (1, 1, 10, "late", "x"),
+        (1, 2, 10, "b", "y"),
+        (2, 1, 12, "c", None),
+        (2, 1, 99, None, "z"),
+    ]
+    assert [snapshot.commit_kind for snapshot in snapshots_of(table)] == ["APPEND", "OVERWRITE", "OVERWRITE"]
+    markers = agent.wait_for("marker-created", 3)[1].markers
+    assert set(markers) == {
+        Marker(partition=path, file_group="*", operation="merge")
+        for path in ("month=1/day=1", "month=1/day=2", "month=2/day=1")
+    }
+
+
+def test_a_replayed_batch_is_recognised_and_not_written_twice(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    """Spark gives a batch again when the driver died between the commit and the checkpoint, and the agent forgot."""
+    agent, table = bench.agent(agreeable), make_table()
+    sink, gate = PaimonSink(table), bench.gate()
+    write = gate.foreach_batch(sink, table=sink.table, writer="departures")
+
+    for batch_id in (0, 1, 0, 1):
+        write(departures((1, 1, batch_id, "a")), batch_id)
+
+    assert [row["flight"] for row in rows_of(table)] == [0, 1]
+    assert [event.version for event in agent.wait_for("commit-completed", 4)] == ["1", "2", "1", "2"]
+    assert len(data_files_of(table)) == 2
+
+
+def test_an_own_commit_found_under_the_grant_is_not_repeated(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    """An older process of the same writer commits the batch while this one computes it."""
+    table = make_table()
+    sink, late = PaimonSink(table), PaimonSink(table)
+    other = departures((1, 1, 5, "a"))
+
+    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested) and not snapshots_of(table):
+            opened = address(table).open()
+            builder = opened.new_stream_write_builder()
+            builder.commit_user = "departures"
+            write = builder.new_write()
+            write.write_arrow(
+                pa.Table.from_pylist([{"month": 1, "day": 1, "flight": 5}], schema=_schema(opened))
+            )
+            builder.new_commit().commit(write.prepare_commit(3), 3)
+        return agreeable(event, offset)
+
+    agent = bench.agent(overtaken)
+    bench.gate().foreach_batch(late, table=sink.table, writer="departures")(other, 3)
+
+    assert [row["flight"] for row in rows_of(table)] == [5]
+    assert agent.wait_for("commit-completed")[0].version == "1"
+    assert len(data_files_of(table)) == 1  # what was staged for nothing is gone
+
+
+def _schema(opened: Any) -> pa.Schema:
+    from lakewarden.spark_jobs.sinks.paimon.table import arrow_schema
+
+    return arrow_schema(opened)
+
+
+def test_an_abort_before_the_commit_leaves_no_file(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested):
+            return [aborted(event, retriable=False)]
+        return agreeable(event, offset)
+
+    bench.agent(refusing)
+    table = make_table()
+    sink = PaimonSink(table)
+
+    with pytest.raises(CommitAborted):
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+
+    assert data_files_of(table) == set()
+    assert snapshots_of(table) == []
+
+
+def test_files_of_cancelled_tasks_are_swept(bench: Bench, make_table: MakeTable, spark: SparkSession) -> None:
+    """One task has staged its file when the abort cancels the job; nobody ever gets its commit message."""
+
+    def fast_and_slow(batches: Any) -> Any:
+        for batch in batches:
+            if 1 in batch.column("flight").to_pylist():
+                time.sleep(30)
+            yield batch
+
+    def conflicting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "marker-created":
+            wait_until(lambda: data_files_of(table))
+            return [aborted(event, *event.markers, retriable=False)]
+        return agreeable(event, offset)
+
+    table = make_table()
+    bench.agent(conflicting)
+    sink = PaimonSink(table)
+    schema = "month int, day int, flight long"
+    frame = (
+        spark.range(0, 2, 1, 2)
+        .selectExpr("1 month", "int(id) day", "id flight")
+        .mapInArrow(fast_and_slow, schema)
+    )
+
+    with pytest.raises(CommitAborted):
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(frame, 0)
+
+    assert data_files_of(table) == set()
+
+
+def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    """It appends between our read of the base and our commit. Its row stays, and the batch is computed again."""
+    table = make_table()
+    intruders = iter([1])
+
+    def intruding(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested) and next(intruders, None):
+            foreign_append(table, {"month": 1, "day": 1, "flight": 77, "departure": "foreign"})
+        return agreeable(event, offset)
+
+    agent = bench.agent(intruding)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = bench.gate().foreach_batch(sink, table=sink.table, writer="departures")
+
+    write(departures((1, 1, 10, "mine"), (1, 2, 11, "mine")), 0)
+
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [
+        (10, "mine"),
+        (77, "foreign"),
+        (11, "mine"),
+    ]
+    reason = agent.wait_for("transaction-abandoned")[0].reason
+    assert "BaseChanged" in reason
+    assert "1 files came and 0 went" in reason
+    foreign = snapshots_of(table)[0].commit_user
+    assert f"commit user '{foreign}' changed month=1/day=1/bucket-0/data-" in reason
+    intents = agent.wait_for("commit-intent", 2)
+    assert [intent.admission for intent in intents] == ["optimistic", "queued"]
+    assert {marker.partition for marker in intents[1].scope} == {"month=1/day=1", "month=1/day=2"}
+    assert (
+        len(data_files_of(table)) == 1 + 2
+    )  # the foreign one, now replaced, and ours; none of the first attempt
+
+
+def test_a_base_that_is_gone_is_retriable(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
+    """A foreign writer rewrites the partition: pypaimon itself refuses to remove a file twice."""
+    table = make_table()
+    foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "old"})
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+
+    def rewriting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested):
+            opened = address(table).open()
+            builder = opened.new_batch_write_builder().overwrite({"month": "1", "day": "1"})
+            write = builder.new_write()
+            rows = [{"month": 1, "day": 1, "flight": 2, "departure": "foreign"}]
+            write.write_arrow(pa.Table.from_pylist(rows, schema=_schema(opened)))
+            builder.new_commit().commit(write.prepare_commit())
+        return agreeable(event, offset)
+
+    bench.agent(rewriting)
+    with pytest.raises(BaseChanged) as caught:
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+            departures((1, 1, 1, "n")), 0
+        )
+
+    assert caught.value.retriable
+    foreign = snapshots_of(table)[-1].commit_user
+    assert re.search(
+        rf"1 files came and 1 went .* commit user '{foreign}' changed month=1/day=1/bucket-0/data-[^,]*\.parquet, "
+        rf"month=1/day=1/bucket-0/data-.*; nothing was published; .* writer=w ",
+        str(caught.value),
+    )
+    assert [row["departure"] for row in rows_of(table)] == ["foreign"]
+
+
+def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks for a grant only to be refused by the table."""
+    from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
+
+    agent, table = bench.agent(agreeable), make_table()
+    staged = paimon_frames.staged
+
+    def intruded(rows: DataFrame, staging: Any) -> list[Any]:
+        messages = staged(rows, staging)
+        foreign_append(table, {"month": 1, "day": 1, "flight": 77})
+        return messages
+
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.staged", intruded)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    with pytest.raises(BaseChanged):
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+            departures((1, 1, 1, "n")), 0
+        )
+
+    agent.wait_for("transaction-abandoned")
+    assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
+
+
+def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    """A source that isn't replayable gives batch 0 again with other rows: the batch id says that it is committed."""
+    bench.agent(agreeable)
+    table = make_table()
+    sink = PaimonSink(table)
+    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+
+    write(departures((1, 1, 1, "first")), 0)
+    write(departures((1, 1, 2, "other"), (1, 1, 3, "other")), 0)
+
+    assert [row["departure"] for row in rows_of(table)] == ["first"]
+
+
+@pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
+def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
+    bench: Bench,
+    make_table: MakeTable,
+    departures: Frame,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: list[str],
+) -> None:
+    """Two writers of different partitions race for one snapshot id. Nobody is aborted for it."""
+    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+    bench.agent(agreeable)
+    table = make_table()
+    publish, tries = RenamingSnapshotCommit.commit, []
+
+    def overtaken(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
+        tries.append(snapshot.id)
+        if len(tries) == 1:
+            monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
+            foreign_append(table, {"month": 9, "day": 9, "flight": 9})
+            monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
+        return bool(publish(self, base, snapshot, statistics))
+
+    monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
+    sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
+    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+
+    assert tries == [1, 2]
+    assert "abandoned" not in bench.whats()
+    assert [row["flight"] for row in rows_of(table)] == [1, 9]
+    assert bench.whats().count("completed") == 1
+
+
+def test_a_publish_whose_answer_was_lost_is_read_back(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+    publish = RenamingSnapshotCommit.commit
+
+    def lossy(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
+        publish(self, base, snapshot, statistics)
+        raise OSError("connection reset after the write")
+
+    monkeypatch.setattr(RenamingSnapshotCommit, "commit", lossy)
+    agent, table = bench.agent(agreeable), make_table(**{"commit.max-retries": "0"})
+    sink = PaimonSink(table)
+    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+
+    assert agent.wait_for("commit-completed")[0].version == "1"
+    assert len(rows_of(table)) == 1
+
+
+def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+    def dead(*_: Any) -> bool:
+        raise OSError("timed out")
+
+    monkeypatch.setattr(RenamingSnapshotCommit, "commit", dead)
+    agent, table = bench.agent(agreeable), make_table(**{"commit.max-retries": "0"})
+    sink = PaimonSink(table)
+    with pytest.raises(OutcomeUnknown, match=r"may have reached the table .* Commit failed") as caught:
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+            departures((1, 1, 1, "a")), 0
+        )
+
+    assert caught.value.retriable, "the table can be asked"
+    assert agent.types()[-1] == "commit-requested"
+    assert len(data_files_of(table)) == 1
+    assert [event.detail["outcome"] for event in bench.only("failed")] == ["unknown"]
+
+
+def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
+    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifests are written, the snapshot isn't. The files go, and the batch is tried again."""
+    from pypaimon.write.file_store_commit import FileStoreCommit
+
+    agent, table = bench.agent(agreeable), make_table()
+    prepare = FileStoreCommit._try_commit_once
+
+    def losing(self: Any, *given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
+        agent.say(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: bench.only("abort"))
+        return prepare(self, *given, **named)
+
+    monkeypatch.setattr(FileStoreCommit, "_try_commit_once", losing)
+    sink = PaimonSink(table)
+    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+
+    reason = agent.wait_for("transaction-abandoned")[0].reason
+    assert reason.startswith("CommitAborted: commit aborted: the agent lost the table's lock")
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [(1, "a")]
+    assert [snapshot.commit_identifier for snapshot in snapshots_of(table)] == [0]
+    assert len(data_files_of(table)) == 1, "the first attempt's file is gone"
+
+
+def test_equal_keys_in_one_batch_leave_the_greatest(
+    bench: Bench, make_table: MakeTable, departures: Frame
+) -> None:
+    bench.agent(agreeable)
+    table = make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    batch = departures((1, 1, 1, "05:00"), (1, 1, 1, "07:00"), (1, 1, 1, "06:00"))
+    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(batch, 0)
+    assert [row["departure"] for row in rows_of(table)] == ["07:00"]
+
+
+def test_an_unpartitioned_table_and_types_that_differ(
+    bench: Bench, make_table: MakeTable, spark: SparkSession
+) -> None:
+    """Spark's instants become the table's wall-clock timestamps; ints widen; nulls in keys are equal."""
+    agent = bench.agent(agreeable)
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("note", pa.string())])
+    table = make_table("plain", partition_keys=(), schema=schema)
+    sink = PaimonSink(table, mode="upsert", keys=["id"])
+    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+
+    write(spark.sql("select int(1) id, timestamp'2013-01-01 05:17:00' at union all select null, null"), 0)
+    write(spark.sql("select int(1) id, 'n1' note union all select null, 'n2'"), 1)
+
+    assert [(row["id"], str(row["at"]), row["note"]) for row in rows_of(table)] == [
+        (1, "2013-01-01 05:17:00", "n1"),
+        (None, "None", "n2"),
+    ]
+    assert agent.wait_for("marker-created")[0].markers == (
+        Marker(partition="", file_group="*", operation="merge"),
+    )
+
+
+def test_a_null_partition_is_rewritten_too(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
+    agent = bench.agent(agreeable)
+    table = make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+    for batch_id in range(2):
+        write(departures((1, None, 1, f"v{batch_id}")), batch_id)
+    assert [row["departure"] for row in rows_of(table)] == ["v1"]
+    assert agent.wait_for("marker-created")[0].markers[0].partition == "month=1/day=__DEFAULT_PARTITION__"
+
+
+def test_an_empty_batch_commits_nothing(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
+    agent, table = bench.agent(agreeable), make_table()
+    for mode, keys in (("append", []), ("upsert", ["flight"])):
+        sink = PaimonSink(table, mode=mode, keys=keys)  # type: ignore[arg-type]
+        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")).limit(0), 0)
+    agent.wait_for("transaction-abandoned", 2)
+    assert snapshots_of(table) == []
+    assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
+
+
+def test_without_an_agent_an_upsert_loses_what_came_in_between(
+    make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain pypaimon, as the demo shows it: the overwrite removes a row that it never read, and reports success."""
+    from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
+
+    table = make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    staged = paimon_frames.staged
+
+    def intrude(rows: DataFrame, staging: Any) -> list[Any]:
+        messages = staged(rows, staging)
+        foreign_append(table, {"month": 1, "day": 1, "flight": 77})
+        return messages
+
+    sink.write(departures((1, 1, 1, "a")), 0)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.staged", intrude)
+    snapshot = sink.write(departures((1, 1, 2, "b")), 1)
+
+    assert [row["flight"] for row in rows_of(table)] == [1, 2]
+    assert snapshot == 3
+
+
+def test_what_it_cannot_write_it_refuses(
+    make_table: MakeTable, departures: Frame, spark: SparkSession
+) -> None:
+    with pytest.raises(ValueError, match="give `keys` for upsert"):
+        PaimonSink("/lake/t", mode="upsert")
+    table = make_table()
+    with pytest.raises(ValueError, match=r"columns that the table hasn't: \['colour'\]"):
+        PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
+    with pytest.raises(ValueError, match=r"lacks key or partition columns \['day', 'flight'\]"):
+        PaimonSink(table, mode="upsert", keys=["flight"]).write(spark.sql("select 1 month"), 0)
+
+
+def test_finding_a_commit_walks_no_further_than_needed(make_table: MakeTable, departures: Frame) -> None:
+    table = make_table()
+    sink = PaimonSink(table)
+    for number in range(3):
+        sink.write(departures((1, 1, number, "a")), number)
+    opened = address(table).open()
+    newest = snapshots_of(table)[-1]
+    assert find_commit(opened, newest.commit_user, newest.commit_identifier) == 3
+    assert find_commit(opened, "nobody", 1) is None
+    (Path(table) / "snapshot" / "snapshot-1").unlink()  # expired
+    assert find_commit(opened, "nobody", 1) is None

@@ -1,0 +1,346 @@
+"""Streaming queries through `gate.foreach_batch`: what an abort does to Spark's jobs, and what follows."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.spark_jobs import CommitAborted
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.spark.bench import Bench
+from tests.spark.fake_agent import aborted, agreeable, already_committed, wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+TABLE = "file:///lake/flights"
+MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
+
+RunQuery = Callable[..., None]
+
+
+@pytest.fixture
+def run_query(spark: SparkSession, tmp_path: Path) -> RunQuery:
+    """Run a streaming query over `files` one-row files, a file a batch, to its end."""
+
+    def run(write: Callable[[DataFrame, int], None], files: int = 1) -> None:
+        source = tmp_path / "source"
+        for number in range(files):
+            spark.range(number, number + 1).coalesce(1).write.mode("append").parquet(str(source))
+        stream = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(source))
+        query = (
+            stream.writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    return run
+
+
+def hold(rows: Iterable[Any]) -> Iterator[Any]:
+    """A task that outlives the test, unless somebody stops it."""
+    for row in rows:
+        time.sleep(600)
+        yield row
+
+
+class LoseFirst:
+    """A script that aborts the first transaction at its markers, and lets every later one through."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+
+    def __call__(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitIntent):
+            self.first = self.first or event.transaction
+        if event.type == "marker-created" and event.transaction == self.first:
+            return [aborted(event, *event.markers)]
+        return agreeable(event, offset)
+
+
+def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(bench: Bench, run_query: RunQuery) -> None:
+    """Two jobs run, one of another thread of the body. Both are cancelled; the retry names what the loser touched."""
+    agent = bench.agent(LoseFirst())
+    died: list[str] = []
+    attempts: list[str] = []
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        attempts.append(txn.id)
+        context = batch.sparkSession.sparkContext
+        if len(attempts) == 1:
+
+            def other_job() -> None:
+                try:
+                    context.parallelize([1], 1).mapPartitions(hold).count()
+                except Exception as error:  # noqa: BLE001 - Py4J's
+                    died.append(type(error).__name__)
+
+            thread = InheritableThread(target=other_job)
+            thread.start()
+            threading.Timer(1.0, txn._said.markers, ((MINE,),)).start()
+            try:
+                batch.rdd.mapPartitions(hold).count()
+            finally:
+                thread.join()
+        with txn.commit() as grant:
+            grant.version = "1"
+
+    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="departures"))
+
+    assert len(attempts) == 2
+    assert died == ["Py4JJavaError"]
+    first, second = agent.wait_for("commit-intent", 2)
+    assert (first.admission, second.admission) == ("optimistic", "queued")
+    assert second.scope == (MINE,)
+    assert first.batch_id == second.batch_id == 0
+    assert first.writer == second.writer
+    name, query_id = first.writer.split(":")
+    assert name == "departures"
+    assert len(query_id) == 36
+    abort, stopped = bench.only("abort")[0], bench.only("jobs-stopped")[0]
+    assert stopped.detail["gone"]
+    assert bench.whats()[-1] == "completed"
+    print(f"abort to jobs stopped: {stopped.at - abort.at:.3f} s")
+
+
+def test_a_job_submitted_after_the_cancel_dies_too(bench: Bench, run_query: RunQuery) -> None:
+    """The body catches its first failure and goes on to the next job, as a retry loop of its own would."""
+    bench.agent(LoseFirst())
+    ended: list[str] = []
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        if txn.intent.attempt == 1:
+            context = batch.sparkSession.sparkContext
+            txn._said.markers((MINE,))
+            for job in ("first", "second"):
+                with pytest.raises(Exception, match="ancel"):
+                    context.parallelize([1], 1).mapPartitions(hold).count()
+                ended.append(job)
+            txn.check()
+        with txn.commit():
+            pass
+
+    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"))
+
+    assert ended == ["first", "second"]
+
+
+def test_dataframe_actions_are_cancelled_as_well(bench: Bench, run_query: RunQuery) -> None:
+    bench.agent(LoseFirst())
+    causes: list[BaseException | None] = []
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        if txn.intent.attempt == 1:
+            threading.Timer(0.5, txn._said.markers, ((MINE,),)).start()
+            try:
+                batch.mapInArrow(hold_arrow, batch.schema).collect()
+            except Exception as error:
+                causes.append(error)
+                raise
+        with txn.commit():
+            pass
+
+    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"))
+
+    assert len(causes) == 1
+    assert "cancel" in str(causes[0]).lower()
+
+
+def hold_arrow(batches: Iterable[Any]) -> Iterator[Any]:
+    for batch in batches:
+        time.sleep(600)
+        yield batch
+
+
+def test_a_query_that_always_loses_fails_and_says_why(bench: Bench, run_query: RunQuery) -> None:
+    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested):
+            return [aborted(event, MINE)]
+        return agreeable(event, offset)
+
+    agent = bench.agent(refusing)
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        with txn.commit():
+            pytest.fail("it published")
+
+    with pytest.raises(StreamingQueryException) as caught:
+        run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=3))
+
+    assert (
+        "CommitAborted: commit aborted: partition month=1/day=3 also written by writer 'arrivals:q2'"
+        in str(caught.value)
+    )
+    intents = agent.wait_for("commit-intent", 3)
+    assert [intent.admission for intent in intents] == ["optimistic", "queued", "queued"]
+    assert [event.attempt for event in bench.only("failed")] == [3]
+
+
+def test_what_is_not_retriable_is_raised_at_once(bench: Bench, run_query: RunQuery) -> None:
+    def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
+        return (
+            [aborted(event, reason="not-allowed", retriable=False)] if isinstance(event, CommitIntent) else []
+        )
+
+    agent = bench.agent(refusing)
+    with pytest.raises(StreamingQueryException, match="the agent doesn't serve this table"):
+        run_query(bench.gate().foreach_batch(lambda *_: pytest.fail("it ran"), table=TABLE, writer="w"))
+    assert len(agent.wait_for("commit-intent")) == 1
+
+
+def test_committed_batches_are_skipped_and_the_query_goes_on(bench: Bench, run_query: RunQuery) -> None:
+    def remembering(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitIntent) and event.batch_id == 0:
+            return [already_committed(event)]
+        return agreeable(event, offset)
+
+    agent = bench.agent(remembering)
+    written: list[int | None] = []
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        written.append(txn.batch_id)
+        with txn.commit():
+            pass
+
+    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"), files=2)
+
+    assert written == [1]
+    assert [intent.batch_id for intent in agent.wait_for("commit-intent", 2)] == [0, 1]
+
+
+def test_the_tag_is_gone_after_the_batch_and_the_query_keeps_its_group(
+    bench: Bench, run_query: RunQuery, spark: SparkSession
+) -> None:
+    bench.agent(agreeable)
+    tags: list[set[str]] = []
+    groups: list[str | None] = []
+    context = spark.sparkContext
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        tags.append({tag for tag in context.getJobTags() if tag.startswith("lakewarden-")})
+        groups.append(context.getLocalProperty("spark.jobGroup.id"))
+        assert batch.count() == 1
+        with txn.commit():
+            pass
+
+    def around(batch: DataFrame, batch_id: int) -> None:
+        before = context.getLocalProperty("spark.jobGroup.id")
+        inner(batch, batch_id)
+        tags.append({tag for tag in context.getJobTags() if tag.startswith("lakewarden-")})
+        groups.append(before)
+
+    inner = bench.gate().foreach_batch(write, table=TABLE, writer="w")
+    run_query(around, files=2)
+
+    assert [len(found) for found in tags] == [1, 0, 1, 0]
+    assert len(set(groups)) == 1
+    assert groups[0] is not None
+
+
+def test_a_scope_is_named_before_the_batch_is_computed(bench: Bench, spark: SparkSession) -> None:
+    agent = bench.agent(agreeable)
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        with txn.commit():
+            pass
+
+    bench.gate().foreach_batch(
+        write,
+        table=TABLE,
+        writer="compaction",
+        admission="queued",
+        priority=-1,
+        scope=lambda batch: [f"day={row.id}" for row in batch.collect()],
+    )(spark.range(2), 7)
+
+    intent = agent.wait_for("commit-intent")[0]
+    assert (intent.admission, intent.priority, intent.writer) == ("queued", -1, "compaction")
+    assert [(marker.partition, marker.file_group) for marker in intent.scope] == [
+        ("day=0", "*"),
+        ("day=1", "*"),
+    ]
+
+
+def test_markers_of_executors_come_before_the_request(bench: Bench, spark: SparkSession) -> None:
+    agent = bench.agent(agreeable)
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        channel = txn.executor_channel()
+
+        def announcing(rows: Iterable[Any]) -> Iterator[Any]:
+            for row in rows:
+                channel.touch("", f"file-{row.id}", "create")
+                yield row
+
+        batch.rdd.mapPartitions(announcing).count()
+        with txn.commit():
+            pass
+
+    bench.gate().foreach_batch(write, table=TABLE, writer="w")(spark.range(0, 20, 1, 2), 0)
+
+    touched = {
+        marker.file_group for event in agent.wait_for("marker-created", 20) for marker in event.markers
+    }
+    assert len(touched) == 20
+    agent.wait_for("commit-completed")
+    assert agent.types()[-2:] == ["commit-requested", "commit-completed"]
+
+
+def test_executors_without_kafka_fail_in_bounded_time(spark: SparkSession) -> None:
+    from lakewarden.spark_jobs import AgentUnreachable
+    from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+
+    channel = ExecutorChannel("127.0.0.1:1", "lakewarden", TABLE, "t", "w", timeout=2.0)
+    facts = rf"brokers=127\.0\.0\.1:1 table={TABLE} writer=w transaction=t$"
+    with pytest.raises(AgentUnreachable, match=rf"publishing markers failed: .* {facts}"):
+        channel.touch("", "f", "create")
+
+
+def test_aborts_reach_the_observer_in_order(bench: Bench, spark: SparkSession) -> None:
+    bench.agent(LoseFirst())
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        txn.touch(MINE.partition, "*", "merge")
+        wait_until(lambda: txn.aborted or txn.intent.attempt > 1)
+        with txn.commit():
+            pass
+
+    bench.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=2)(spark.range(1), 0)
+
+    assert bench.whats() == [
+        *("intent", "admitted", "markers", "abort", "jobs-stopped"),
+        *("intent", "admitted", "markers", "requested", "granted", "completed"),
+    ]
+    assert bench.only("abort")[0].detail["others"] == ["arrivals:q2"]
+
+
+def test_an_abort_is_an_exception_that_pickles() -> None:
+    import pickle
+    from datetime import UTC, datetime
+
+    from lakewarden.events import Abort
+
+    error = CommitAborted(
+        Abort(
+            event_id="e",
+            table=TABLE,
+            transaction="t",
+            writer="w",
+            at=datetime(2026, 1, 1, tzinfo=UTC),
+            agent="a",
+            cause_offset=3,
+            reason="lease-lost",
+            retriable=True,
+        )
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own

@@ -1,0 +1,279 @@
+"""Writers who name their scope beforehand, in line: real Spark queries and the product's own agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.spark_jobs import TABLE_SERVICE_PRIORITY, CommitAborted, CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable, rows_of, snapshots_of
+from tests.spark.fake_agent import wait_until
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+HELD_SECONDS = 60
+"""For a step of another thread: never reached unless something is wrong."""
+
+
+@pytest.fixture(scope="module")
+def agent(kafka: KafkaServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaServer, str]]:
+    """One agent for all tests here; the broker and the prefix to reach it."""
+    folder = tmp_path_factory.mktemp("queued")
+    with running_agent(kafka, folder.name, folder, CHECK_SECONDS="0.2"):
+        yield kafka, folder.name
+
+
+class Scene:
+    """A gate, and what it told."""
+
+    def __init__(self, kafka: KafkaServer, prefix: str, heartbeat_seconds: float) -> None:
+        self.steps: list[GateEvent] = []
+        self.gate = CommitGate(
+            kafka.bootstrap_servers,
+            topic_prefix=prefix,
+            heartbeat_seconds=heartbeat_seconds,
+            observer=self.steps.append,
+        )
+
+    def of(self, writer: str) -> list[str]:
+        """The steps of one writer."""
+        return [step.what for step in self.steps if step.writer.partition(":")[0] == writer]
+
+    def at(self, writer: str, what: str) -> float:
+        """When a writer's step was, on this machine's clock."""
+        return next(s.at for s in self.steps if (s.writer.partition(":")[0], s.what) == (writer, what))
+
+
+@pytest.fixture
+def scene(agent: tuple[KafkaServer, str]) -> Iterator[Scene]:
+    # Long enough for a machine that has other things to do: nobody is lost here who isn't meant to be.
+    scene = Scene(*agent, heartbeat_seconds=2.0)
+    with scene.gate:
+        yield scene
+
+
+def days(batch: DataFrame) -> list[str]:
+    """A scope as a user writes it: the partitions of the batch."""
+    rows = batch.select("month", "day").distinct().collect()
+    return [f"month={row.month}/day={row.day}" for row in rows]
+
+
+@dataclass
+class Query:
+    """A streaming query over one file of rows, in a thread of its own as Spark has it."""
+
+    spark: SparkSession
+    scene: Scene
+    folder: Path
+    name: str
+
+    def start(
+        self, write: Callable[[DataFrame, Transaction], object], table: str, *rows: tuple[int, int, int]
+    ) -> None:
+        source = str(self.folder / self.name)
+        schema = "month int, day int, flight long"
+        self.spark.createDataFrame(list(rows), schema).coalesce(1).write.parquet(source)
+        gated = self.scene.gate.foreach_batch(
+            write, table=table, writer=self.name, admission="queued", scope=days, conflict_rule="file-group"
+        )
+        self._query = (
+            self.spark.readStream.schema(schema)
+            .parquet(source)
+            .writeStream.foreachBatch(gated)
+            .option("checkpointLocation", f"{source}-checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def join(self) -> None:
+        assert self._query.awaitTermination(HELD_SECONDS)
+
+
+def test_disjoint_scopes_run_side_by_side(
+    scene: Scene, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """Each body waits inside for the other: one after the other, neither would end."""
+    table = make_table()
+    sink = PaimonSink(table)
+    both = threading.Barrier(2)
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        both.wait(HELD_SECONDS)
+        sink(batch, txn)
+
+    queries = [Query(spark, scene, tmp_path, name) for name in ("east", "west")]
+    for day, query in enumerate(queries, 1):
+        query.start(write, sink.table, (1, day, day))
+    for query in queries:
+        query.join()
+
+    assert [row["flight"] for row in rows_of(table)] == [1, 2]
+    assert "abort" not in [step.what for step in scene.steps]
+
+
+def test_overlapping_scopes_run_one_after_the_other(
+    scene: Scene, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+) -> None:
+    """The second names a partition of the first among its own: it waits until the first has committed."""
+    table = make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    running, go_on = threading.Event(), threading.Event()
+
+    def first(batch: DataFrame, txn: Transaction) -> None:
+        running.set()
+        assert go_on.wait(HELD_SECONDS)
+        sink(batch, txn)
+
+    earlier, later = (Query(spark, scene, tmp_path, name) for name in ("first", "second"))
+    earlier.start(first, sink.table, (1, 1, 10))
+    assert running.wait(HELD_SECONDS)
+    later.start(sink, sink.table, (1, 1, 11), (1, 2, 12))
+    wait_until(lambda: "intent" in scene.of("second"), HELD_SECONDS)
+    # Whoever is disjoint from both is let past, so the agent has read the second's intent, and said nothing.
+    with scene.gate.transaction(
+        table=sink.table,
+        writer="third",
+        admission="queued",
+        scope=[Marker(partition="month=2/day=1", file_group=ALL_FILE_GROUPS, operation="merge")],
+    ):
+        assert scene.of("second") == ["intent"]
+    go_on.set()
+    earlier.join()
+    later.join()
+
+    assert scene.at("first", "requested") < scene.at("second", "admitted")
+    assert "abort" not in [step.what for step in scene.steps]
+    assert [row["flight"] for row in rows_of(table)] == [10, 11, 12]
+    assert [snapshot.commit_user.partition(":")[0] for snapshot in snapshots_of(table)] == ["first", "second"]
+
+
+def test_what_goes_beyond_its_scope_is_a_marker_like_any_other(scene: Scene) -> None:
+    """It may touch more than it named; where somebody else is there, the usual rule says who loses."""
+    table, scope = "file:///lake/beyond", (Marker(partition="p=1", file_group="*", operation="merge"),)
+    with scene.gate.transaction(table=table, writer="older") as older:
+        older.touch("p=2", "*", "merge")
+        with (
+            pytest.raises(CommitAborted, match="partition p=2 also written by writer 'older'") as caught,
+            scene.gate.transaction(table=table, writer="younger", admission="queued", scope=scope) as younger,
+        ):
+            younger.touch("p=1", "*", "merge")
+            younger.touch("p=3", "*", "merge")
+            younger.check()
+            younger.touch("p=2", "*", "merge")
+            wait_until(lambda: younger.aborted)
+        with older.commit() as grant:
+            grant.version = "1"
+    assert caught.value.retriable
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "standing-still"])
+def test_a_silent_writer_at_the_head_blocks_the_line_for_its_heartbeats_only(
+    scene: Scene, agent: tuple[KafkaServer, str], how: signal.Signals
+) -> None:
+    """It is admitted, falls silent, and whoever waits behind it is let in when it is taken for lost."""
+    kafka, prefix = agent
+    table = f"file:///lake/head-{how.name}"
+    program = f"""
+import time
+from lakewarden.events import Marker
+from lakewarden.spark_jobs import CommitGate
+gate = CommitGate({kafka.bootstrap_servers!r}, topic_prefix={prefix!r}, heartbeat_seconds=0.5)
+scope = [Marker(partition="p=1", file_group="*", operation="merge")]
+with gate.transaction(table={table!r}, writer="head", admission="queued", scope=scope):
+    print("admitted", flush=True)
+    time.sleep(600)
+"""
+    head = subprocess.Popen(bound([sys.executable, "-c", program]), stdout=subprocess.PIPE, text=True)
+    try:
+        assert head.stdout is not None
+        wait_for_line(head.stdout, "admitted")
+        os.kill(head.pid, how)
+        scope = [Marker(partition="p=1", file_group="*", operation="merge")]
+        with (
+            scene.gate.transaction(table=table, writer="next", admission="queued", scope=scope) as txn,
+            txn.commit() as grant,
+        ):
+            grant.version = "1"
+    finally:
+        head.kill()
+        head.communicate()
+    assert scene.of("next") == ["intent", "admitted", "requested", "granted", "completed"]
+
+
+def wait_for_line(lines: Iterator[str], wanted: str) -> None:
+    """Read on until a line says it; the program logs before."""
+    assert any(line.strip() == wanted for line in lines), f"it ended without saying {wanted!r}"
+
+
+def test_compaction_loses_to_ingestion_whichever_came_first(scene: Scene) -> None:
+    table = "file:///lake/compacted"
+    rule: ConflictRule = "deleted-file"
+    with (
+        pytest.raises(
+            CommitAborted,
+            match=r"month=1/day=1/bucket-0/data-7\.parquet also written by writer 'deletes'",
+        ) as caught,
+        scene.gate.transaction(
+            table=table, writer="compaction", priority=TABLE_SERVICE_PRIORITY, conflict_rule=rule
+        ) as older,
+    ):
+        older.touch("month=1/day=1", "bucket-0/data-7.parquet", "delete")
+        with scene.gate.transaction(table=table, writer="deletes", conflict_rule=rule) as younger:
+            younger.touch("month=1/day=1", "bucket-0/data-7.parquet", "delete")
+            younger.touch("month=1/day=1", "bucket-0/data-8.parquet", "create")
+            wait_until(lambda: older.aborted)
+            with younger.commit() as grant:
+                grant.version = "1"
+
+    (entry,) = caught.value.conflicts
+    assert (entry.partition, entry.file_group, entry.other_writer) == (
+        *("month=1/day=1", "bucket-0/data-7.parquet"),
+        "deletes",
+    )
+
+
+def test_append_writers_of_one_partition_never_conflict(
+    scene: Scene, spark: SparkSession, make_table: MakeTable
+) -> None:
+    """Two, side by side, batch after batch into one bucket: no abort, and nothing is lost."""
+    table = make_table()
+    sink, batches = PaimonSink(table), 4
+    rounds = threading.Barrier(2)
+
+    def append(name: str, first: int) -> None:
+        def write(batch: DataFrame, txn: Transaction) -> None:
+            rounds.wait(HELD_SECONDS)  # both are admitted before either writes
+            sink(batch, txn)
+
+        gated = scene.gate.foreach_batch(
+            write, table=sink.table, writer=name, conflict_rule=sink.conflict_rule
+        )
+        for number in range(batches):
+            gated(spark.createDataFrame([(1, 1, first + number)], "month int, day int, flight long"), number)
+
+    threads = [
+        threading.Thread(target=append, args=("a", 0)),
+        threading.Thread(target=append, args=("b", 100)),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HELD_SECONDS * 2)
+
+    assert sorted(row["flight"] for row in rows_of(table)) == [*range(batches), *range(100, 100 + batches)]
+    assert len(snapshots_of(table)) == 2 * batches
+    assert {"abort", "failed", "abandoned"}.isdisjoint(step.what for step in scene.steps)

@@ -1,0 +1,91 @@
+"""The cache of Kafka's jars is complete or absent, whatever goes wrong while it is filled."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.embedded import jars
+from lakewarden.agent.embedded.jars import KafkaUnavailable, kafka_jars
+
+
+@dataclass(frozen=True)
+class FakeArtifact:
+    """What we use of jgo's: where the jar is once it has been fetched."""
+
+    path: Path
+
+    def resolve(self) -> Path:
+        return self.path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LAKEWARDEN_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Path:
+    path = tmp_path / "kafka.jar"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("kafka/Kafka.class", b"bytecode" * 100)
+    return path
+
+
+def test_jars_are_fetched_once(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+
+    folder = kafka_jars(told.append)
+    assert [path.name for path in folder.iterdir()] == ["kafka.jar"]
+    assert told[-1].endswith("1 of 1 files, 0 MB")
+
+    monkeypatch.setattr(jars, "_resolve", lambda _: pytest.fail("fetched twice"))
+    assert kafka_jars(told.append) == folder
+
+
+def test_a_damaged_jar_never_reaches_the_cache(
+    cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy that cuts a response short, or a full disk."""
+    content = bytearray(jar.read_bytes())
+    content[60] ^= 0xFF
+    jar.write_bytes(content)
+    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+
+    with pytest.raises(KafkaUnavailable, match="damaged"):
+        kafka_jars(lambda _: None)
+
+    assert not (cache / f"kafka-{jars.KAFKA_VERSION}").exists()
+
+
+def test_without_a_network_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def unreachable(_: Path) -> list[FakeArtifact]:
+        raise OSError("Name or service\nnot known")
+
+    monkeypatch.setattr(jars, "_resolve", unreachable)
+
+    with pytest.raises(KafkaUnavailable, match=r"\(Name or service not known\): check the network") as caught:
+        kafka_jars(told.append)
+
+    assert "\n" not in str(caught.value)
+    assert sum("trying again" in line for line in told) == jars.ATTEMPTS - 1
+
+
+def test_what_a_killed_process_left_is_swept_away(
+    cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = cache / f"kafka-{jars.KAFKA_VERSION}.partial" / "jars" / "half.jar"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
+
+    folder = kafka_jars(lambda _: None)
+
+    assert [path.name for path in folder.iterdir()] == ["kafka.jar"]

@@ -1,0 +1,160 @@
+"""Giving a lock back by hand, over a store that loses answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.locks.commands import RELEASE_TRIES, Given, NotReleased, StoreSilentError, release_in
+from lakewarden.agent.stores import MemoryStore
+from lakewarden.agent.stores.memory import Fault, Request
+from lakewarden.handlers.lease.conditional import Lost, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
+from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
+
+URI = "memory://locks/t.json"
+UNTIL = time.time_ns() // 1_000_000 + 30_000
+HELD = LockRecord(expired=False, valid_until=UNTIL, owner="x")
+
+
+LOST_ANSWER = Unknown("no answer")
+
+
+@dataclass
+class Trouble:
+    """What befalls the writes, one after the other; `meanwhile` happens just before the first."""
+
+    before_writes: list[Fault | None] = field(default_factory=list)
+    after_writes: list[Unknown | None] = field(default_factory=list)
+    meanwhile: Callable[[], None] | None = None
+    then: Callable[[], None] | None = None
+    silent_after_writes: int | None = None
+    writes: int = 0
+
+    async def before(self, request: Request) -> Fault | None:
+        if request.operation != "write":
+            return LOST_ANSWER if self.writes == self.silent_after_writes else None
+        self.writes += 1
+        if self.meanwhile is not None:
+            self.meanwhile()
+            self.meanwhile = None
+        return self.before_writes.pop(0) if self.before_writes else None
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        if request.operation != "write" or isinstance(outcome, Lost):
+            return None
+        lost = self.after_writes.pop(0) if self.after_writes else None
+        if lost is not None and self.then is not None:
+            self.then()
+        return lost
+
+
+async def released(objects: dict[str, bytes], trouble: Trouble) -> Given:
+    async with MemoryStore(request_timeout_seconds=1, objects=objects, faults=trouble) as store:
+        return await release_in(store, URI, "x")
+
+
+def record(objects: dict[str, bytes]) -> LockRecord:
+    found = parse(objects[URI])
+    assert isinstance(found, LockRecord)
+    return found
+
+
+async def test_an_answer_that_was_lost_after_the_store_acted_is_read_back() -> None:
+    objects, trouble = {URI: render(HELD)}, Trouble(after_writes=[LOST_ANSWER])
+
+    given = await released(objects, trouble)
+
+    assert (given.owner, given.taken_by, given.valid_until_ms) == ("x", None, UNTIL)
+    assert record(objects) == LockRecord(expired=True, valid_until=UNTIL, owner="x")
+    assert trouble.writes == 1
+
+
+@pytest.mark.parametrize("fault", [LOST_ANSWER, Throttled("slow down")])
+async def test_a_write_that_did_not_take_effect_is_sent_again(fault: Fault) -> None:
+    objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[fault])
+
+    await released(objects, trouble)
+
+    assert record(objects).expired
+    assert trouble.writes == 2
+
+
+async def test_a_renewal_in_between_is_seen_and_the_newer_lease_released() -> None:
+    objects = {URI: render(HELD)}
+    renewed = LockRecord(expired=False, valid_until=UNTIL + 3_000, owner="x")
+    trouble = Trouble(meanwhile=lambda: objects.update({URI: render(renewed)}))
+
+    given = await released(objects, trouble)
+
+    assert given.valid_until_ms == UNTIL + 3_000
+    assert record(objects) == LockRecord(expired=True, valid_until=UNTIL + 3_000, owner="x")
+
+
+async def test_another_owner_in_between_is_left_alone() -> None:
+    objects = {URI: render(HELD)}
+    other = render(LockRecord(expired=False, valid_until=UNTIL, owner="y"))
+
+    with pytest.raises(NotReleased, match="held by another owner, y"):
+        await released(objects, Trouble(meanwhile=lambda: objects.update({URI: other})))
+
+    assert objects[URI] == other
+
+
+async def test_a_release_that_landed_unheard_and_was_followed_by_another_owner_is_told_as_that() -> None:
+    objects = {URI: render(HELD)}
+    other = render(LockRecord(expired=False, valid_until=UNTIL, owner="y"))
+    trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
+
+    given = await released(objects, trouble)
+
+    assert given.taken_by == "y"
+    assert objects[URI] == other
+
+
+async def test_who_took_it_and_gave_it_back_since_is_not_told_to_have_it() -> None:
+    objects = {URI: render(HELD)}
+    other = render(LockRecord(expired=True, valid_until=UNTIL, owner="y"))
+    trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
+
+    assert (await released(objects, trouble)).taken_by is None
+
+
+@pytest.mark.parametrize(
+    ("writes", "said"),
+    [
+        (0, "memory://locks/t.json could not be read in 3 tries"),
+        (1, "whether memory://locks/t.json was released is not known: no answer; then"),
+    ],
+)
+async def test_a_store_that_falls_silent_is_told_with_what_may_have_been_done(writes: int, said: str) -> None:
+    """Once something was sent, "could not be read" alone would pass for "nothing was done"."""
+    objects = {URI: render(HELD)}
+    trouble = Trouble(after_writes=[LOST_ANSWER], silent_after_writes=writes)
+
+    with pytest.raises(StoreSilentError, match=said):
+        await released(objects, trouble)
+
+    assert trouble.writes == writes
+
+
+async def test_doubt_without_end_is_told_as_doubt() -> None:
+    objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[LOST_ANSWER] * 99)
+
+    with pytest.raises(AgentError, match="was released is not known"):
+        await released(objects, trouble)
+
+    assert trouble.writes == RELEASE_TRIES
+
+
+async def test_a_store_that_forbids_is_told_as_that_and_not_asked_again() -> None:
+    objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[Refused("forbidden")] * 99)
+
+    with pytest.raises(AgentError, match="can't be written: forbidden"):
+        await released(objects, trouble)
+
+    assert trouble.writes == 1
+    assert record(objects) == HELD

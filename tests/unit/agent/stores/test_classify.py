@@ -1,0 +1,73 @@
+"""What holds for every answer; the rows of the table one by one are tried on a server (`test_s3_answers.py`)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from lakewarden.agent.stores.classify import TABLE, Answer, Asked, Row, classify_read, classify_write, row_of
+from lakewarden.agent.stores.port import MAX_WHY_CHARACTERS
+from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Refused, Unknown, Won
+
+BEFORE = '"0cc175b9c0f1b6a831c399e269772661"'
+ETAG = '"9dd4e461268c8034f5c8564e155c67a6"'
+ABSENT = IfAbsent()
+MATCH = IfMatch(BEFORE)
+CODES = ("", "PreconditionFailed", "SlowDown", "NoSuchKey", "NoSuchBucket", "RequestTimeout", "Other")
+
+
+@pytest.mark.parametrize("asked", [ABSENT, MATCH, None])
+def test_every_status_and_code_has_a_meaning(asked: Asked) -> None:
+    """A row that doesn't apply to who asked would raise."""
+    for status, code in itertools.product(range(1000), CODES):
+        row_of(Answer(status, code, version=ETAG), asked).meaning(asked)
+
+
+def test_a_write_loses_only_by_its_condition() -> None:
+    """409 means that two writes met. A lock that took it for a loss would wait for its own lease to lapse."""
+    for status in range(1000):
+        if_absent = classify_write(Answer(status, version=ETAG), ABSENT)
+        if_match = classify_write(Answer(status, version=ETAG), MATCH)
+        assert isinstance(if_absent, Lost) == (status == 412), status
+        assert isinstance(if_match, Lost) == (status in {404, 412}), status
+
+
+def test_only_success_wins() -> None:
+    won = {
+        (status, code)
+        for status, code in itertools.product(range(1000), CODES)
+        if isinstance(classify_write(Answer(status, code, version=ETAG), ABSENT), Won)
+    }
+
+    assert won == {(200, ""), (201, "")}
+
+
+def test_nothing_is_refused_that_may_have_been_written() -> None:
+    """After *refused* nobody reads back."""
+    for status in (*range(300), *range(500, 501), *range(502, 1000), 408, 409):
+        for condition in (ABSENT, MATCH):
+            assert not isinstance(classify_write(Answer(status, version=ETAG), condition), Refused), status
+
+
+def test_won_and_found_carry_the_etag_as_it_came() -> None:
+    assert classify_write(Answer(200, version=ETAG), ABSENT) == Won(ETAG)
+    assert classify_read(Answer(200, version=ETAG, body=b"x")) == Found(b"x", ETAG)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.answer)
+def test_the_reason_is_one_short_line_with_the_facts(row: Row) -> None:
+    """A proxy's error page is kilobytes of html; the reason goes into events."""
+    said = Answer(403, "AccessDenied" * 3, "<html>\n" * 1000).said
+
+    assert "\n" not in said
+    assert len(f"{row.why}: {said}") <= MAX_WHY_CHARACTERS
+    assert said.endswith("status=403 code=AccessDeniedAccessDeniedAccessDenied")
+
+
+def test_the_reason_says_what_the_answer_means() -> None:
+    outcome = classify_write(Answer(409, "OperationAborted", "try\nagain"), MATCH)
+
+    assert outcome == Unknown(
+        "two writes met, and either may have landed: try again: status=409 code=OperationAborted"
+    )

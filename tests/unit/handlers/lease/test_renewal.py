@@ -1,0 +1,158 @@
+"""Keeping the lease: renewals, and how a lease ends that can't be renewed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lakewarden.handlers.lease.conditional import Absent, IfMatch, Lost, Throttled, Unknown, Won, WriteOutcome
+from lakewarden.handlers.lease.machine import (
+    Confirmed,
+    Held,
+    LeaseEnded,
+    Moment,
+    Put,
+    Reading,
+    Timer,
+    WriteDone,
+    Writing,
+    deadline,
+    lease_of,
+)
+from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, foreign, held, renewing
+
+
+@pytest.mark.parametrize(
+    ("took", "jitter", "apart"), [(0.4, 0.0, 0.0), (0.4, 0.5, 0.2), (0.002, 0.9, 0.0018), (9.0, 0.8, 1.2)]
+)
+def test_renewals_that_had_to_wait_for_each_other_part_again(
+    took: float, jitter: float, apart: float
+) -> None:
+    """A thousand locks that were taken at one moment; a store that answers at once is asked when it is due."""
+    keeper = Keeper(jitter=jitter).want().reads(Absent())
+    sent = keeper.now
+
+    keeper.writes(Won("v1"), after=took)
+
+    due = deadline(keeper.state, SETTINGS)
+    assert due == pytest.approx(sent + SETTINGS.renew_interval + apart)
+    keeper.timer()
+    assert keeper.of(Put)
+
+
+def test_every_write_of_one_owner_ends_later_than_the_one_before() -> None:
+    """Two renewals in one millisecond, or a wall clock that was set back: still no version comes twice."""
+    keeper = held()
+    ends = [keeper.written.valid_until]
+    for n in range(2, 6):
+        keeper.timer()
+        keeper.give(WriteDone(Moment(keeper.now, 0, "x", 0.0), Won(f"v{n}")))
+        ends.append(keeper.written.valid_until)
+        assert keeper.of(Confirmed)
+    state = keeper.state
+    assert isinstance(state, Held)
+    back = Moment(state.lease.renew_at, keeper.wall - 3_600_000, "x", 0.0)
+    keeper.give(Timer(back))
+    ends.append(keeper.written.valid_until)
+
+    assert ends == sorted(set(ends))
+
+
+def test_an_unknown_renewal_that_took_effect_keeps_the_lease() -> None:
+    """A timeout in the middle of a publish must not abort it."""
+    keeper = renewing().writes(Unknown("timeout"))
+    assert lease_of(keeper.state) is not None
+
+    keeper.reads(keeper.written, "v2").writes(Won("v3"))
+
+    assert keeper.one(Confirmed).what == "renewed"
+    assert keeper.of(LeaseEnded) == []
+    assert keeper.requests <= 2 + 3
+
+
+def test_an_unknown_renewal_that_did_not_take_effect_keeps_the_lease_too() -> None:
+    """The old record is still there: the renewal is sent again under its version."""
+    keeper = held()
+    old = keeper.written
+    keeper.timer().writes(Unknown("timeout")).reads(old, "v1")
+
+    assert keeper.put.condition == IfMatch("v1")
+    assert keeper.writes(Won("v2")).one(Confirmed).what == "renewed"
+
+
+def test_a_renewal_that_finds_another_owner_is_lost_and_says_to_whom() -> None:
+    """Somebody took the lock by force, or an adopting agent replaced us."""
+    keeper = renewing().writes(Lost("412")).reads(foreign(), "f1")
+
+    ended = keeper.one(LeaseEnded)
+    assert ended.holder == "java"
+    assert lease_of(keeper.state) is None
+
+
+def test_a_deleted_lock_object_ends_the_lease() -> None:
+    """Somebody cleaned the bucket: another agent may create it any moment."""
+    keeper = renewing().writes(Lost("404")).reads(Absent())
+
+    assert keeper.of(LeaseEnded)
+
+
+def test_a_release_in_our_name_is_told_as_such() -> None:
+    """`lakewarden lock release --if-owner`: nobody else holds it."""
+    keeper = renewing()
+    released = replace(keeper.written, expired=True)
+
+    ended = keeper.writes(Lost("412")).reads(released, "v9").one(LeaseEnded)
+
+    assert ended.holder is None
+    assert "in our name" in ended.why
+
+
+@pytest.mark.parametrize("outcome", [Unknown("500"), Throttled("503"), Lost("412")])
+def test_a_lease_in_doubt_is_given_up_margin_before_its_end(outcome: WriteOutcome) -> None:
+    """The store is down: whoever relies on the lease has two seconds to hear of it."""
+    keeper = renewing()
+    lease = lease_of(keeper.state)
+    assert lease is not None
+
+    for _ in range(1_000):
+        if keeper.of(LeaseEnded):
+            break
+        if isinstance(keeper.state, Writing):
+            keeper.writes(outcome, after=0.2)
+        elif isinstance(keeper.state, Reading):
+            keeper.reads(Unknown("500"), after=0.2)
+        else:
+            keeper.timer()
+
+    assert keeper.one(LeaseEnded).owner == lease.record.owner
+    assert lease.expires_at - SETTINGS.margin <= keeper.now <= lease.expires_at - SETTINGS.margin + 0.21
+    assert lease_of(keeper.state) is None
+
+
+@pytest.mark.parametrize("state", ["renewing", "reading back"])
+def test_a_request_that_hangs_does_not_hold_up_the_end_of_the_lease(state: str) -> None:
+    """The timer comes while the answer is outstanding."""
+    keeper = STATES[state]().timer()
+
+    assert keeper.of(LeaseEnded)
+    assert lease_of(keeper.state) is None
+
+
+def test_a_holder_that_slept_through_its_lease_gives_it_up_before_anything_else() -> None:
+    """A paused virtual machine wakes up: the first input, whatever it is, ends the lease."""
+    keeper = held()
+    keeper.now += 60
+
+    keeper.hear_released()
+
+    assert keeper.of(LeaseEnded)
+
+
+def test_a_late_answer_to_a_renewal_makes_no_lease_of_an_old_write() -> None:
+    """It was won, but so long ago that it has ended."""
+    keeper = renewing()
+    keeper.writes(Won("v2"), after=29.0)
+
+    assert [type(each) for each in keeper.effects if not isinstance(each, Put)] == [LeaseEnded]
+    assert keeper.put.condition == IfMatch("v2")

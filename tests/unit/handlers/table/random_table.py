@@ -1,0 +1,558 @@
+"""The table core against random writers, with the promises of the design as invariants.
+
+The writers obey the protocol, but are slow, silent, restarted beside their older process, or cut off; the agent lags, crashes
+between two verdicts, and loses its lock. What is true of the table (who read its base when, who published when) is kept by
+a naive model here and compared with what the core decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import hypothesis.strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from lakewarden.events import (
+    Admission,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    ConflictRule,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.handlers.table.invariants import self_audit
+from lakewarden.handlers.table.machine import LockConfirmed, LockGone
+from lakewarden.handlers.table.state import LockView, TableSettings
+from lakewarden.handlers.table.transactions import OPEN, Phase
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+    FreeLock,
+    GrantCommit,
+    NeedLock,
+    RenewGrant,
+    SkipBatch,
+    Verdict,
+)
+from tests.unit.handlers.table.world import VERDICTS, World, facts
+
+WRITERS = 4
+LOCK_SECONDS = 29.5
+markers = st.lists(
+    st.builds(
+        Marker,
+        partition=st.sampled_from(["", "p"]),
+        file_group=st.sampled_from(["1", "10", "*"]),
+        operation=st.sampled_from(["append", "merge", "delete"]),
+    ),
+    min_size=1,
+    max_size=3,
+).map(tuple)
+which = st.integers(0, 20)
+
+
+@dataclass
+class Process:
+    """A writer's process with one transaction, as it sees itself."""
+
+    id: str
+    writer: str
+    batch: int
+    rule: ConflictRule
+    admission: Admission
+    phase: Literal["opening", "computing", "requested", "granted", "published", "ended"] = "opening"
+    pending: deque[Verdict] = field(default_factory=deque)
+    """Published, not heard yet."""
+    touched: set[Marker] = field(default_factory=set)
+    seq: int = 0
+    sent: dict[int, float] = field(default_factory=dict)
+    base_read: float = -1.0
+    published: float | None = None
+    deadline: float = -1.0
+    grant: str = ""
+
+
+@dataclass
+class Leased:
+    """A grant that was published, as its writer will count it."""
+
+    process: Process
+    grant: str
+    deadline: float
+
+
+def operations_clash(strict: bool, mine: str, other: str) -> bool:
+    if strict:
+        return True
+    return {mine, other} in ({"delete"}, {"delete", "merge"})
+
+
+def clash(a: Process, b: Process) -> bool:
+    """Whether two footprints conflict, the slow way."""
+    strict = "file-group" in (a.rule, b.rule)
+    return any(
+        x.partition == y.partition
+        and (x.file_group == y.file_group or "*" in (x.file_group, y.file_group))
+        and operations_clash(strict, x.operation, y.operation)
+        for x in a.touched
+        for y in b.touched
+    )
+
+
+class Table(RuleBasedStateMachine):
+    @initialize(
+        early=st.sampled_from([True, True, True, False]),
+        policy=st.sampled_from(["first-intent", "first-intent", "first-committer"]),
+        hold=st.sampled_from(["while-active", "per-commit"]),
+        max_losses=st.sampled_from([1, 2, 3]),
+        can_tell=st.booleans(),
+        computing=st.integers(0, 3),
+    )
+    def start(
+        self, *, early: bool, policy: Any, hold: Any, max_losses: int, can_tell: bool, computing: int = 0
+    ) -> None:
+        self.w = World(TableSettings(early_detection=early, policy=policy, hold=hold, max_losses=max_losses))
+        self.can_tell = can_tell
+        """Whether the table format tells which batches are in it."""
+        self.processes: list[Process] = []
+        self.current: dict[str, Process] = {}
+        self.batches = dict.fromkeys((f"w{n}" for n in range(WRITERS)), 0)
+        self.inbox: deque[WriterEventUnion] = deque()
+        self.sent: list[WriterEventUnion] = []
+        self.leased: list[Leased] = []
+        self.lost_to: set[tuple[str, str]] = set()
+        self.known_committed: dict[str, int] = {}
+        self.read_markers: dict[str, set[Marker]] = {}
+        self.lock_end = 0.0
+        self.lock_owner = 0
+        self.adopting = False
+        for writer in range(computing):
+            self.begin(
+                writer=writer,
+                admission="optimistic",
+                conflict_rule="file-group",
+                priority=0,
+                scope=(),
+                killed=False,
+            )
+            self.read_all()
+            self.hear(index=0)
+        self.lock_confirmed()
+
+    # -- writers
+
+    def send(self, kind: Any, process: Process, **fields: Any) -> None:
+        event = self.w.event(kind, process.id, writer=process.writer, event_id=f"e{len(self.sent)}", **fields)
+        self.sent.append(event)
+        self.inbox.append(event)
+
+    def next_seq(self, process: Process) -> int:
+        process.seq += 1
+        process.sent[process.seq] = self.w.now
+        return process.seq
+
+    def pick(self, index: int) -> Process | None:
+        alive = [each for each in self.processes if each.phase != "ended"]
+        return alive[-1 - index % min(len(alive), 8)] if alive else None
+
+    @rule(
+        writer=st.integers(0, WRITERS - 1),
+        admission=st.sampled_from(["optimistic", "queued"]),
+        conflict_rule=st.sampled_from(["file-group", "file-group", "deleted-file"]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
+        scope=st.just(()) | markers,
+        killed=st.booleans(),
+    )
+    def begin(
+        self, *, writer: int, admission: Any, conflict_rule: Any, priority: int, scope: Any, killed: bool
+    ) -> None:
+        """A writer begins its next batch, or its last one again: its older process is dead, or only believed to be."""
+        name = f"w{writer}"
+        older = self.current.get(name)
+        if older is not None and killed:
+            older.phase = "ended"
+        process = Process(f"t{len(self.processes)}", name, self.batches[name], conflict_rule, admission)
+        self.processes.append(process)
+        self.current[name] = process
+        self.send(
+            CommitIntent,
+            process,
+            batch_id=process.batch,
+            admission=admission,
+            conflict_rule=conflict_rule,
+            priority=priority,
+            scope=scope,
+        )
+
+    @rule(index=which, found=markers)
+    def touch(self, index: int, found: Any) -> None:
+        process = self.pick(index)
+        if process is not None and process.phase == "computing":
+            process.touched.update(found)
+            self.send(MarkerCreated, process, markers=found)
+
+    @rule(index=which)
+    def beat(self, index: int) -> None:
+        process = self.pick(index)
+        if process is not None:
+            self.send(WriterHeartbeat, process, seq=self.next_seq(process))
+
+    @rule(index=which, last=st.just(()) | markers)
+    def request(self, index: int, last: Any) -> None:
+        process = self.pick(index)
+        if process is not None and process.phase == "computing":
+            process.touched.update(last)
+            process.phase = "requested"
+            self.send(CommitRequested, process, seq=self.next_seq(process), markers=last)
+
+    @rule(index=which)
+    def hear(self, index: int) -> None:
+        process = self.pick(index)
+        while process is not None and process.pending:
+            self.heard(process, process.pending.popleft())
+
+    def heard(self, process: Process, verdict: Verdict) -> None:
+        match verdict:
+            case Admit() if process.phase == "opening":
+                process.phase = "computing"
+                process.base_read = self.w.now
+                if self.can_tell and self.is_published(process.writer, process.batch):
+                    # The table tells that this batch is in it: a commit that nobody heard of.
+                    self.give_up(process)
+                    self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
+            case GrantCommit(grant=grant, lease_seconds=lease, seq=seq) if process.phase == "requested":
+                process.phase, process.grant = "granted", grant
+                process.deadline = process.sent[seq] + lease
+            case RenewGrant(grant=grant, lease_seconds=lease, seq=seq) if process.grant == grant:
+                process.deadline = max(process.deadline, process.sent[seq] + lease)
+            case AbortTransaction() if process.published is None:
+                process.phase = "ended"
+            case SkipBatch():
+                process.phase = "ended"
+                self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
+            case _:
+                pass
+
+    def is_published(self, writer: str, batch: int) -> bool:
+        return any(
+            each.writer == writer and each.batch == batch and each.published is not None
+            for each in self.processes
+        )
+
+    @rule(index=which)
+    def publish(self, index: int) -> None:
+        """The commit becomes durable, if the writer's own clock still allows it."""
+        process = self.pick(index)
+        if process is None or process.phase != "granted" or self.w.now >= process.deadline:
+            return
+        twice = self.is_published(process.writer, process.batch)
+        assert not (self.can_tell and twice), "G6: one batch is in the table twice"
+        process.published, process.phase = self.w.now, "published"
+        for other in self.processes:
+            if other is process or other.published is None or not clash(process, other):
+                continue
+            first, second = sorted((process, other), key=lambda each: each.published or 0.0)
+            assert second.base_read > (first.published or 0.0), (
+                f"G2: {second.id} overwrote {first.id} without having read it"
+            )
+
+    @rule(index=which)
+    def complete(self, index: int) -> None:
+        process = self.pick(index)
+        if process is not None and process.phase == "published":
+            self.finish(process)
+
+    def finish(self, process: Process) -> None:
+        """It says that it has committed, and its checkpoint goes on to the next batch, unless a newer process has it."""
+        process.phase = "ended"
+        self.send(CommitCompleted, process, grant=process.grant, version=process.id)
+        if self.current[process.writer] is process:
+            self.batches[process.writer] = process.batch + 1
+
+    @rule(index=which)
+    def abandon(self, index: int) -> None:
+        process = self.pick(index)
+        if process is not None and process.published is None:
+            self.give_up(process)
+
+    def give_up(self, process: Process) -> None:
+        process.phase = "ended"
+        self.send(TransactionAbandoned, process, reason="gave up")
+
+    @precondition(lambda self: self.sent)
+    @rule(index=st.integers(0, 1000))
+    def deliver_again(self, index: int) -> None:
+        self.inbox.append(self.sent[index % len(self.sent)])
+
+    @rule(index=which, found=markers)
+    def work(self, index: int, found: Any) -> None:
+        """One natural step of one writer, heard by everybody at once."""
+        process = self.pick(index)
+        if process is None:
+            return
+        self.hear(index)
+        match process.phase:
+            case "computing":
+                process.touched.update(found)
+                self.send(MarkerCreated, process, markers=found)
+                process.phase = "requested"
+                self.send(CommitRequested, process, seq=self.next_seq(process))
+            case "granted":
+                place = self.processes_alive().index(process)
+                self.publish(len(self.processes_alive()) - 1 - place)
+            case "published":
+                self.finish(process)
+            case _:
+                self.send(WriterHeartbeat, process, seq=self.next_seq(process))
+        self.read_all()
+
+    def processes_alive(self) -> list[Process]:
+        return [each for each in self.processes if each.phase != "ended"]
+
+    # -- the agent
+
+    @rule(count=st.integers(1, 4))
+    def read(self, count: int) -> None:
+        for _ in range(min(count, len(self.inbox))):
+            self.take(self.inbox.popleft())
+
+    def read_all(self) -> None:
+        while self.inbox:
+            self.take(self.inbox.popleft())
+
+    def take(self, event: WriterEventUnion) -> None:
+        before = self.w.state.transactions.get(event.transaction)
+        opens = isinstance(event, CommitIntent) and before is None
+        opens = opens and event.transaction not in self.w.state.closed
+        named: tuple[Marker, ...] = ()
+        if isinstance(event, CommitIntent):
+            named = event.scope if opens else ()
+        elif isinstance(event, MarkerCreated | CommitRequested):
+            named = event.markers if before is not None and before.phase in OPEN else ()
+        self.read_markers.setdefault(event.transaction, set()).update(named)
+        self.w.caught_up_since = None if self.inbox else self.w.caught_up_since
+        self.around(lambda: self.w.read(event))
+        if isinstance(event, CommitCompleted):
+            batch = next(each.batch for each in self.processes if each.id == event.transaction)
+            self.known_committed[event.writer] = max(self.known_committed.get(event.writer, -1), batch)
+        if not self.inbox and self.w.caught_up_since is None:
+            self.w.caught_up_since = self.w.now
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 6.0, 11.0]))
+    def tick(self, seconds: float) -> None:
+        if self.inbox:
+            self.w.caught_up_since = None
+        elif self.w.caught_up_since is None:
+            self.w.caught_up_since = self.w.now
+        self.around(lambda: self.w.tick(seconds))
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 8.0, 22.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.w.now += seconds
+
+    @rule()
+    def lock_confirmed(self) -> None:
+        """Acquired or renewed; after a crash only by adoption, or once the former lease has ended."""
+        now = self.w.now
+        if not self.w.state.lock_wanted:
+            return
+        quiet = 0.0
+        if self.w.state.lock is None:
+            if now < self.lock_end and not self.adopting:
+                return
+            quiet = self.lock_end if self.adopting else 0.0
+            self.adopting = False
+            self.lock_owner += 1
+        else:
+            quiet = self.w.state.lock.quiet_until
+        self.lock_end = now + LOCK_SECONDS
+        view = LockView(f"agent-{self.lock_owner}", self.lock_end, quiet)
+        self.around(lambda: self.w.give(LockConfirmed(now, self.w.offset, view)))
+
+    @precondition(lambda self: self.w.state.lock is not None)
+    @rule()
+    def lock_gone(self) -> None:
+        self.lock_end = 0.0
+        self.around(lambda: self.w.give(LockGone(self.w.now, self.w.offset, "lost")))
+
+    @precondition(lambda self: self.inbox)
+    @rule(published=st.integers(0, 3))
+    def crash(self, published: int) -> None:
+        """The agent dies in the middle of a step: only so many of its verdicts were published."""
+        log = list(self.w.log)
+        event = self.inbox.popleft()
+        offset = self.w.offset + 1
+        probe = self.w.rebuilt()
+        probe.offset, probe.now = self.w.offset, self.w.now
+        probe.state.lock, probe.state.lock_wanted = self.w.state.lock, self.w.state.lock_wanted
+        probe.state.lock_used = self.w.state.lock_used
+        probe.read(event)
+        verdicts = [each for each in probe.effects if isinstance(each, VERDICTS)][:published]
+        self.note(event)
+        self.publishing(verdicts, self.w.now)
+        self.restart([*log, (event, offset), *verdicts], offset)
+
+    @rule()
+    def restart_cleanly(self) -> None:
+        """Killed between two steps."""
+        self.restart(list(self.w.log), self.w.offset)
+
+    def restart(self, log: list[Any], offset: int) -> None:
+        old = self.w
+        self.w = old.rebuilt(log)
+        self.w.offset, self.w.now = offset, old.now + 1.0
+        self.w.caught_up_since = None
+        self.adopting = False
+        self.around(self.w.replayed)
+        needs = self.w.of(NeedLock)
+        self.adopting = (
+            bool(needs) and needs[0].adopt is not None and needs[0].adopt == f"agent-{self.lock_owner}"
+        )
+
+    def note(self, event: WriterEventUnion) -> None:
+        before = self.w.state.transactions.get(event.transaction)
+        fresh = before is None and event.transaction not in self.w.state.closed
+        if isinstance(event, CommitIntent) and fresh:
+            self.read_markers.setdefault(event.transaction, set()).update(event.scope)
+        if isinstance(event, MarkerCreated | CommitRequested) and before is not None and before.phase in OPEN:
+            self.read_markers.setdefault(event.transaction, set()).update(event.markers)
+        if isinstance(event, CommitCompleted):
+            batch = next(each.batch for each in self.processes if each.id == event.transaction)
+            self.known_committed[event.writer] = max(self.known_committed.get(event.writer, -1), batch)
+
+    # -- what must hold
+
+    def around(self, step: Any) -> None:
+        """Take a step of the core and check everything."""
+        state = self.w.state
+        losses = dict(state.losses)
+        phases = {each.id: each.phase for each in state.transactions.values()}
+        writers = {each.id: each.writer for each in self.processes}
+        told = set(state.closed)
+        step()
+        verdicts = [each for each in self.w.effects if isinstance(each, VERDICTS)]
+        for effect in self.w.effects:
+            if isinstance(effect, FreeLock):
+                self.lock_end = 0.0
+        first_told = [each for each in verdicts if each.transaction not in told]
+        for verdict in verdicts:
+            if isinstance(verdict, Admit):
+                self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
+        self.check_verdicts(first_told, losses, phases, writers)
+        self.publishing(verdicts, self.w.now)
+        self.check_state()
+
+    def check_verdicts(
+        self, verdicts: list[Any], losses: dict[str, int], phases: dict[str, Phase], writers: dict[str, str]
+    ) -> None:
+        limit = self.w.settings.max_losses
+        landed = (Phase.COMMITTED, Phase.UNKNOWN)
+        victims: set[str] = set()
+        winners: set[str] = set()
+        for verdict in verdicts:
+            if isinstance(verdict, GrantCommit):
+                process = next(each for each in self.processes if each.id == verdict.transaction)
+                known = self.known_committed.get(process.writer, -1)
+                assert process.batch > known, f"G6: {process.id} granted, batch {process.batch} is committed"
+                lock = self.w.state.lock
+                assert lock is not None
+                assert self.w.now >= lock.quiet_until
+                assert self.w.now + verdict.lease_seconds <= lock.expires_at + 1e-6
+            if not isinstance(verdict, AbortTransaction) or verdict.reason != "conflict":
+                continue
+            assert phases.get(verdict.transaction) is not Phase.GRANTED, "G3: a granted one is a victim"
+            victims.add(verdict.transaction)
+            for entry in verdict.conflicts:
+                self.lost_to.add((verdict.transaction, entry.other_transaction))
+                if entry.kind == "marker":
+                    winners.add(entry.other_transaction)
+                protected = losses.get(verdict.writer, 0) >= limit
+                before = phases.get(entry.other_transaction)
+                strong = before is Phase.GRANTED or before in landed
+                strong = strong or self.w.phase(entry.other_transaction) in landed
+                other_protected = losses.get(writers[entry.other_transaction], 0) >= limit
+                assert not protected or strong or other_protected, (
+                    "G5: a protected one lost to an unprotected"
+                )
+        assert not victims & winners, f"G3: in one step both winner and victim: {victims & winners}"
+        both = {(a, b) for a, b in self.lost_to if (b, a) in self.lost_to}
+        assert not both, f"G3: both were aborted for each other: {both}"
+
+    def publishing(self, verdicts: list[Any], now: float) -> None:
+        """Deliver to the writers' inboxes, and count the leases as the writers will."""
+        for verdict in verdicts:
+            process = next((each for each in self.processes if each.id == verdict.transaction), None)
+            assert process is not None
+            process.pending.append(verdict)
+            if isinstance(verdict, GrantCommit):
+                deadline = process.sent[verdict.seq] + verdict.lease_seconds
+                self.leased.append(Leased(process, verdict.grant, deadline))
+            if isinstance(verdict, RenewGrant):
+                for each in self.leased:
+                    if each.grant == verdict.grant:
+                        each.deadline = max(each.deadline, process.sent[verdict.seq] + verdict.lease_seconds)
+        live = [
+            each.process.id for each in self.leased if now < each.deadline and each.process.phase != "ended"
+        ]
+        assert len(live) <= 1, f"G1: {live} hold unexpired grants at once"
+
+    def check_state(self) -> None:
+        state = self.w.state
+        self_audit(state)
+        running = state.running()
+        if running is not None and running.grant is not None:
+            theirs = max(each.deadline for each in self.leased if each.grant == running.grant.id)
+            assert theirs <= running.grant.deadline + 1e-6, (
+                "G1: the writer's deadline is later than the agent's"
+            )
+        index = {
+            (touch.transaction.id, partition, group, touch.operation)
+            for partition, groups in state.footprints.index.items()
+            for group, touches in groups.items()
+            for touch in touches
+        }
+        naive = {
+            (each, marker.partition, marker.file_group, marker.operation)
+            for each in state.transactions
+            for marker in self.read_markers.get(each, ())
+        }
+        assert index == naive
+        again = self.w.rebuilt()
+        assert facts(again.state) == facts(state), "G7: a restart changes something"
+        decided = [each for each in again.replayed().effects if isinstance(each, VERDICTS)]
+        assert decided == [], "G7: a complete log leaves something to decide"
+
+    def teardown(self) -> None:
+        """G5: faults stop; everybody who lives gets a verdict, and so does everybody who doesn't."""
+        if not hasattr(self, "w"):
+            return
+        self.read_all()
+        for _ in range(120):
+            if not self.w.state.open() and not self.inbox:
+                break
+            self.lock_confirmed()
+            alive = self.processes_alive()
+            for place, process in enumerate(alive):
+                while process.pending:
+                    self.heard(process, process.pending.popleft())
+                if process.phase == "computing":
+                    process.phase = "requested"
+                    self.send(CommitRequested, process, seq=self.next_seq(process))
+                elif process.phase == "granted" and self.w.now < process.deadline:
+                    still = self.processes_alive()
+                    self.publish(len(still) - 1 - still.index(process)) if len(still) <= 8 else None
+                elif process.phase == "published":
+                    self.finish(process)
+                elif process.phase != "ended":
+                    self.send(WriterHeartbeat, process, seq=self.next_seq(process))
+                del place
+            self.read_all()
+            self.tick(3.0)
+        assert not self.w.state.open(), {each.id: each.phase for each in self.w.state.open()}
+        assert self.w.state.running() is None

@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    FreeLock,
+    GrantCommit,
+    NeedLock,
+    RecordBatch,
+    RenewGrant,
+    Warn,
+)
+from tests.unit.handlers.table.world import World, m, world
+
+
+def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> World:
+    """A holds a grant of 20 s under a lock of 29.5 s."""
+    w = world(hold=hold).intent("A").touch("A", m("p/f")).lock().request("A")
+    if hold == "per-commit":
+        w.lock()
+    assert w.granted == ["A"]
+    return w
+
+
+def test_a_grant_is_given_in_the_step_that_asks_for_it() -> None:
+    """The lock is held: no store request, no polling, milliseconds."""
+    grant = granted().one(GrantCommit)
+
+    assert (grant.transaction, grant.writer, grant.lock_owner) == ("A", "w-A", "agent-1")
+    assert grant.lease_seconds == pytest.approx(20)
+    assert grant.cause.event_id == "e-2-A"
+
+
+def test_a_grant_echoes_the_latest_seq_that_was_read() -> None:
+    """The writer counts its lease from when it sent that one, whatever the clocks say."""
+    w = world().intent("A").lock().beat("A", seq=4).beat("A", seq=9).beat("A", seq=7).request("A", seq=8)
+
+    assert w.one(GrantCommit).seq == 9
+
+
+def test_a_grant_lasts_no_longer_than_the_lock() -> None:
+    """The lock's end has the drift taken off already: a foreign writer takes it over only after that."""
+    w = world(grant_lease=20.0).intent("A").lock(left=13.0)
+
+    assert w.request("A").one(GrantCommit).lease_seconds == pytest.approx(13.0, abs=0.01)
+
+
+def test_a_lease_that_is_not_worth_a_publish_is_waited_out() -> None:
+    """The lock is about to be renewed: a grant of two seconds would only produce an unknown outcome."""
+    w = world(grant_lease=20.0).intent("A").lock(left=9.0).request("A")
+    assert w.granted == []
+
+    assert w.lock(left=29.5).granted == ["A"]
+
+
+def test_no_grant_under_a_lock_that_has_run_out() -> None:
+    """The renewal hangs, and nobody has told us yet that the lock is lost."""
+    w = world().intent("A").lock(left=29.5).beat("A").tick(14).beat("A").tick(14).beat("A").tick(2)
+
+    assert w.request("A").granted == []
+
+
+def test_no_grant_without_the_lock() -> None:
+    """A foreign writer holds it."""
+    w = world().intent("A").request("A")
+    assert w.granted == []
+
+    assert w.lock().granted == ["A"]
+
+
+def test_one_grant_at_a_time_in_the_order_of_the_requests() -> None:
+    """Not in the order of the intents: who is ready first commits first."""
+    w = world().intent("A").intent("B").intent("C").lock()
+    assert w.request("C").granted == ["C"]
+    assert w.request("A").granted == []
+    assert w.request("B").granted == []
+
+    assert w.complete("C").granted == ["A"]
+    assert w.complete("A").granted == ["B"]
+
+
+def test_asking_again_does_not_lose_the_place_in_the_line() -> None:
+    """The writer repeats its request because it is impatient."""
+    w = world().intent("A").intent("B").intent("C").lock().request("C").request("A").request("B").request("A")
+
+    assert w.complete("C").granted == ["A"]
+
+
+@pytest.mark.parametrize("end", ["complete", "abandon", "lapse"])
+def test_the_next_is_granted_when_the_running_one_has_ended(end: str) -> None:
+    """However it ended, and in the same step."""
+    w = granted().intent("B").request("B")
+    assert w.granted == []
+
+    match end:
+        case "complete":
+            w.complete("A")
+        case "abandon":
+            w.abandon("A")
+        case _:
+            w.beat("B").tick(10).beat("B").lock(left=29.5).tick(10.1)
+
+    assert w.granted == ["B"]
+
+
+def test_after_an_adoption_nothing_new_is_granted_before_the_former_owners_lease_has_ended() -> None:
+    """The former agent may be alive and granting under the lease that it believes in."""
+    w = world().intent("A").lock(quiet=12.0).request("A")
+    assert w.granted == []
+    assert w.beat("A").tick(11.9).granted == []
+
+    assert w.tick(0.2).granted == ["A"]
+
+
+def test_a_heartbeat_extends_a_running_grant() -> None:
+    """A publish of many files takes longer than a lease."""
+    w = granted()
+    w.tick(8).lock(left=29.5)
+
+    w.beat("A", seq=5)
+
+    renewed = w.one(RenewGrant)
+    assert renewed.grant == w.state.transactions["A"].grant.id  # type: ignore[union-attr]
+    assert renewed.lease_seconds == pytest.approx(20)
+    assert renewed.seq == 5
+    assert w.tick(15).aborted == {}
+    assert w.tick(6).aborted == {"A": "outcome-unknown"}
+
+
+def test_a_grant_has_lapsed_when_all_is_read_that_was_in_the_log_at_its_end() -> None:
+    """The check was slow: a completion may have come to the log behind the end that it knows, and in time."""
+    w = granted()
+
+    assert w.tick(20.5, asked=1.0).aborted == {}
+    assert w.tick(0.6, asked=1.0).aborted == {"A": "outcome-unknown"}
+
+
+def test_a_heartbeat_extends_no_further_than_the_lock_reaches() -> None:
+    """The lock is not being renewed; the grant must end before it does."""
+    w = granted()
+    w.now += 15
+
+    assert w.beat("A").one(RenewGrant).lease_seconds == pytest.approx(14.5, abs=0.01)
+    w.now += 5
+    assert w.beat("A").of(RenewGrant) == []
+
+
+def test_an_old_heartbeat_extends_nothing() -> None:
+    """Delivered twice, or late: the writer counts from when it *sent* it."""
+    w = granted().beat("A", seq=9)
+    w.tick(5).lock()
+
+    assert w.beat("A", seq=9).of(RenewGrant) == []
+    assert w.beat("A", seq=3).of(RenewGrant) == []
+
+
+def test_a_lapse_is_published_before_anything_follows_from_it() -> None:
+    """The record is the lapse: an agent that restarts reads it and doesn't have to guess it again."""
+    w = granted().intent("B").touch("B", m("q/f")).request("B").beat("B").tick(10).beat("B").lock().tick(10.1)
+
+    kinds = [(type(each).__name__, getattr(each, "transaction", None)) for each in w.effects]
+    assert kinds[0] == ("AbortTransaction", "A")
+    assert ("GrantCommit", "B") in kinds[1:]
+
+
+def test_after_a_lapse_who_overlaps_and_began_before_is_told_outcome_unknown() -> None:
+    """A may have committed: B's base may be old. C began on nothing of A's."""
+    w = (
+        world()
+        .intent("A", conflict_rule="deleted-file")
+        .intent("B", conflict_rule="deleted-file")
+        .intent("C")
+    )
+    w.touch("A", m("p/f", "delete")).touch("C", m("q/f")).lock().request("A").beat("C").beat("B").tick(14)
+    w.beat("B").beat("C").tick(6.1)
+    assert w.aborted == {"A": "outcome-unknown"}
+
+    w.touch("B", m("p/f", "delete"))
+
+    assert w.aborted == {"B": "outcome-unknown"}
+    assert w.one(AbortTransaction).conflicts[0].kind == "commit"
+    assert w.phase("C") is Phase.ACTIVE
+
+
+def test_a_lapse_is_judged_against_what_the_granted_one_touched_late() -> None:
+    """Under `first-committer` its late markers abort nobody; that they may have landed does."""
+    w = world(policy="first-committer").intent("A").intent("B").lock().touch("B", m("p/f")).request("A")
+    w.touch("A", m("p/f")).tick(14)
+    assert w.beat("B").aborted == {}
+
+    w.tick(6.1)
+
+    assert w.aborted == {"A": "outcome-unknown", "B": "outcome-unknown"}
+
+
+def test_who_begins_after_a_lapse_is_not_concerned() -> None:
+    """Its base holds the commit, if there was one."""
+    w = granted().intent("keeps-evidence").tick(20.1).intent("B").touch("B", m("p/f"))
+
+    assert w.aborted == {}
+
+
+def test_a_commit_heard_of_after_the_lapse_counts_from_the_lapse() -> None:
+    """It was made before the lease ran out; only the word of it was late."""
+    w = granted().intent("early").beat("early").tick(14).beat("early").tick(6.1).intent("late")
+    w.touch("late", m("p/f"))
+
+    w.complete("A", version="s-3")
+
+    assert w.aborted == {}
+    assert w.phase("A") is Phase.COMMITTED
+    assert w.phase("late") is Phase.ACTIVE
+    assert w.touch("early", m("p/f")).aborted == {"early": "conflict"}
+
+
+def test_a_writer_that_reads_back_nothing_takes_its_footprint_with_it() -> None:
+    """Its lease ran out, it looked into the table: nothing was committed, so nobody has to fear it."""
+    w = granted().intent("B").beat("B").tick(14).beat("B").tick(6.1)
+    assert w.phase("A") is Phase.UNKNOWN
+
+    assert w.abandon("A").touch("B", m("p/f")).aborted == {}
+
+
+def test_when_the_lock_is_lost_the_running_writer_hears_at_once() -> None:
+    """RFC-91's gap: nobody told the writer."""
+    w = granted().lose_lock("another owner is in the lock object")
+
+    abort = w.one(AbortTransaction)
+    assert (abort.transaction, abort.reason) == ("A", "lease-lost")
+    assert "another owner" in (abort.detail or "")
+    assert w.phase("A") is Phase.GRANTED
+
+
+def test_after_a_lost_lock_nobody_else_is_granted_before_the_old_grants_end() -> None:
+    """The old writer may be in the middle of its publish, and hear the abort too late."""
+    w = granted().intent("B").request("B").lose_lock().lock(left=29.5)
+    assert w.granted == []
+    w.tick(14).beat("B").tick(5)
+    assert w.granted == []
+
+    w.lock(left=29.5).tick(1.5)
+
+    assert w.aborted == {"A": "outcome-unknown"}
+    assert w.granted == ["B"]
+
+
+def test_a_revoked_grant_is_not_extended() -> None:
+    """Its writer was told to stop; heartbeats must not keep the others waiting."""
+    w = granted().lose_lock().lock()
+
+    assert w.beat("A").effects == []
+
+
+def test_the_writer_is_told_once_that_its_lease_is_lost() -> None:
+    """The keeper reports a lost lock and then a forbidden one."""
+    w = granted().lose_lock().lose_lock()
+
+    assert w.effects == []
+
+
+def test_a_revoked_writer_that_had_published_is_heard() -> None:
+    """The abort came after its publish had begun."""
+    w = granted().lose_lock().complete("A")
+
+    assert w.phase("A") is Phase.COMMITTED
+
+
+def test_who_waits_only_for_a_lock_is_not_aborted_when_it_is_lost() -> None:
+    """The lock comes back, or another owner releases it: waiting costs nothing."""
+    w = world().intent("A").request("A").lock(left=1.0).lose_lock()
+
+    assert w.aborted == {}
+    assert w.lock().granted == ["A"]
+
+
+def test_while_active_the_lock_is_held_until_the_last_transaction_has_ended() -> None:
+    """Grants between cost no store request."""
+    w = world(hold="while-active").intent("A")
+    assert w.of(NeedLock) == [NeedLock()]
+    assert w.intent("B").lock().effects == []
+    assert w.commits("A").of(FreeLock) == []
+
+    assert w.abandon("B").effects == [FreeLock()]
+    assert w.intent("C").of(NeedLock) == [NeedLock()]
+
+
+def test_per_commit_the_lock_is_taken_for_a_request_and_given_back_after_the_commit() -> None:
+    """Unmodified Hudi writers share the table: they must get their turn."""
+    w = world(hold="per-commit").intent("A")
+    assert w.of(NeedLock) == []
+    assert w.request("A").effects == [NeedLock()]
+    assert w.lock().granted == ["A"]
+
+    assert w.complete("A").effects == [FreeLock()]
+
+
+def test_per_commit_the_lock_is_given_back_between_two_grants() -> None:
+    """A queue of ours must not keep a foreign writer out for as long as it lasts."""
+    w = world(hold="per-commit").intent("A").intent("B").request("A").request("B").lock()
+    assert w.granted == ["A"]
+
+    w.complete("A")
+
+    assert w.effects == [FreeLock(), NeedLock()]
+    assert w.granted == []
+    assert w.lock().granted == ["B"]
+
+
+def test_a_confirmation_of_a_lock_that_was_given_back_is_ignored() -> None:
+    """A renewal was under way when the last transaction ended."""
+    w = world().intent("A").lock().abandon("A").lock()
+
+    assert w.state.lock is None
+
+
+def test_a_running_grant_found_in_the_log_asks_for_its_own_lock_to_be_adopted() -> None:
+    """The agent was killed while a grant was out: its successor takes over the lock that covers it."""
+    w = granted().rebuilt().replayed()
+
+    assert w.effects == [NeedLock(adopt="agent-1")]
+
+
+def test_a_forbidden_lock_aborts_whoever_would_compute_in_vain() -> None:
+    """A 403, or an object in the lock's place that is no lock: only a person can change that."""
+    w = (
+        granted()
+        .intent("B")
+        .intent("C", m("p/f"), admission="queued")
+        .request("B")
+        .forbid_lock("403: denied")
+    )
+
+    aborts = {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(AbortTransaction)}
+    assert aborts["B"] == aborts["C"] == ("not-allowed", False, "403: denied")
+    assert aborts["A"][0] == "lease-lost"
+
+
+def test_a_commit_with_a_batch_goes_into_the_ledger_once() -> None:
+    """The compacted topic remembers each writer's last batch beyond the log's retention."""
+    w = world().intent("A", batch_id=4).lock().commits("A", version="s-1")
+    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
+
+    assert w.complete("A", version="s-1").effects == []
+
+
+def test_a_commit_that_crashed_before_the_ledger_was_told_is_recorded_after_the_replay() -> None:
+    """The agent died between reading the completion and publishing the ledger's record."""
+    w = world().intent("A", batch_id=4).lock().commits("A", version="s-1").rebuilt().replayed()
+
+    assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
+
+
+def test_a_commit_without_a_grant_is_reported_and_believed() -> None:
+    """A writer that doesn't obey: what it says is durable must count against the others all the same."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B").complete("A")
+
+    assert [each.what for each in w.of(Warn)] == ["commit-without-grant"]
+    assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
+
+
+def test_an_abort_does_not_unmake_a_commit_that_is_heard_of() -> None:
+    """An aborted writer says that it has committed: people should know."""
+    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f")).complete("B")
+
+    assert [(each.what, each.transaction) for each in w.of(Warn)] == [("commit-without-grant", "B")]
+    assert w.phase("B") is Phase.ABORTED

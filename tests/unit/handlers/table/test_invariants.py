@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lakewarden.handlers.table.invariants import InvariantBrokenError, self_audit
+from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.transactions import Grant, Phase, Touch
+from tests.unit.handlers.table.world import m, world
+
+
+def forget_touch(state: TableState) -> None:
+    del state.footprints.index["p"]["f"]
+
+
+def leave_touch_behind(state: TableState) -> None:
+    del state.transactions["C"]
+
+
+def leak_entry(state: TableState) -> None:
+    state.footprints.index["p"]["leaked"] = (Touch(state.transactions["A"], "merge"),)
+
+
+def grant_twice(state: TableState) -> None:
+    state.transactions["C"].phase = Phase.GRANTED
+    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
+
+
+def grant_without_phase(state: TableState) -> None:
+    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
+
+
+def keep_aborted(state: TableState) -> None:
+    state.transactions["C"].phase = Phase.ABORTED
+
+
+def land_without_moment(state: TableState) -> None:
+    state.transactions["C"].phase = Phase.COMMITTED
+
+
+def wait_without_request(state: TableState) -> None:
+    state.transactions["C"].phase = Phase.WAITING
+
+
+def touch_for_another(state: TableState) -> None:
+    state.footprints.index["p"]["f"] = (Touch(state.transactions["C"], "merge"),)
+
+
+@pytest.mark.parametrize(
+    "corrupt",
+    [
+        forget_touch,
+        leave_touch_behind,
+        leak_entry,
+        grant_twice,
+        grant_without_phase,
+        keep_aborted,
+        land_without_moment,
+        wait_without_request,
+        touch_for_another,
+    ],
+)
+def test_a_state_that_contradicts_itself_is_found(corrupt: Callable[[TableState], None]) -> None:
+    """A bug of ours: the table stops, loudly, before it does harm."""
+    w = world().intent("A").touch("A", m("p/f")).lock().request("A").intent("C").touch("C", m("p/c"))
+    self_audit(w.state)
+
+    corrupt(w.state)
+
+    with pytest.raises(InvariantBrokenError, match="s3://lake/orders"):
+        self_audit(w.state)
+
+
+def test_the_periodic_check_runs_it() -> None:
+    """Once a second, unasked."""
+    w = world().intent("A").touch("A", m("p/f"))
+    forget_touch(w.state)
+
+    with pytest.raises(InvariantBrokenError):
+        w.tick()
+
+
+def test_a_large_index_is_looked_at_in_turns() -> None:
+    """A million markers can't be checked in one tick; each tick goes on where the last one ended."""
+    w = world(audit_entries=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
+    del w.state.footprints.index["p"]["24"]
+
+    w.tick().tick()
+    with pytest.raises(InvariantBrokenError, match="'24'"):
+        w.tick()
+
+
+def test_the_turns_begin_again_after_the_last() -> None:
+    """What breaks later is found later."""
+    w = world(audit_entries=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
+    w.tick().tick().tick()
+    del w.state.footprints.index["p"]["0"]
+
+    with pytest.raises(InvariantBrokenError, match="'0'"):
+        w.tick()

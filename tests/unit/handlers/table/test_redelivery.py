@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import AbortTransaction, Warn
+from tests.unit.handlers.table.world import World, facts, m, world
+
+LIVES: dict[str, Callable[[World], object]] = {
+    "intent": lambda w: w.intent("A", m("p/s")),
+    "queued intent": lambda w: w.intent("B").touch("B", m("p/s")).intent("A", m("p/s"), admission="queued"),
+    "markers": lambda w: w.intent("A").touch("A", m("p/f"), m("q/*", "delete")),
+    "heartbeat": lambda w: w.intent("A").beat("A"),
+    "request": lambda w: w.intent("A").request("A", m("p/f")),
+    "granted request": lambda w: w.intent("A").lock().request("A"),
+    "granted heartbeat": lambda w: w.intent("A").lock().request("A").beat("A"),
+    "completion": lambda w: w.intent("A", batch_id=3).lock().request("A").complete("A", version="v"),
+    "kept completion": lambda w: w.intent("K").intent("A", batch_id=3).lock().request("A").complete("A"),
+    "abandonment": lambda w: w.intent("A").touch("A", m("p/f")).abandon("A"),
+    "lost markers": lambda w: w.intent("O").touch("O", m("p/f")).intent("A").touch("A", m("p/f")),
+    "a stranger's markers": lambda w: w.touch("A", m("p/f")),
+    "a stranger's heartbeat": lambda w: w.beat("A"),
+    "late completion": lambda w: w.intent("A", batch_id=3).lock().request("A").tick(21).complete("A"),
+}
+
+
+@pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
+def test_the_same_event_again_changes_nothing(life: Callable[[World], object]) -> None:
+    """A producer retries, a consumer starts again before its last commit: at-least-once delivery."""
+    w = world()
+    life(w)
+    events = [each for each in w.log if isinstance(each, tuple)]
+    before = facts(w.state)
+
+    for event, _ in events:
+        w.read(event)
+        assert w.effects == []
+
+    assert facts(w.state) == before
+
+
+@pytest.mark.parametrize("event", ["touch", "beat", "request"])
+def test_a_transaction_that_nobody_opened_is_told_so_once(event: str) -> None:
+    """Its intent is older than the log, or was never acknowledged: it must begin again."""
+    w = world()
+
+    {"touch": lambda: w.touch("X", m("p/f")), "beat": lambda: w.beat("X"), "request": lambda: w.request("X")}[
+        event
+    ]()
+
+    abort = w.one(AbortTransaction)
+    assert (abort.transaction, abort.writer, abort.reason) == ("X", "w-X", "unknown-transaction")
+    assert abort.retriable
+    assert w.beat("X").effects == []
+    assert w.request("X").aborted == {"X": "unknown-transaction"}
+
+
+def test_a_stranger_is_told_once_over_a_restart_too() -> None:
+    """Its abort is in the log."""
+    w = world().beat("X").rebuilt().replayed()
+
+    assert w.beat("X").effects == []
+
+
+def test_a_completion_that_nobody_granted_is_reported() -> None:
+    """Either a writer that doesn't obey, or one whose transaction is older than the log."""
+    w = world().complete("X")
+
+    assert w.effects == [Warn("commit-without-grant", "X", "w-X")]
+
+
+def test_a_stranger_that_abandons_needs_no_answer() -> None:
+    """It says that nothing was committed, and waits for nothing."""
+    assert world().abandon("X").effects == []
+
+
+def test_late_markers_of_a_dead_transaction_touch_nothing() -> None:
+    """Its executors were still running when it was aborted."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
+    assert w.aborted == {"B": "conflict"}
+
+    w.touch("B", m("p/g"))
+
+    assert w.effects == []
+    assert w.intent("C").touch("C", m("p/g")).aborted == {}
+
+
+def test_a_request_after_the_abort_finds_the_same_answer_with_its_evidence() -> None:
+    """The abort was lost on the way, or crossed the request."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
+    first = w.one(AbortTransaction)
+
+    again = w.request("B").one(AbortTransaction)
+
+    assert (again.reason, again.retriable, again.conflicts) == (
+        first.reason,
+        first.retriable,
+        first.conflicts,
+    )
+
+
+def test_an_intent_under_a_used_transaction_id_opens_nothing() -> None:
+    """The id is unique per attempt; a repeated one is a repeated delivery."""
+    w = world().intent("A").abandon("A").intent("A")
+
+    assert w.effects == []
+    assert w.phase("A") is Phase.ABORTED
+
+
+def test_what_is_remembered_of_the_ended_is_bounded() -> None:
+    """A table with thousands of commits an hour."""
+    w = world()
+    for n in range(1_100):
+        w.intent(f"T{n}").abandon(f"T{n}")
+
+    assert len(w.state.closed) == 1_000
+    assert w.state.transactions == {}
+    assert w.state.footprints.index == {}
+
+
+def test_evidence_is_dropped_when_nobody_is_left_who_began_before_it() -> None:
+    """The index holds what can still matter, and nothing else."""
+    w = world().intent("old").intent("A").touch("A", m("p/f")).lock().commits("A").intent("new")
+    assert w.phase("A") is Phase.COMMITTED
+    assert "A" in w.state.transactions
+
+    w.abandon("old")
+
+    assert "A" not in w.state.transactions
+    assert w.state.footprints.index == {}
+    assert w.phase("A") is Phase.COMMITTED

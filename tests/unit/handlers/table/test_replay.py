@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lakewarden import events
+from lakewarden.events import (
+    Abort,
+    AbortReason,
+    BatchCommitted,
+    ConflictsLost,
+    DecisionEventUnion,
+    DecisionRecord,
+    PartitionTaken,
+    partition_name,
+)
+from lakewarden.handlers.table.machine import remember_batch, remember_losses
+from lakewarden.handlers.table.replay import Position, PublishedDecisions, in_force
+from lakewarden.handlers.table.state import CommittedBatch
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+    Cause,
+    FreeLock,
+    GrantCommit,
+    NeedLock,
+    RecordBatch,
+    RecordLosses,
+    RenewGrant,
+    SkipBatch,
+    Verdict,
+    verdict_of,
+)
+from tests.unit.handlers.table.world import VERDICTS, World, facts, m, world
+
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def busy() -> World:
+    """A table with one transaction in every phase."""
+    w = world().intent("granted").intent("computes").intent("waits").intent("done", batch_id=1).lock()
+    w.touch("done", m("p/done")).commits("done").touch("granted", m("p/g")).request("granted")
+    w.touch("computes", m("p/c"), m("q/*", "delete")).request("waits", m("p/w"))
+    return w.intent("queued", m("p/c"), admission="queued").intent("loser").touch("loser", m("p/c"))
+
+
+def test_a_restarted_agent_has_the_state_of_the_one_before() -> None:
+    """SIGKILL and restart: same phases, footprints, grants, ledger, order."""
+    w = busy()
+
+    assert facts(w.rebuilt().state) == facts(w.state)
+
+
+def test_a_complete_log_leaves_nothing_to_decide() -> None:
+    """Published verdicts stand; none is published twice."""
+    w = busy().rebuilt().replayed()
+
+    assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
+    assert w.of(NeedLock) == [NeedLock(adopt="agent-1")]
+    assert w.of(FreeLock) == []
+
+
+def test_during_a_replay_nothing_is_decided() -> None:
+    """Two agents that both read the log must not both answer it."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B")
+    events_only = [each for each in w.log if isinstance(each, tuple)]
+
+    rebuilt = w.rebuilt(events_only)
+
+    assert rebuilt.phase("A") is Phase.QUEUED
+
+
+def test_what_crashed_between_an_event_and_its_verdict_is_decided_after_the_replay() -> None:
+    """The agent died after it had read the marker and before it had published the abort."""
+    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
+    assert w.aborted == {"B": "conflict"}
+    without = [each for each in w.log if not isinstance(each, AbortTransaction)]
+
+    w = w.rebuilt(without).replayed()
+
+    assert w.aborted == {"B": "conflict"}
+    assert w.reports == [("B", "A")]
+
+
+def test_intents_that_came_while_no_agent_ran_are_answered_after_the_replay() -> None:
+    """All agents were down for a minute."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
+    w = w.rebuilt([each for each in w.log if isinstance(each, tuple)]).replayed()
+
+    assert w.admitted == ["A"]
+    assert w.phase("B") is Phase.QUEUED
+
+
+def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_attempt_after_the_replay() -> None:
+    """Otherwise the new attempt would lose to its own dead predecessor, fifteen seconds long."""
+    w = world().intent("A", writer="w").touch("A", m("p/f"), writer="w")
+    before = list(w.log)
+    w.intent("A2", m("p/f"), writer="w")
+    intent = next(each for each in reversed(w.log) if isinstance(each, tuple))
+
+    w = w.rebuilt([*before, intent]).replayed()
+
+    assert w.aborted == {"A": "superseded"}
+    assert w.admitted == ["A2"]
+
+
+def test_a_batch_that_committed_while_no_agent_ran_is_not_granted_again_after_the_replay() -> None:
+    """The completion was read during the replay; the same batch's second attempt is open."""
+    w = world().intent("A", writer="w", batch_id=1).lock().request("A", writer="w").tick(21)
+    w.intent("A2", writer="w", batch_id=1)
+    before = list(w.log)
+    w.complete("A", writer="w")
+    completion = next(each for each in reversed(w.log) if isinstance(each, tuple))
+
+    w = w.rebuilt([*before, completion]).replayed()
+
+    assert w.aborted == {"A2": "superseded"}
+
+
+def test_the_owner_that_adopted_the_lock_of_a_running_grant_is_in_the_log() -> None:
+    """Killed a second time under one grant: the third agent must know whose lock it finds."""
+    w = world().intent("A").lock().request("A").rebuilt().replayed()
+    deadline = w.state.transactions["A"].grant.deadline  # type: ignore[union-attr]
+
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+
+    assert renewed.lock_owner == "agent-2"
+    assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
+    assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "told once"
+    assert w.rebuilt().replayed().of(NeedLock) == [NeedLock(adopt="agent-2")]
+
+
+def test_covering_a_grant_anew_extends_it_for_nobody() -> None:
+    """The writer has sent heartbeats since: counted from one of those, the rest of the lease would reach too far."""
+    w = world().intent("A").lock(left=20.0).request("A")
+    granted = w.one(GrantCommit)
+    w = w.beat("A").beat("A").rebuilt().replayed()
+
+    renewed = w.lock(owner="agent-2", quiet=10.0).one(RenewGrant)
+
+    assert renewed.seq == granted.seq
+    assert renewed.lease_seconds <= granted.lease_seconds
+
+
+def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
+    """Their aborts are older than the committed offset: the ledger has the count."""
+    w = world().intent("A").touch("A", m("p/f"))
+    for attempt in range(2):
+        w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
+        assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),), f"B{attempt}")
+    restarted = world()
+    remember_losses(restarted.state, RecordLosses("w-B", 2, (m("p/*"),)))
+
+    assert restarted.state.losses == w.state.losses
+    assert restarted.state.lost_on == w.state.lost_on
+
+
+def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
+    """The ledger is newer than where the replay begins."""
+    w = world().intent("A").touch("A", m("p/f"))
+    for attempt in range(2):
+        w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
+    fresh = World(w.settings, now=w.now, offset=w.offset)
+    remember_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
+    for each in w.log:
+        fresh.fold(each)
+
+    assert fresh.state.losses == {"w-B": 2}
+    assert fresh.state.lost_on == w.state.lost_on
+
+
+def test_what_an_agent_that_slept_writes_to_the_ledger_of_losses_does_not_count() -> None:
+    """Found by the storm: stopped before its entry was sent, it sends it when it wakes, behind those of the owner."""
+    before, owners, slept = (
+        _lost(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
+    )
+    published = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))])
+
+    assert in_force([before, owners, slept], published) == [(owners, False)]
+    assert in_force([before, slept, owners], published) == [(owners, True)]
+    assert in_force([slept, before], published) == [(slept, False)], "terms nobody knows any more are older"
+    assert in_force([before, slept], NOTHING_DECIDED) == [(slept, True)]
+
+
+def test_a_conflict_that_was_lost_in_vain_is_no_loss_even_if_no_other_entry_says_so() -> None:
+    """Found by the simulation, seed 1602: its abort came after the take, and its entry is the only one of the writer."""
+    lost, others = _lost(1, "old", "T"), _lost(2, "old", "counts")
+    late: list[tuple[int, DecisionRecord]] = [
+        (9, _taken("new")),
+        (10, _abort("T", "old")),
+        (11, _abort("T", "new", "superseded")),
+    ]
+
+    [(nothing, is_last)] = in_force([lost], PublishedDecisions(Position(7, "old"), late))
+
+    assert (nothing, is_last) == (_lost(0, "").model_copy(update={"event_id": lost.event_id}), False)
+    published = PublishedDecisions(Position(7, "old"), [(8, _abort("counts", "old")), *late])
+    assert in_force([others, lost], published) == [(others, False)]
+    owners = PublishedDecisions(Position(7, "old"), [*late, (12, _abort("T", "new"))])
+    assert in_force([lost], owners) == [(lost, True)]
+
+
+def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
+    """That it was committed is a fact, even where the agent that heard it was no owner any more."""
+    seven, six = (
+        BatchCommitted(event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch)
+        for batch in (7, 6)
+    )
+
+    assert in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_what_counts_and_is_not_the_last_is_written_once_more(again: bool) -> None:
+    """Compaction would keep the other one."""
+    w = world()
+    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), again=again)
+    lost = RecordLosses("w-B", 2, (m("p/*"),), "B1")
+    remember_losses(w.state, lost, again=again)
+
+    w.replayed()
+
+    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * again
+    assert w.of(RecordLosses) == [lost] * again
+
+
+NOTHING_DECIDED = PublishedDecisions(Position(0, None), [])
+
+
+def _lost(losses: int, term: str, transaction: str = "") -> ConflictsLost:
+    return ConflictsLost(
+        event_id=f"{losses}-{term}",
+        table="s3://lake/t",
+        transaction=transaction,
+        writer="w",
+        at=AT,
+        losses=losses,
+        term=term,
+    )
+
+
+def _abort(transaction: str, term: str, reason: AbortReason = "conflict") -> Abort:
+    return Abort(
+        event_id=f"{transaction}-{term}",
+        table="s3://lake/t",
+        transaction=transaction,
+        writer="w",
+        at=AT,
+        agent="a",
+        cause_offset=0,
+        term=term,
+        reason=reason,
+        retriable=True,
+    )
+
+
+def _taken(term: str) -> PartitionTaken:
+    return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
+
+
+def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
+    """In a row."""
+    w = world().intent("A").touch("A", m("p/f")).intent("B", writer="w-B")
+    w.touch("B", m("p/f"), writer="w-B").abandon("A").intent("B2", writer="w-B").lock()
+    w.request("B2", writer="w-B").complete("B2", writer="w-B")
+
+    assert w.one(RecordLosses) == RecordLosses("w-B", 0)
+    remember_losses(w.state, RecordLosses("w-B", 0))
+    assert not w.state.losses
+    assert not w.state.lost_on
+
+
+def test_a_commit_that_is_heard_of_when_its_transaction_is_forgotten_is_recorded() -> None:
+    """Its outcome was unknown, and a restart began after it: the batch must not be written twice (G6)."""
+    w = world().complete("gone", writer="w-A", batch_id=7, version="v7")
+
+    assert w.one(RecordBatch) == RecordBatch("gone", "w-A", 7, "v7")
+    assert w.intent("again", writer="w-A", batch_id=7).one(SkipBatch).committed_transaction == "gone"
+
+
+def test_a_running_grant_survives_the_restart_and_is_the_only_one() -> None:
+    """Killed while a grant is out: its successor neither grants another nor forgets it."""
+    w = world().intent("A").intent("B").lock().request("A").request("B").rebuilt().replayed()
+    assert w.granted == []
+
+    w.lock(quiet=10.0)
+    assert w.granted == []
+    assert w.beat("A").of(RenewGrant) == [], "a former owner that woke up would not know of it"
+    assert w.complete("A").granted == []
+    assert w.beat("B").tick(10.1).granted == ["B"]
+
+
+def test_a_grant_that_ran_out_during_the_restart_lapses_after_it() -> None:
+    """No sooner than a full lease after the replay: its writer may have been extended just before the crash."""
+    w = world().intent("A").lock().request("A").rebuilt().replayed()
+
+    assert w.tick(19).aborted == {}
+    assert w.tick(1.5).aborted == {"A": "outcome-unknown"}
+
+
+def test_the_ledger_is_remembered_beyond_the_log() -> None:
+    """The log has been deleted after seven days; a writer replays its last batch."""
+    w = world()
+    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
+    remember_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
+
+    w.intent("A", batch_id=7)
+
+    assert w.one(SkipBatch).committed_transaction == "old"
+
+
+def test_a_commit_that_the_ledger_topic_knows_is_not_recorded_again() -> None:
+    """The ledger is read before the log is replayed."""
+    live = world().intent("A", batch_id=7).lock().commits("A")
+    w = World(live.settings)
+    remember_batch(w.state, "w-A", CommittedBatch(7, "A", None))
+    w.log = []
+    for each in live.log:
+        if isinstance(each, tuple):
+            w.offset = each[1] - 1
+            w.read(each[0])
+
+    assert w.of(RecordBatch) == []
+
+
+@pytest.mark.parametrize("phase", ["open", "evidence", "nothing"])
+def test_a_replay_starts_at_the_oldest_intent_that_matters(phase: str) -> None:
+    """The consumer's committed offset: all that the open ones need, and what they may still conflict with."""
+    w = world().intent("x").abandon("x").intent("A").lock().touch("A", m("p/f"))
+    if phase == "evidence":
+        w.intent("B").commits("A")
+    if phase == "nothing":
+        w.commits("A")
+
+    assert w.state.oldest_needed() == (None if phase == "nothing" else 2)
+    assert w.state.quiet() is (phase == "nothing")
+
+
+DECISION = {
+    "event_id": "d",
+    "table": "s3://lake/orders",
+    "transaction": "T",
+    "writer": "w",
+    "at": datetime(2026, 3, 1, tzinfo=UTC),
+    "agent": "a",
+    "cause": "e",
+    "cause_offset": 5,
+}
+CAUSE = Cause("e", 5)
+ENTRY = events.ConflictEntry(
+    partition="p",
+    file_group="f",
+    operation="merge",
+    other_operation="delete",
+    other_transaction="O",
+    other_writer="o",
+    kind="marker",
+)
+
+
+@pytest.mark.parametrize(
+    "event, verdict",
+    [
+        (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
+        (
+            events.Admitted.model_validate({**DECISION, "reserved": (m("p/*"),)}),
+            Admit("T", "w", CAUSE, (m("p/*"),)),
+        ),
+        (
+            events.Abort.model_validate(
+                {
+                    **DECISION,
+                    "reason": "conflict",
+                    "retriable": True,
+                    "conflicts": (ENTRY,),
+                    "detail": "d",
+                    "losses": 2,
+                }
+            ),
+            AbortTransaction(
+                "T", "w", CAUSE, "conflict", retriable=True, conflicts=(ENTRY,), detail="d", losses=2
+            ),
+        ),
+        (
+            events.CommitGranted.model_validate(
+                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 3, "lock_owner": "o"}
+            ),
+            GrantCommit("T", "w", CAUSE, "g", 20.0, 3, "o"),
+        ),
+        (
+            events.GrantRenewed.model_validate(
+                {**DECISION, "grant": "g", "lease_seconds": 20.0, "seq": 4, "lock_owner": "owner-2"}
+            ),
+            RenewGrant("T", "w", CAUSE, "g", 20.0, 4, "owner-2"),
+        ),
+        (
+            events.AlreadyCommitted.model_validate(
+                {**DECISION, "committed_transaction": "C", "version": "v"}
+            ),
+            SkipBatch("T", "w", CAUSE, "C", "v"),
+        ),
+    ],
+)
+def test_a_published_decision_is_read_back_as_the_verdict_that_it_was(
+    event: DecisionEventUnion, verdict: Verdict
+) -> None:
+    """The replay applies exactly what was decided, by the same code."""
+    assert verdict_of(event) == verdict
+
+
+def test_a_late_verdict_about_a_transaction_that_is_gone_changes_nothing() -> None:
+    """The replay begins after the intent that a decision was about."""
+    w = world().intent("A")
+    before = facts(w.state)
+    rebuilt = w.rebuilt(
+        [*w.log, Admit("gone", "w", CAUSE), GrantCommit("gone", "w", CAUSE, "g", 20.0, 1, None)]
+    )
+
+    assert facts(rebuilt.state) == before

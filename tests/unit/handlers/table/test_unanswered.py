@@ -1,0 +1,73 @@
+"""Intents that a crash left without an answer are judged after the replay as if they had been read one by one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lakewarden.events import CommitIntent
+from lakewarden.handlers.table.machine import Read, Replayed, replay_event, step
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import AbortTransaction, Effect
+
+TABLE = "file:///tables/t"
+MAX_OPEN = 3
+
+
+@pytest.mark.parametrize(
+    "writers",
+    ["abcdef", "aabbcc", "abcabc", "aaaaaa", "abcdefabcdef", "abc", "abcaaaadddd", "abcda", "abcdefghad"],
+)
+def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> None:
+    live, replayed = _state(), _state()
+    told: list[Effect] = []
+    for offset, intent in enumerate(_intents(writers)):
+        told += step(live, Read(intent, offset, 0.0, 0.0))
+        replay_event(replayed, intent, offset, 0.0)
+
+    again = step(replayed, Replayed(0.0, len(writers) - 1))
+
+    for reason in ("not-allowed", "superseded"):
+        assert _aborted(again, reason) == _aborted(told, reason)
+    assert _open(replayed) == _open(live)
+    assert len(_open(replayed)) <= MAX_OPEN
+
+
+def test_who_was_admitted_before_the_crash_is_never_one_too_many() -> None:
+    state = _state(max_open=4)
+    intents = _intents("abcdef")
+    for offset, intent in enumerate(intents[:4]):
+        step(state, Read(intent, offset, 0.0, 0.0))
+    state.settings = TableSettings(max_open=2)  # another configuration
+    for offset, intent in enumerate(intents[4:], 4):
+        replay_event(state, intent, offset, 0.0)
+
+    again = step(state, Replayed(0.0, 5))
+
+    assert _aborted(again, "not-allowed") == {"t4", "t5"}
+    assert {each.phase for each in state.open()} == {Phase.ACTIVE}
+
+
+def _state(max_open: int = MAX_OPEN) -> TableState:
+    return TableState(TABLE, TableSettings(max_open=max_open))
+
+
+def _intents(writers: str) -> list[CommitIntent]:
+    return [
+        CommitIntent(
+            event_id=f"e{number}", table=TABLE, transaction=f"t{number}", writer=writer, at=datetime.now(UTC)
+        )
+        for number, writer in enumerate(writers)
+    ]
+
+
+def _aborted(effects: list[Effect], reason: str) -> set[str]:
+    return {
+        each.transaction for each in effects if isinstance(each, AbortTransaction) and each.reason == reason
+    }
+
+
+def _open(state: TableState) -> set[str]:
+    return {each.id for each in state.open()}

@@ -1,0 +1,244 @@
+"""The states of a transaction as its writer knows them, on a clock of our own; and the lists of markers."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakewarden.events import (
+    MAX_EVENT_BYTES,
+    MAX_MARKERS_PER_EVENT,
+    Abort,
+    Admitted,
+    AlreadyCommitted,
+    CommitGranted,
+    ConflictEntry,
+    GrantRenewed,
+    Marker,
+    MarkerCreated,
+    encode,
+)
+from lakewarden.spark_jobs.gate.errors import CommitAborted
+from lakewarden.spark_jobs.gate.grant_deadline import MAX_REMEMBERED, SendTimes
+from lakewarden.spark_jobs.gate.markers import as_scope, in_events
+from lakewarden.spark_jobs.gate.progress import Heard, Held, Lapsed, Phase, Progress
+
+COMMON: dict[str, Any] = {
+    "table": "file:///lake/t",
+    "transaction": "t1",
+    "writer": "w",
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "agent": "a",
+    "cause_offset": 0,
+}
+
+
+def common() -> dict[str, Any]:
+    return {**COMMON, "event_id": uuid.uuid4().hex}
+
+
+ADMITTED = Admitted(**common())
+ABORT = Abort(**common(), reason="conflict", retriable=True)
+COMMITTED = AlreadyCommitted(**common(), committed_transaction="t0", version="4")
+
+
+def granted(seq: int, lease: float = 20.0, grant: str = "g") -> CommitGranted:
+    return CommitGranted(**common(), grant=grant, lease_seconds=lease, seq=seq)
+
+
+def renewed(seq: int, lease: float = 20.0, grant: str = "g") -> GrantRenewed:
+    return GrantRenewed(**common(), grant=grant, lease_seconds=lease, seq=seq)
+
+
+def requested(*, sent_at: float = 100.0) -> tuple[Progress, int]:
+    progress = Progress(margin_seconds=1.0)
+    progress.hear(ADMITTED, 0)
+    progress.request()
+    return progress, progress.sends.sending(sent_at)
+
+
+def test_the_lease_runs_from_before_the_named_seq_was_sent() -> None:
+    """Sent at 100, lease 20, margin 1: the deadline is 119, however late the grant was heard."""
+    progress, seq = requested(sent_at=100.0)
+    progress.sends.sending(110.0)  # a later heartbeat, which the agent hadn't seen
+
+    progress.hear(granted(seq), 77)
+
+    assert progress.begin_publish(118.999) == Held("g", 77, seq, 20.0, 119.0)
+
+
+def test_a_grant_at_its_deadline_is_no_grant() -> None:
+    progress, seq = requested(sent_at=100.0)
+    progress.hear(granted(seq), 77)
+
+    assert progress.begin_publish(119.5) == Lapsed(Held("g", 77, seq, 20.0, 119.0), 0.5)
+    assert progress.phase is Phase.REQUESTED
+
+
+def test_a_grant_for_an_unknown_seq_gives_no_lease() -> None:
+    progress, seq = requested()
+    progress.hear(granted(seq + 5), 77)
+    assert progress.begin_publish(100.0) == Lapsed(Held("g", 77, seq + 5, 20.0, None), None)
+
+
+def test_a_renewal_extends_and_never_shortens() -> None:
+    progress, seq = requested(sent_at=100.0)
+    progress.hear(granted(seq), 77)
+    beat = progress.sends.sending(110.0)
+
+    progress.hear(renewed(beat), 78)
+    progress.hear(renewed(seq), 79)
+    progress.hear(renewed(beat, lease=500.0, grant="another"), 80)
+
+    assert isinstance(held := progress.begin_publish(128.0), Held)
+    assert (held.deadline, held.token) == (129.0, 77)
+    assert isinstance(progress.still_held(129.0), Lapsed)
+
+
+def test_an_abort_before_the_publish_wins_over_the_grant() -> None:
+    progress, seq = requested()
+    progress.hear(granted(seq), 77)
+
+    assert progress.hear(ABORT, 78) is Heard.ABORT
+    assert progress.begin_publish(100.0) == ABORT
+
+
+def test_an_abort_after_the_publish_began_is_recorded_only() -> None:
+    progress, seq = requested()
+    progress.hear(granted(seq), 77)
+    progress.begin_publish(100.0)
+
+    assert progress.hear(ABORT, 78) is Heard.LATE_ABORT
+    assert progress.abort is None
+    assert progress.still_held(100.0) == ABORT
+
+
+def test_the_first_verdict_stands() -> None:
+    progress, seq = requested()
+    assert progress.hear(ABORT, 1) is Heard.ABORT
+    assert progress.hear(ABORT, 2) is Heard.NOTHING
+    assert progress.hear(granted(seq), 3) is Heard.NOTHING
+    assert progress.held is None
+
+
+def test_a_grant_counts_only_while_we_wait_for_it() -> None:
+    early = Progress(1.0)
+    early.hear(ADMITTED, 0)
+    assert early.hear(granted(early.sends.sending(1.0)), 1) is Heard.NOTHING
+
+    late, seq = requested()
+    late.end()
+    assert late.hear(granted(seq), 2) is Heard.NOTHING
+
+
+def test_already_committed_ends_it() -> None:
+    progress = Progress(1.0)
+    assert progress.hear(COMMITTED, 0) is Heard.ANSWER
+    assert progress.phase is Phase.ENDED
+    assert progress.hear(ADMITTED, 1) is Heard.NOTHING
+
+
+def test_committing_twice_is_a_mistake_of_the_caller() -> None:
+    progress, _ = requested()
+    with pytest.raises(RuntimeError, match="commit\\(\\) is asked for once"):
+        progress.request()
+
+
+def test_send_times_are_bounded() -> None:
+    sends = SendTimes(1.0)
+    for number in range(MAX_REMEMBERED + 10):
+        assert sends.sending(float(number)) == number
+    assert sends.deadline(9, 5.0) is None
+    assert sends.deadline(10, 5.0) == 14.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(1.1, 100.0), st.data())
+def test_our_deadline_is_never_later_than_the_agents(
+    gaps: list[float], lease: float, data: st.DataObject
+) -> None:
+    """The agent counts from when it read a seq, which is never before that seq was sent."""
+    sends, now, sent_at = SendTimes(1.0), 0.0, []
+    for gap in gaps:
+        now += gap
+        sent_at.append(now)
+        sends.sending(now)
+    seq = data.draw(st.integers(0, len(gaps) - 1))
+    read_at = sent_at[seq] + data.draw(st.floats(0, 100))
+
+    deadline = sends.deadline(seq, lease)
+    assert deadline is not None
+    assert deadline <= read_at + lease
+
+
+def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
+    conflicts = tuple(
+        ConflictEntry(
+            partition=f"month=1/day={day}",
+            file_group="*",
+            operation="merge",
+            other_operation="merge",
+            other_transaction="t2",
+            other_writer="arrivals:q2",
+            kind="marker",
+        )
+        for day in range(1, 8)
+    )
+    error = CommitAborted(Abort(**common(), reason="conflict", retriable=True, conflicts=conflicts))
+
+    assert str(error) == (
+        "commit aborted: partition month=1/day=1, partition month=1/day=2, partition month=1/day=3, "
+        "partition month=1/day=4, partition month=1/day=5 and 2 more also written by writer 'arrivals:q2'; "
+        "begin a new transaction with the same data; "
+        "table=file:///lake/t writer=w transaction=t1 reason=conflict retriable=true"
+    )
+
+
+@given(
+    st.lists(st.tuples(st.text("ä/=1", max_size=1024), st.text("x", min_size=1, max_size=900)), max_size=300)
+)
+def test_markers_are_cut_to_what_a_record_holds(pairs: list[tuple[str, str]]) -> None:
+    markers = [Marker(partition=p, file_group=g, operation="create") for p, g in pairs]
+
+    chunks = list(in_events(markers))
+
+    assert [marker for chunk in chunks for marker in chunk] == list(dict.fromkeys(markers))
+    for chunk in chunks:
+        event = MarkerCreated(
+            event_id="e", table="file:///t/t", transaction="t", writer="w", at=COMMON["at"], markers=chunk
+        )
+        assert len(encode(event)) < MAX_EVENT_BYTES
+
+
+def test_a_scope_that_is_too_long_names_whole_partitions() -> None:
+    files = [
+        Marker(partition=f"day={number % 3}", file_group=f"f{number}", operation="create")
+        for number in range(MAX_MARKERS_PER_EVENT + 1)
+    ]
+    assert as_scope(files) == tuple(
+        Marker(partition=f"day={day}", file_group="*", operation="merge") for day in range(3)
+    )
+    assert as_scope(files[:5]) == tuple(files[:5])
+    partitions = [Marker(partition=f"p={n}", file_group="f", operation="create") for n in range(20_000)]
+    assert len(as_scope(partitions)) == MAX_MARKERS_PER_EVENT
+
+
+def test_the_package_imports_nothing_heavy() -> None:
+    """A driver that only asks for errors pays for nothing; and nothing of the agent is ever pulled in."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, lakewarden.spark_jobs\n"
+        "heavy = ['pyspark', 'pypaimon', 'pyarrow', 'aiokafka']\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+        "from lakewarden.spark_jobs import CommitGate, PaimonSink\n"
+        "never = ['pyspark', 'pypaimon', 'aiobotocore', 'typer', 'pydantic_settings', 'lakewarden.agent']\n"
+        "print([name for name in never if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "[]"]
