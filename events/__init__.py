@@ -55,6 +55,7 @@ from lakewarden.events.operator import (
 )
 from lakewarden.events.tables import canonical_scheme, canonical_table, require_canonical
 from lakewarden.events.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, TopicSettings, ledger_key
+from lakewarden.events.undecodable import UndecodableRecords
 from lakewarden.events.writer import (
     DEFAULT_HEARTBEAT_SECONDS,
     TABLE_SERVICE_PRIORITY,
@@ -123,6 +124,7 @@ __all__ = [
     "Topics",
     "TransactionAbandoned",
     "Undecodable",
+    "UndecodableRecords",
     "Wire",
     "WriterEvent",
     "WriterEventUnion",

@@ -42,6 +42,7 @@ from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
+from lakewarden.events import UndecodableRecords
 
 log = structlog.get_logger()
 
@@ -70,6 +71,8 @@ class Agent:
             )
         self.settings = settings
         self.ready = anyio.Event()
+        self.undecodable = UndecodableRecords()
+        """Decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
         self._stopping = anyio.Event()
 
     def stop(self) -> None:
@@ -188,7 +191,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
         )
         sender = producer(settings)
-        self._ears = Ears(settings, self._owners)
+        self._ears = Ears(settings, self._owners, self._agent.undecodable)
         self._clients = [self._consumer, sender, self._ears.consumer]
         self._offsets = Offsets(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender)
@@ -222,7 +225,13 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         """Own them, from the lowest number up (a set comes in any order); they are loaded by the reading task."""
         for number in sorted(each.partition for each in assigned):
             self._owners[number] = PartitionOwner(
-                number, self._settings, self._publisher, self._stores, self._tasks, self._watch
+                number,
+                self._settings,
+                self._publisher,
+                self._stores,
+                self._tasks,
+                self._watch,
+                undecodable=self._agent.undecodable,
             )
         self._assigned, self._assigned_at = True, monotonic()
 

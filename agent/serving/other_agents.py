@@ -14,23 +14,35 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import ReplacedError
 from lakewarden.agent.kafka import partitions_of, reader, started
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition import PartitionOwner, skip_undecodable
 from lakewarden.agent.settings import Settings
-from lakewarden.events import AUDIT_EVENT, DECISION_RECORD, PartitionTaken, Undecodable, decode
+from lakewarden.events import (
+    AUDIT_EVENT,
+    DECISION_RECORD,
+    PartitionTaken,
+    Undecodable,
+    UndecodableRecords,
+    decode,
+)
 
 RENEWAL = b'"type":"lock-renewed"'
-TAKE = b'"type":"partition-taken"'
-"""How these can be told without decoding them."""
+"""How a renewal can be recognised without decoding it."""
 
 
 class Ears:
     """One reader, for whatever partitions are owned. `consumer` is for its user to stop."""
 
-    def __init__(self, settings: Settings, owners: Mapping[int, PartitionOwner]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        owners: Mapping[int, PartitionOwner],
+        undecodable: UndecodableRecords | None = None,
+    ) -> None:
         self.consumer = reader(settings)
         self._settings = settings
         self._topics = settings.topics
         self._owners = owners
+        self._undecodable = undecodable or UndecodableRecords()
 
     async def open(self, partitions: int) -> None:
         """Start; what is said from now on will be heard."""
@@ -48,26 +60,32 @@ class Ears:
             for partition, records in (await self.consumer.getmany(timeout_ms=1_000)).items():
                 for record in records:
                     if partition.topic == self._topics.audit:
-                        self._hear_of_lock(record.value or b"")
+                        self._hear_of_lock(record)
                     else:
                         self._hear_of_take(record)
             require_unreplaced(self._owners.values())
 
-    def _hear_of_lock(self, value: bytes) -> None:
-        if RENEWAL in value:  # nearly all of them, and nobody waits for one
+    def _hear_of_lock(self, record: ConsumerRecord) -> None:
+        if RENEWAL in (record.value or b""):  # nearly all of them, and nobody waits for one
             return
-        event = decode(AUDIT_EVENT, value)
-        if not isinstance(event, Undecodable):
-            for owner in self._owners.values():
-                owner.locks.heard(event)
+        event = decode(AUDIT_EVENT, record.value)
+        if isinstance(event, Undecodable):
+            skip_undecodable(record, event, self._undecodable)
+            return
+        for owner in self._owners.values():
+            owner.locks.heard(event)
 
     def _hear_of_take(self, record: ConsumerRecord) -> None:
         owner = self._owners.get(record.partition)
-        if owner is None or TAKE not in (record.value or b""):
+        if owner is None or owner.term.encode() in (
+            record.value or b""
+        ):  # nearly all: the owner published them
             return
-        taken = decode(DECISION_RECORD, record.value)
-        if isinstance(taken, PartitionTaken):
-            owner.heard_taken(taken, record.offset)
+        decision = decode(DECISION_RECORD, record.value)
+        if isinstance(decision, Undecodable):
+            skip_undecodable(record, decision, self._undecodable)
+        elif isinstance(decision, PartitionTaken):
+            owner.heard_taken(decision, record.offset)
 
 
 def require_unreplaced(owners: Iterable[PartitionOwner]) -> None:

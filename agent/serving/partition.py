@@ -48,6 +48,7 @@ from lakewarden.events import (
     LedgerEventUnion,
     PartitionTaken,
     Undecodable,
+    UndecodableRecords,
     WriterEventUnion,
     decode,
     encode,
@@ -94,6 +95,8 @@ class PartitionOwner:
         stores: Stores,
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None = None,
+        *,
+        undecodable: UndecodableRecords | None = None,
     ) -> None:
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "gone"] = "loading"
@@ -108,6 +111,7 @@ class PartitionOwner:
         self._topics = settings.topics
         self._placement = settings.placement()
         self._publisher = publisher
+        self._undecodable = undecodable or UndecodableRecords()
         self.locks = TableLocks(
             settings,
             publisher,
@@ -175,8 +179,8 @@ class PartitionOwner:
     ) -> None:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
-        self._published = published(decided_from, decisions)
-        for entry, is_last in in_force(recorded(ledger), self._published):
+        self._published = published(decided_from, decisions, self._undecodable)
+        for entry, is_last in in_force(recorded(ledger, self._undecodable), self._published):
             self._remember(entry, again=not is_last)
         if self._published.term not in (None, self.term):
             self._others_take = max(self._others_take, self._own_take + 1)
@@ -469,19 +473,38 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             log.info("batch.already-committed", **fields, committed_transaction=committed)
 
 
-def published(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
-    """Records of `decisions` as a replay takes them; what can't be read is no decision of ours."""
+def published(
+    start: Position, records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
+) -> PublishedDecisions:
+    """The records of `decisions`, for a replay. Undecodable ones are counted in `undecodable`, logged and skipped."""
     decoded: list[tuple[int, DecisionRecord]] = []
     for record in records:
         decision = decode(DECISION_RECORD, record.value)
-        if not isinstance(decision, Undecodable):
+        if isinstance(decision, Undecodable):
+            skip_undecodable(record, decision, undecodable)
+        else:
             decoded.append((record.offset, decision))
     return PublishedDecisions(start, decoded)
 
 
-def recorded(records: Iterable[ConsumerRecord]) -> Iterator[LedgerEventUnion]:
-    """Records of `ledger`, as far as they can be read."""
+def recorded(
+    records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
+) -> Iterator[LedgerEventUnion]:
+    """The entries of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""
     for record in records:
         entry = decode(LEDGER_EVENT, record.value)
-        if not isinstance(entry, Undecodable):
+        if isinstance(entry, Undecodable):
+            skip_undecodable(record, entry, undecodable)
+        else:
             yield entry
+
+
+def skip_undecodable(
+    record: ConsumerRecord, reason: Undecodable, undecodable: UndecodableRecords | None
+) -> None:
+    """Count a record that an agent skips, and log it unless many have been logged (`UndecodableRecords`)."""
+    if undecodable is None:
+        return
+    line = undecodable.add(record.topic, record.partition, record.offset, reason)
+    if line is not None:
+        log.warning("record.undecodable", **line)

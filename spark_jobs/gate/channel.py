@@ -31,6 +31,7 @@ from lakewarden.events import (
     PartitionTaken,
     Topics,
     Undecodable,
+    UndecodableRecords,
     WriterEventUnion,
     counts,
     decode,
@@ -82,6 +83,8 @@ class Channel:
         self._hearers: dict[str, Hear] = {}
         self._terms: dict[int, str] = {}
         """The ownership whose decisions count, by partition, once one was heard to begin."""
+        self.undecodable = UndecodableRecords()
+        """Decisions that this writer could not decode; one of them may have been meant for it."""
 
     # called by any thread
 
@@ -259,7 +262,9 @@ class Channel:
     def _dispatch(self, record: Any) -> None:
         decision = decode(DECISION_RECORD, record.value, key=record.key)
         if isinstance(decision, Undecodable):
-            log.warning("channel.undecodable", offset=record.offset, reason=decision.reason)
+            line = self.undecodable.add(record.topic, record.partition, record.offset, decision)
+            if line is not None:
+                log.warning("record.undecodable", **line)
             return
         if isinstance(decision, PartitionTaken):
             self._terms[record.partition] = decision.term

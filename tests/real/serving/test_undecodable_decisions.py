@@ -1,0 +1,102 @@
+"""Records in `decisions` that can't be decoded: agents and writers log and count them, and go on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+import pytest_asyncio
+from aiokafka import TopicPartition
+from structlog.testing import capture_logs
+
+from lakewarden.events import canonical_table
+from lakewarden.spark_jobs import CommitGate
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, world
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+FROM_A_LATER_VERSION = b'{"type":"commit-granted","protocol":2}'
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+async def publish_undecodable(scene: World) -> dict[str, Any]:
+    """Publish a decision of another protocol version in the table's partition. Returns where it is.
+
+    The consumer of `scene`, which refuses what it can't decode, skips the record.
+    """
+    topic = scene.settings().topics.decisions
+    done = await scene.producer.send_and_wait(topic, FROM_A_LATER_VERSION, key=scene.table.encode())
+    scene.consumer.seek(TopicPartition(topic, done.partition), done.offset + 1)
+    return {"topic": topic, "partition": done.partition, "offset": done.offset}
+
+
+def logged(lines: list[Any]) -> list[dict[str, Any]]:
+    """Where the undecodable records of these log lines are."""
+    return [
+        {name: line[name] for name in ("topic", "partition", "offset")}
+        for line in lines
+        if line["event"] == "record.undecodable" and line["log_level"] == "warning"
+    ]
+
+
+async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition(scene: World) -> None:
+    with capture_logs() as lines:
+        async with scene.agent() as agent:
+            where = await publish_undecodable(scene)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not agent.undecodable.total:
+                    await anyio.sleep(0.05)
+            writer = scene.writer("ingest")
+            await writer.begin()
+            await writer.touch("x")
+            await writer.granted()
+
+    assert agent.undecodable.by_topic() == {where["topic"]: 1}
+    assert logged(lines) == [where]
+
+
+async def test_an_agent_that_replays_an_undecodable_decision_logs_and_counts_it(scene: World) -> None:
+    """A newer agent was rolled back: the older one finds a decision that it does not know."""
+    async with scene.agent():
+        writer = scene.writer("ingest")
+        await writer.begin(heartbeat_seconds=100)
+        where = await publish_undecodable(scene)
+
+    with capture_logs() as lines:
+        async with scene.agent() as agent:
+            await writer.touch("x")
+            await writer.granted()
+
+    assert agent.undecodable.by_topic() == {where["topic"]: 1}
+    assert logged(lines) == [where]
+
+
+async def test_a_writer_logs_and_counts_an_undecodable_decision_and_still_commits(scene: World) -> None:
+    where: list[dict[str, Any]] = []
+
+    def commit() -> None:
+        with gate.transaction(table=scene.table, writer="ingest") as transaction:
+            where.append(anyio.from_thread.run(publish_undecodable, scene))
+            transaction.touch("", "x", "append")
+            with transaction.commit() as grant:
+                grant.version = "1"
+
+    assert canonical_table(scene.table) == scene.table
+    with capture_logs() as lines:
+        async with scene.agent():
+            with CommitGate(scene.bootstrap_servers, topic_prefix=scene.prefix) as gate:
+                await anyio.to_thread.run_sync(commit)
+                counted = gate._channel.undecodable.by_topic()
+
+    assert counted == {where[0]["topic"]: 1}
+    assert logged(lines) == [where[0], where[0]], "one line of the agent, one of the writer"
