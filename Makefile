@@ -18,11 +18,11 @@ STAMP := .venv/.set-up
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check test sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check unit test sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | test | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -34,6 +34,10 @@ dev: jdk $(STAMP)
 
 test: jdk $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
+unit: $(STAMP)
+	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
 
 # The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
 sim: $(STAMP)

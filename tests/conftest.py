@@ -1,8 +1,10 @@
-"""What every test can rely on: the servers, named at the suite's start, and asyncio as the default loop."""
+"""What every test relies on: the servers, which are named when the suite starts, and the runner of asynchronous tests."""
 
 from __future__ import annotations
 
 import signal
+from inspect import iscoroutinefunction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,14 +21,25 @@ SERVERS = {
     "gcs_server": "Google Cloud Storage",
     "azure_server": "Azure Blob",
 }
+UNIT_TESTS = Path(__file__).parent / "unit"
 USED = pytest.StashKey[list[str]]()
 TOLD_BY_WORKER = "servers used"
 
 
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Asyncio, which aiokafka and aiobotocore need; a module of pure anyio code may ask for trio as well."""
-    return "asyncio"
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Everything under `tests/unit` starts no server: it is part of `make unit`."""
+    if UNIT_TESTS in item.path.parents:
+        item.add_marker(pytest.mark.unit)
+
+
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: Any) -> None:
+    """Mark each asynchronous test for pytest-asyncio, unless its module is marked for anyio's plugin (decision 0010)."""
+    if not collector.istestfunction(obj, name):
+        return
+    function = obj.hypothesis.inner_test if hasattr(obj, "hypothesis") else obj
+    marks = {mark.name for mark in (*collector.iter_markers(), *getattr(obj, "pytestmark", ()))}
+    if iscoroutinefunction(function) and marks.isdisjoint({"anyio", "asyncio"}):
+        pytest.mark.asyncio(obj)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import anyio
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from tests.own_task import in_own_task
 from tests.servers.faulty_http import FaultyServer, Reply, faulty_server
 
 URI = "s3://bucket/locks/t.json"
@@ -224,14 +226,14 @@ class Place:
             return await store.write(URI, b'{"expired":false}', asked)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def place() -> AsyncGenerator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         patch.delenv("AWS_PROFILE", raising=False)
-        async with faulty_server([DONE]) as server:
+        async with in_own_task(faulty_server([DONE])) as server:
             options = S3Options(endpoint_url=server.endpoint, region="us-east-1")
             async with (
                 S3Store(options, request_timeout_seconds=20) as patient,
@@ -257,6 +259,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 
 
 @pytest.mark.parametrize("example, asked, expected", CASES)
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
     example: Example, asked: Asked, expected: type, place: Place, rows: list[Row]
 ) -> None:
@@ -343,6 +346,7 @@ REPLIES = st.builds(
 
 @given(reply=REPLIES, asked=st.sampled_from(list(ASKED.values())))
 @settings(max_examples=300, deadline=None)
+@pytest.mark.asyncio(loop_scope="module")
 async def test_whatever_a_server_answers_is_an_outcome_and_no_exception(
     reply: Reply, asked: Asked, place: Place
 ) -> None:

@@ -40,12 +40,14 @@ from tests.servers.azure import AzureServer
 from tests.servers.gcs import GcsServer
 from tests.servers.s3 import S3Server
 
+pytestmark = pytest.mark.anyio
+
 SECONDS = 10.0
 STORES = [
-    "memory on asyncio",
-    "memory on trio",
-    "local on asyncio",
-    "local on trio",
+    pytest.param("memory on asyncio", marks=pytest.mark.unit),
+    pytest.param("memory on trio", marks=pytest.mark.unit),
+    pytest.param("local on asyncio", marks=pytest.mark.unit),
+    pytest.param("local on trio", marks=pytest.mark.unit),
     "s3 on asyncio",
     "gs on asyncio",
     "az on asyncio",

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from lakewarden.agent.settings import Settings
 from tests.kafka_fixture import KafkaServer
+from tests.own_task import in_own_task
 from tests.real.chaos import Chaos, chaos
 from tests.real.lock_places import QUICK, Place
 from tests.servers.s3 import S3Server
@@ -48,9 +50,10 @@ def chaos_seed() -> int:
     return chosen
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def lock_storm(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server, chaos_seed: int
 ) -> AsyncIterator[Chaos]:
-    async with chaos(kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials, chaos_seed) as made:
+    storm = chaos(kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials, chaos_seed)
+    async with in_own_task(storm) as made:
         yield made

@@ -33,8 +33,12 @@ def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
     require_nothing_violated(SIMULATION, SIMULATION.failed_once(), pool)
 
 
+FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
+"""Of each piece; `make unit` runs the first piece."""
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_A_TEST))
+@pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
     require_nothing_violated(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 

@@ -25,6 +25,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import pytest
+import pytest_asyncio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lakewarden.events import CommitGranted, LockAcquired, LockRefused
@@ -209,7 +210,7 @@ def lake(s3_credentials: S3Server) -> Lake:
     return Lake(s3_credentials, s3_credentials.bucket())
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, lake: Lake) -> AsyncIterator[World]:
     """For agents on that lake."""
     settings = lake.values(allow=(lake.table("*"),), lock_root=None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka.partitioner import murmur2
 
 from lakewarden.agent.serving.agent import Agent
@@ -24,6 +25,7 @@ from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.kafka_fixture import KafkaServer
+from tests.own_task import in_own_task
 from tests.real.writers import PATIENCE_SECONDS, QUICK, World, Writer, world
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server
@@ -97,7 +99,7 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return seconds
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def pair(
     kafka: KafkaServer,
     topic_prefix: str,
@@ -114,9 +116,9 @@ async def pair(
         proxies = {}
         for name in ("one", "other"):
             proxies[name] = await stack.enter_async_context(
-                fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0)
+                in_own_task(fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0))
             )
-        async with _both(scene, proxies):
+        async with in_own_task(_both(scene, proxies)):
             yield Pair(scene, s3_credentials, bucket, proxies)
 
 

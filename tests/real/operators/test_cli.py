@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 import psutil
 import pytest
+import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
@@ -29,7 +30,7 @@ COMMAND = [sys.executable, "-m", "lakewarden.agent"]
 NOWHERE = "127.0.0.1:9"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made

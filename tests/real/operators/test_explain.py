@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
+import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
 from tests.kafka_fixture import KafkaServer
@@ -20,7 +21,7 @@ from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, mar
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made

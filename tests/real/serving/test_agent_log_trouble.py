@@ -7,6 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.new_partitions import NewPartitions
@@ -22,13 +23,13 @@ from tests.real.writers import World, world
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
     client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     await client.start()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
@@ -34,7 +35,7 @@ from tests.servers.s3 import S3Server
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made

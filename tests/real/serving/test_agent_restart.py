@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
@@ -46,7 +47,7 @@ BRISK = {
 }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made

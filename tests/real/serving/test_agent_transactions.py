@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from lakewarden.events import (
     Abort,
@@ -22,7 +23,7 @@ from tests.real.writers import World, markers, world
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
+import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitIntent, encode
 from tests.kafka_fixture import KafkaServer
@@ -33,7 +34,7 @@ HEADROOM_MB = 400
 """For all that the agent may keep: the markers up to the bound, some 300 bytes each, and what it is about to decide on."""
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     """One partition for all tables."""
     patient = {"partitions": 1, "max_markers": MAX_MARKERS, "max_open": MAX_OPEN, "log_level": "info"}

@@ -16,6 +16,7 @@ from typing import Any
 
 import anyio
 import pytest
+import pytest_asyncio
 import trustme
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
@@ -96,7 +97,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield Guarded(broker, f"127.0.0.1:{sasl}", f"127.0.0.1:{tls}", folder / "authority.pem")
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     """The topics are made, and heard, through the administrator's door."""
     async with world(guarded.broker.bootstrap_servers, topic_prefix, tmp_path) as made:

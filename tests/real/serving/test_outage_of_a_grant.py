@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from anyio import to_thread
 
@@ -40,7 +41,7 @@ def broker(tmp_path: Path) -> EmbeddedKafka:
     return EmbeddedKafka(tmp_path / "kafka", port=_free_port())
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(broker: EmbeddedKafka, tmp_path: Path) -> AsyncIterator[World]:
     async with broker, world(broker.bootstrap_servers, "outage", tmp_path) as made:
         yield made

@@ -19,11 +19,13 @@ from typing import Any
 
 import anyio
 import pytest
+import pytest_asyncio
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import read_to_end
 from tests.kafka_fixture import KafkaServer
+from tests.own_task import in_own_task
 from tests.real import evidence, promises, replays, storm_tables
 from tests.real.fleet import PARTITIONS, Fleet, Sample, fleet
 from tests.real.storm_writers import MAX_LOSSES, TABLES, WRITERS
@@ -69,9 +71,9 @@ def seed() -> int:
     return chosen
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def storm(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, seed: int) -> AsyncIterator[Fleet]:
-    async with fleet(kafka.bootstrap_servers, topic_prefix, tmp_path, seed) as made:
+    async with in_own_task(fleet(kafka.bootstrap_servers, topic_prefix, tmp_path, seed)) as made:
         yield made
 
 

@@ -29,6 +29,7 @@ from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving.checkpoint import decided_from
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
+from lakewarden.events import UndecodableRecords
 from lakewarden.handlers.table.state import TableState
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
@@ -90,8 +91,8 @@ def simulated(
     """
     owners: list[Watched] = []
 
-    def watched(*given: Any) -> Watched:
-        owner = Watched(broker, oracles, after_grant, *given)
+    def watched(*given: Any, undecodable: UndecodableRecords) -> Watched:
+        owner = Watched(broker, oracles, after_grant, *given, undecodable=undecodable)
         owners.append(owner)
         return owner
 
@@ -146,8 +147,9 @@ class Watched(PartitionOwner):
         number: int,
         settings: Settings,
         *rest: Any,
+        undecodable: UndecodableRecords,
     ) -> None:
-        super().__init__(number, settings, *rest)
+        super().__init__(number, settings, *rest, undecodable=undecodable)
         self.node = here().node
         self.broker = broker
         self._oracles = oracles

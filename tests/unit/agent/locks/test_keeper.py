@@ -25,6 +25,8 @@ from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockPlace
 
+pytestmark = pytest.mark.anyio
+
 LEASE = lease.LeaseSettings(validity=3.0, renew_interval=0.3, drift=0.1, margin=0.4)
 REQUEST_SECONDS = 0.25
 WALL_MS = 1_800_000_000_000

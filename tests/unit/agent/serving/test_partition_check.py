@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+import pytest_asyncio
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.locks.keeper import Stores
@@ -31,6 +32,7 @@ from lakewarden.events import (
 from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
+from tests.own_task import in_own_task
 
 TABLE = "s3://lake/orders"
 OTHER_TABLE = "s3://lake/trips"
@@ -86,10 +88,10 @@ class Scene:
         await self.owner.tick(self.now, self.now - asked, end, stalled=stalled)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Scene]:
     settings = Settings(allow=(TABLE, OTHER_TABLE), lock_root=f"file://{tmp_path}")
-    async with anyio.create_task_group() as tasks:
+    async with in_own_task(anyio.create_task_group()) as tasks:
         made = Scene(settings, tasks)
         monkeypatch.setattr(partition, "monotonic", lambda: made.now)
         yield made

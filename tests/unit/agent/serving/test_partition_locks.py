@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import anyio
-import pytest
+import pytest_asyncio
 from aiokafka.structs import ConsumerRecord
 from structlog.testing import capture_logs
 
@@ -21,6 +21,7 @@ from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.events import CommitIntent, LockReleased, encode
 from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown, WriteOutcome
 from lakewarden.handlers.table.replay import Position
+from tests.own_task import in_own_task
 
 TABLES = ("s3://lake/orders", "s3://lake/trips")
 ORDERS, TRIPS = TABLES
@@ -53,7 +54,7 @@ class Scene:
     trouble: Trouble
 
 
-@pytest.fixture
+@pytest_asyncio.fixture
 async def scene() -> AsyncIterator[Scene]:
     trouble = Trouble(ORDERS)
     store = MemoryStore(request_timeout_seconds=60, faults=trouble)
@@ -66,7 +67,7 @@ async def scene() -> AsyncIterator[Scene]:
         def put(self, _: Outgoing) -> None:
             return
 
-    async with store, anyio.create_task_group() as tasks:
+    async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
             0, Settings(allow=TABLES), cast("Publisher", Nowhere()), cast("Stores", TheStore()), tasks
         )

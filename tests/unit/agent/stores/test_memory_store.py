@@ -24,6 +24,8 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 
+pytestmark = pytest.mark.anyio
+
 URI = "memory://twin/locks/t.json"
 SECONDS = 3.0
 

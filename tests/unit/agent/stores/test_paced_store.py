@@ -15,6 +15,8 @@ from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Request
 from lakewarden.handlers.lease.conditional import Absent, IfAbsent, ReadOutcome, Unknown, Won, WriteOutcome
 
+pytestmark = pytest.mark.anyio
+
 LOCKS = 1_000
 SERVED_SECONDS = 0.01
 TIMEOUT_SECONDS = 2.0
