@@ -1,6 +1,7 @@
-"""Say: the wire protocol of lakewarden, version 1. Typed events, their codec, and the topics they travel on.
+"""The wire protocol of lakewarden, version 1: typed events, their codec, and the topics that carry them.
 
-Nothing here reads a clock, draws a random number or talks to anybody.
+Nothing in this package reads a clock, draws a random number or does I/O. For people: docs/protocol.md. For tools: `schema.json`
+and `asyncapi.json` in this folder.
 """
 
 from lakewarden.events.base import PROTOCOL, EventBase, Wire

@@ -1,8 +1,8 @@
-"""Bytes on the wire to typed events and back.
+"""Decode bytes from the wire to typed events, and encode events to bytes.
 
-Strict when built: a model refuses an unknown field. Tolerant when read: `decode` ignores fields that a newer
-version added, and refuses a `protocol` or a `type` that it doesn't know. What can't be decoded is a value with
-its reason (`Undecodable`), never an exception: one bad record stops nothing.
+A model refuses an unknown field when an event is built. `decode` ignores fields that a newer version added, and refuses a
+`protocol` or a `type` that it does not know. For a record that it can't decode it returns `Undecodable` with the reason. It
+never raises, so that one bad record stops no consumer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 
 MAX_EVENT_BYTES = 1_048_576
-"""Kafka's default record limit; a larger record is refused before it is parsed."""
+"""Kafka's default record limit. `decode` refuses a larger record before it parses it."""
 
 Event: TypeAlias = Annotated[
     WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion,
@@ -30,7 +30,7 @@ Event: TypeAlias = Annotated[
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)
 WRITER_EVENT: TypeAdapter[WriterEventUnion] = TypeAdapter(
     Annotated[WriterEventUnion, Field(discriminator="type")],
-    # Almost every value, a file group, comes once: to look for it among the last ones costs a tenth of the reading.
+    # Nearly every value is a file group that occurs once. Caching values as well would slow down decoding by a tenth.
     config=ConfigDict(cache_strings="keys"),
 )
 DECISION_RECORD: TypeAdapter[DecisionRecord] = TypeAdapter(
@@ -51,9 +51,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Why a record is no event, and whose transaction it would have been, where that can be read.
+    """Why a record is not an event, and the names in it that could be read.
 
-    Names are such as a decision can bear, and the table is the canonical one, however the record spelled it.
+    The names are valid in an abort, so that the agent can answer the record. `table` is canonical even if the record's is not.
     """
 
     reason: str
@@ -64,12 +64,12 @@ class Undecodable:
 
 
 def encode(event: Wire) -> bytes:
-    """UTF-8 JSON, fields in the order of the model, null fields included."""
+    """The event as UTF-8 JSON, with the fields in the order of the model and null fields included."""
     return event.model_dump_json().encode()
 
 
 def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = None) -> T | Undecodable:
-    """One record's value as an event of `kind`; with `key`, which must then be the event's table."""
+    """Decode a record's value as an event of `kind`. If `key` is not None, it must be the event's table."""
     if value is None:
         return Undecodable("empty record")
     if len(value) > MAX_EVENT_BYTES:
@@ -77,10 +77,10 @@ def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = Non
     try:
         event = kind.validate_json(value, extra="ignore")
     except ValidationError as error:
-        return _salvage(value, _first_reason(error))
+        return _undecodable(value, _first_reason(error))
     table: str = getattr(event, "table", "")
     if key is not None and key != table.encode():
-        return _salvage(
+        return _undecodable(
             value, f"record key {key[:200].decode(errors='replace')!r} is not the event's table {table!r}"
         )
     return event
@@ -88,12 +88,13 @@ def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = Non
 
 def _first_reason(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    field = ".".join(str(part) for part in first["loc"])
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{where or 'value'}: {first['msg']}{more}"
+    return f"{field or 'value'}: {first['msg']}{more}"
 
 
-def _salvage(value: bytes, reason: str) -> Undecodable:
+def _undecodable(value: bytes, reason: str) -> Undecodable:
+    """The reason, with as many names as can be read from the record."""
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError):
@@ -101,9 +102,9 @@ def _salvage(value: bytes, reason: str) -> Undecodable:
     if not isinstance(parsed, dict):
         return Undecodable(reason)
 
-    def text(name: str) -> str | None:
+    def valid_name(field: str) -> str | None:
         try:
-            return _NAME.validate_python(parsed.get(name))
+            return _NAME.validate_python(parsed.get(field))
         except ValidationError:
             return None
 
@@ -111,4 +112,4 @@ def _salvage(value: bytes, reason: str) -> Undecodable:
         table = _TABLE.validate_python(canonical_table(str(parsed.get("table"))))
     except ValueError:
         table = None
-    return Undecodable(reason, table, text("transaction"), text("writer"), text("event_id"))
+    return Undecodable(reason, table, valid_name("transaction"), valid_name("writer"), valid_name("event_id"))

@@ -1,4 +1,4 @@
-"""Agent to writer (topic `decisions`): go, stop, commit now, already done."""
+"""Events from the agent to a writer, topic `decisions`: start, stop, commit now, already committed."""
 
 from __future__ import annotations
 
@@ -21,39 +21,44 @@ AbortReason: TypeAlias = Literal[
 
 
 class DecisionEvent(EventBase):
-    """What every decision says of itself."""
+    """The fields that every decision has besides those of an event."""
 
     transaction: Name
+    """Id of the transaction that the decision is about."""
     writer: Annotated[str, Field(max_length=512)]
+    """Its writer. Empty in an abort that answers a record whose writer could not be read."""
     agent: Name
-    """The deciding agent's id."""
+    """Id of the agent that decided."""
     cause: str | None = None
-    """`event_id` of the event that led to it; null for a periodic check."""
+    """`event_id` of the event that led to the decision. Null for a periodic check."""
     cause_offset: int
     """Offset in `writers` up to which the agent had read when it decided."""
     term: Name | None = None
-    """The ownership of the partition under which it was decided: see `PartitionTaken`."""
+    """The agent's ownership of the partition when it decided, see `partition-taken`."""
 
 
 class Admitted(DecisionEvent):
-    """The intent is in the agent's hands: start computing."""
+    """The agent has accepted the intent: start computing. The writer reads its base version only now."""
 
     type: Literal["admitted"] = "admitted"
     reserved: tuple[Marker, ...] = ()
-    """Kept for a writer that has lost too often and named nothing: what its lost transactions touched. Counts as touched."""
+    """Partitions reserved for a writer that lost too often and named none. They count as touched by the transaction."""
 
 
 class Abort(DecisionEvent):
-    """Stop now, commit nothing."""
+    """Stop now and commit nothing."""
 
     type: Literal["abort"] = "abort"
     reason: AbortReason
+    """Why the agent aborts the transaction."""
     retriable: bool
+    """Whether a new transaction with the same data can succeed."""
     conflicts: tuple[ConflictEntry, ...] = ()
+    """The overlaps, if the reason is `conflict` or `outcome-unknown`."""
     detail: str | None = None
-    """What a person should read where the reason alone doesn't say it."""
+    """Explanation for people, where the reason alone is not enough."""
     losses: int | None = None
-    """Of a conflict: how many this writer has lost in a row, this one included."""
+    """Number of conflicts that this writer has lost in a row, this one included. Only with the reason `conflict`."""
 
 
 class CommitGranted(DecisionEvent):
@@ -61,56 +66,66 @@ class CommitGranted(DecisionEvent):
 
     type: Literal["commit-granted"] = "commit-granted"
     grant: Name
+    """Opaque id of the grant."""
     lease_seconds: Annotated[float, Field(gt=0)]
+    """Length of the grant lease, counted from when the writer *sent* `seq`."""
     seq: int
-    """The writer's latest seen: it counts the lease from when it *sent* that one, on its own monotonic clock."""
+    """The writer's latest `seq` that the agent had read."""
     lock_owner: str | None = None
-    """Owner id in the lock object that covers this grant: how the next agent knows whose lock it finds."""
+    """Owner in the lock object that covers this grant. The next owner of the partition recognises the lock by it."""
 
 
 class GrantRenewed(DecisionEvent):
-    """The lease of a running commit, extended by a heartbeat, or covered by another lock owner for the rest of it."""
+    """The lease of a running grant is extended, or another lock owner covers the grant from now on."""
 
     type: Literal["grant-renewed"] = "grant-renewed"
     grant: Name
+    """As in `commit-granted`."""
     lease_seconds: Annotated[float, Field(gt=0)]
+    """Length of the grant lease, counted from when the writer *sent* `seq`."""
     seq: int
+    """The writer's latest `seq` that the agent had read."""
     lock_owner: str | None = None
-    """As in `CommitGranted`."""
+    """As in `commit-granted`."""
 
 
 class AlreadyCommitted(DecisionEvent):
-    """This writer's `batch_id` is committed: skip it."""
+    """The batch of this intent, or a later one of the same writer, is committed: skip it."""
 
     type: Literal["already-committed"] = "already-committed"
     committed_transaction: Name
+    """The transaction that committed the writer's last batch."""
     version: str | None = None
+    """The version that it committed, as in its `commit-completed`."""
 
 
 class PartitionTaken(EventBase):
-    """An agent has taken this partition over: decisions that follow count only if they bear its `term`.
+    """An agent has taken over this partition. Decisions that follow count only if they carry its `term`.
 
-    It concerns all tables of the partition; its `table` names the partition in the form of one, `partition_name`.
+    The event concerns all tables of the partition. Its `table` is the name of the partition, `lakewarden://partition/<number>`.
     """
 
     type: Literal["partition-taken"] = "partition-taken"
     transaction: str = ""
+    """Empty."""
     writer: str = ""
+    """Empty."""
     agent: Name
+    """Id of the agent."""
     term: Name
-    """Unique; a restart of the same agent takes a new one."""
+    """Unique. The same agent draws a new one whenever it takes over a partition."""
 
 
 DecisionEventUnion: TypeAlias = Admitted | Abort | CommitGranted | GrantRenewed | AlreadyCommitted
 DecisionRecord: TypeAlias = DecisionEventUnion | PartitionTaken
-"""What stands in `decisions`."""
+"""What a record of `decisions` contains."""
 
 
 def partition_name(number: int) -> str:
-    """What stands for the table where an event concerns a whole partition."""
+    """The `table` of an event that concerns a whole partition."""
     return f"lakewarden://partition/{number}"
 
 
 def counts(decision: DecisionEvent, term: str | None) -> bool:
-    """Whether a decision that follows the taking of the partition by `term` counts."""
+    """Whether a decision counts that follows the `partition-taken` of `term` in the log."""
     return term is None or decision.term is None or decision.term == term

@@ -1,4 +1,4 @@
-"""What a transaction touches: a marker, and the evidence that two transactions touched the same."""
+"""What a transaction touches: the marker, and the entry that describes one overlap of two transactions."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ Operation: TypeAlias = Literal["create", "append", "merge", "delete"]
 ConflictKind: TypeAlias = Literal["marker", "commit"]
 
 ALL_FILE_GROUPS = "*"
-"""As file group: every file group of the partition, present and future."""
+"""The file group that stands for every file group of its partition, present and future."""
 
 MAX_MARKERS_PER_EVENT = 10_000
-"""About 1 MB of JSON, Kafka's default record limit: a longer list travels as several events."""
+"""About 1 MB of JSON, Kafka's default record limit. A writer splits a longer list into several events."""
 
 
 class Marker(Wire):
-    """A file group that a transaction writes. Partition and file group are compared as a pair, never joined."""
+    """A file group that a transaction writes. Partition and file group are compared as a pair and never joined."""
 
     partition: Annotated[str, StringConstraints(max_length=MAX_PATH)]
-    """The partition path as the table format writes it; empty for an unpartitioned table."""
+    """Partition path as the table format writes it. Empty for an unpartitioned table."""
     file_group: Annotated[str, StringConstraints(min_length=1, max_length=MAX_PATH)]
-    """The format's unit of conflict: Hudi's fileId, Paimon's bucket or file, Iceberg's or Delta's data file."""
+    """The format's unit of conflict: Hudi's fileId, Paimon's bucket or file, Iceberg's or Delta's data file. `*`: all of them."""
     operation: Operation
+    """What the transaction does to the file group."""
 
 
 Markers: TypeAlias = Annotated[tuple[Marker, ...], Field(max_length=MAX_MARKERS_PER_EVENT)]
 
 
 class ConflictEntry(Wire):
-    """One overlap: what the aborted transaction touched, and who else touched it."""
+    """One overlap: the marker of the aborted transaction, and the other transaction that touched the same file group."""
 
     partition: str
+    """As in the aborted transaction's own marker."""
     file_group: str
+    """As in the aborted transaction's own marker."""
     operation: Operation
+    """Operation of the aborted transaction."""
     other_operation: Operation
+    """Operation of the other transaction."""
     other_transaction: Name
+    """Id of the other transaction."""
     other_writer: Name
+    """Writer of the other transaction."""
     kind: ConflictKind
-    """`marker`: the other was alive; `commit`: it had committed since this one began."""
+    """`marker`: the other transaction was open. `commit`: it had committed since the aborted one was admitted."""

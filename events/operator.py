@@ -1,4 +1,4 @@
-"""Agent to operator (topics `conflicts`, `audit`, `ledger`, `dead-letters`): what happened, for people and recovery."""
+"""Events from the agent to operators and to other agents: topics `conflicts`, `audit`, `ledger`, `dead-letters`."""
 
 from __future__ import annotations
 
@@ -12,40 +12,52 @@ from lakewarden.events.writer import ConflictRule
 
 
 class ConflictDetected(EventBase):
-    """Two transactions overlap and `victim` was aborted for it. `transaction` and `writer` are the victim's."""
+    """Two transactions overlap, and the agent aborted `victim`. `transaction` and `writer` are the victim's."""
 
     type: Literal["conflict-detected"] = "conflict-detected"
     victim: Name
+    """The aborted transaction."""
     victim_writer: Name
+    """Its writer."""
     winner: Name
+    """The transaction that continues or has committed."""
     winner_writer: Name
+    """Its writer."""
     rule: ConflictRule
+    """The conflict rule that applied to the two."""
     kind: ConflictKind
+    """`marker`: the winner was open. `commit`: it had committed since the victim was admitted."""
     conflicts: tuple[ConflictEntry, ...]
+    """The overlaps, as in `abort`."""
     detected_after_ms: Annotated[float, Field(ge=0)]
-    """Since the younger marker was read."""
+    """Time from reading the later marker to detecting the conflict."""
     victim_age_seconds: Annotated[float, Field(ge=0)]
-    """Since the victim's intent was read: the compute that it had spent."""
+    """Time from reading the victim's intent to the abort: the work that is lost."""
 
 
 class LockEvent(EventBase):
-    """A step in the life of a table's lock. `transaction` and `writer` are empty: a lock serves its table."""
+    """A step in the life of a table's lock. A lock serves a whole table, so `transaction` and `writer` are empty."""
 
     transaction: str = ""
+    """Empty."""
     writer: str = ""
+    """Empty."""
     agent: Name
+    """Id of the agent."""
     lock: Annotated[str, Field(min_length=1)]
     """URI of the lock object."""
     owner: str
-    """Our owner id in the lock object; of a refusal, the one that we would have written."""
+    """The agent's owner id in the lock object. Empty in a refusal."""
     valid_until: int
-    """Epoch milliseconds, on the holder's clock."""
+    """End of the lock lease in epoch milliseconds, on the clock of the holder. 0: not known."""
     requests: Annotated[int, Field(ge=0)]
-    """Object-store requests that this step took."""
+    """Requests to the object store that this step needed."""
     duration_ms: Annotated[float, Field(ge=0)]
+    """Duration of this step."""
     holder: str | None = None
-    """Of a refusal or a loss: who holds the object instead, where that is known."""
+    """Of a refusal or a loss: the owner that holds the lock instead, where it is known."""
     detail: str | None = None
+    """Explanation for people."""
 
 
 class LockAcquired(LockEvent):
@@ -53,75 +65,83 @@ class LockAcquired(LockEvent):
 
     type: Literal["lock-acquired"] = "lock-acquired"
     adopted: str | None = None
-    """The owner whose lease was taken over before its end, to go on with the grant that it had given."""
+    """The former owner, if the agent took over its unexpired lease because a grant still runs under it."""
 
 
 class LockRenewed(LockEvent):
-    """The lease was extended."""
+    """The agent extended its lock lease."""
 
     type: Literal["lock-renewed"] = "lock-renewed"
 
 
 class LockReleased(LockEvent):
-    """The lock is free for anybody, or will be when its lease ends (`detail` says why it was left to)."""
+    """The lock is free, or becomes free when its lease expires. In the second case `detail` gives the reason."""
 
     type: Literal["lock-released"] = "lock-released"
 
 
 class LockLost(LockEvent):
-    """The lease is somebody else's, or could not be confirmed in time: nothing more is granted under it."""
+    """Another owner holds the lock, or the agent could not confirm its lease in time. It grants nothing under this lease."""
 
     type: Literal["lock-lost"] = "lock-lost"
 
 
 class LockRefused(LockEvent):
-    """The lock could not be taken: held by another, unreadable, or forbidden."""
+    """The agent could not acquire the lock: another owner holds it, the object is unreadable, or the store forbids it."""
 
     type: Literal["lock-refused"] = "lock-refused"
     waiting: bool = False
-    """The agent goes on waiting for it; false where a person has to change something first."""
+    """True: the agent waits for the lock. False: an operator has to change something first."""
 
 
 class BatchCommitted(EventBase):
     """Ledger entry: the last batch that a writer is known to have committed.
 
-    Compacted; the key is table + newline + writer.
+    The topic is compacted. The key is table, newline, writer.
     """
 
     type: Literal["batch-committed"] = "batch-committed"
     batch_id: int
+    """The batch, as in the intent."""
     version: str | None = None
+    """The version that the transaction committed, as in `commit-completed`."""
 
 
 class ConflictsLost(EventBase):
     """Ledger entry: how many conflicts a writer has lost in a row.
 
-    Compacted; the key is table + newline + writer + newline + "losses". `transaction` is the one that lost last, empty where
-    none has since a commit: if its abort turns out not to count, this entry doesn't either.
+    The topic is compacted. The key is table, newline, writer, newline, `losses`. `transaction` is the one that lost last, empty
+    where none has lost since a commit. If the abort of that transaction does not count, this entry does not count either.
     """
 
     type: Literal["conflicts-lost"] = "conflicts-lost"
     transaction: str = ""
+    """The transaction that lost last. Empty: none since the writer's last commit."""
     losses: Annotated[int, Field(ge=0)]
+    """Number of conflicts lost in a row."""
     lost_on: tuple[Marker, ...] = ()
-    """The partitions that those transactions touched, as `*`."""
+    """The partitions that the losing transactions touched, with file group `*`."""
     term: str = ""
-    """Under which this was said: of two entries, the one of the later term counts, wherever it stands."""
+    """The agent's ownership of the partition, as in decisions. Of two entries, the one of the later term counts."""
 
 
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost
 
 
 class DeadLetter(Wire):
-    """A record that could not be taken, kept so that nothing is lost silently."""
+    """A record of `writers` that the agent refused, kept so that no record is lost silently."""
 
     type: Literal["dead-letter"] = "dead-letter"
     reason: str
+    """Why the agent refused the record."""
     topic: str
+    """Topic of the refused record."""
     partition: int
+    """Its partition."""
     offset: int
+    """Its offset."""
     value: str
-    """The first 1,024 bytes, in base64."""
+    """The first 1,024 bytes of its value, in base64."""
 
 
 AuditEventUnion: TypeAlias = LockAcquired | LockRenewed | LockReleased | LockLost | LockRefused

@@ -1,8 +1,7 @@
-"""The JSON schema of every event, by topic, as a file: a change on the wire shows up in a review.
+"""The JSON schema of every event by topic, as a checked-in file, so that a review shows each change on the wire.
 
-`python -m lakewarden.events.schema` writes `schema.json` beside this file (or the file that it is given); a test
-compares the two. The schema is
-that of what we write; readers ignore fields that they don't know.
+`python -m lakewarden.events.schema` writes `schema.json` in this folder, or the file named as its argument. A test compares the
+file with the models. The schema describes events as this version writes them. Readers ignore fields that they don't know.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _BY_TOPIC: tuple[tuple[str, str, TypeAdapter[Any]], ...] = (
 
 
 def schema() -> dict[str, Any]:
-    """Topics, how each is kept and keyed, and what its records hold."""
+    """The topics: settings, key, and the schema of the values."""
     topics = Topics()
-    kept = {each.name: each for each in topics.settings()}
+    settings = {each.name: each for each in topics.settings()}
     schemas, shared = TypeAdapter.json_schemas(
         [(name, "serialization", adapter) for name, _, adapter in _BY_TOPIC]
     )
@@ -50,8 +49,8 @@ def schema() -> dict[str, Any]:
         name = getattr(topics, attribute)
         described[name] = {
             "key": key,
-            "partitions": kept[name].partitions,
-            "config": kept[name].config,
+            "partitions": settings[name].partitions,
+            "config": settings[name].config,
             "value": schemas[attribute, "serialization"],
         }
     return {
@@ -64,7 +63,7 @@ def schema() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The file's text: sorted, indented, one newline at its end."""
+    """The text of the file: sorted keys, indented, one newline at the end."""
     return json.dumps(schema(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 

@@ -1,8 +1,8 @@
-"""The canonical name of a table: one URI for one table, whoever writes it down.
+"""The canonical URI of a table, so that all writers of a table use the same key.
 
-`scheme://authority/path`, the scheme in lower case, no trailing or doubled slash, no `.` or `..` segment;
-`s3a` and `s3n` are written `s3`, `abfss` is written `abfs`. Local tables are `file:///path`. Percent signs are left as they are:
-the name is compared as text and never decoded.
+- `scheme://authority/path`, the scheme in lower case, no trailing or doubled slash, no `.` or `..` segment.
+- `s3a` and `s3n` become `s3`, `abfss` becomes `abfs`. A local table is `file:///path`.
+- Percent signs stay as they are: readers compare the URI as text and never decode it.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs"}
 
 
 def canonical_scheme(scheme: str) -> str:
-    """The one spelling of a scheme: Hadoop has several for one store."""
+    """The canonical spelling of a scheme. Hadoop has several schemes for one store."""
     lowered = scheme.lower()
     return _ALIASES.get(lowered, lowered)
 
 
 def canonical_table(table: str) -> str:
-    """The canonical URI of a table given as URI or as absolute local path.
+    """The canonical URI of a table. `table` is a URI or an absolute local path.
 
-    Raises `ValueError` for what cannot be named canonically: a relative path, a `..` segment, no path at all.
+    Raises `ValueError` if there is no canonical URI: for a relative path, a `..` segment, or a URI without a path.
     """
     if table.startswith("/"):
         table = "file://" + table
@@ -36,7 +36,7 @@ def canonical_table(table: str) -> str:
     scheme = canonical_scheme(match["scheme"])
     segments = [segment for segment in (match["path"] or "").split("/") if segment not in ("", ".")]
     if ".." in segments:
-        raise ValueError(f"table URI has a '..' segment: {table!r}; write the path that it means")
+        raise ValueError(f"table URI has a '..' segment: {table!r}; write the path without it")
     if any(ord(character) < 32 for character in table):
         raise ValueError(f"table URI has a control character: {table!r}")
     if not segments:
@@ -50,7 +50,7 @@ def canonical_table(table: str) -> str:
 
 
 def require_canonical(table: str) -> str:
-    """`table` itself if it is canonical; `ValueError` that names the canonical spelling otherwise."""
+    """Return `table` if it is canonical. Raises `ValueError` with the canonical spelling otherwise."""
     canonical = canonical_table(table)
     if table != canonical:
         raise ValueError(f"table is not canonical: {table!r}; write {canonical!r}")

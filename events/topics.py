@@ -1,4 +1,4 @@
-"""The topics, and how each is kept. Names are `<prefix>.<topic>`; the prefix alone is configurable."""
+"""The topics and their Kafka settings. A topic is named `<prefix>.<topic>`, and only the prefix is configurable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_PARTITIONS = 12
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """How one topic is created: partitions, and Kafka's own topic settings."""
+    """With what the agent creates one topic: number of partitions and Kafka topic settings."""
 
     name: str
     partitions: int
@@ -20,60 +20,60 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topic names under one prefix."""
+    """The topic names of one prefix."""
 
     prefix: str = DEFAULT_PREFIX
 
     @property
     def writers(self) -> str:
-        """Writers to agents."""
+        """From writers to agents."""
         return f"{self.prefix}.writers"
 
     @property
     def decisions(self) -> str:
-        """Agents to writers, and to agents that recover."""
+        """From agents to writers, and to the agent that takes over a partition."""
         return f"{self.prefix}.decisions"
 
     @property
     def conflicts(self) -> str:
-        """Agents to operators."""
+        """From agents to operators: the conflicts."""
         return f"{self.prefix}.conflicts"
 
     @property
     def audit(self) -> str:
-        """Agents to operators: the life of the locks."""
+        """From agents to operators and other agents: the steps in the life of each lock."""
         return f"{self.prefix}.audit"
 
     @property
     def ledger(self) -> str:
-        """Agents to agents: last committed batch of each writer."""
+        """From agents to agents: the last committed batch of each writer, and the conflicts that it lost."""
         return f"{self.prefix}.ledger"
 
     @property
     def dead_letters(self) -> str:
-        """Agents to operators: what could not be read."""
+        """From agents to operators: the records that agents refused."""
         return f"{self.prefix}.dead-letters"
 
     def settings(self, partitions: int = DEFAULT_PARTITIONS) -> tuple[TopicSettings, ...]:
-        """All topics as they are created.
+        """All topics with the settings that the agent creates them with.
 
-        `writers`, `decisions` and `ledger` share one number of partitions and put a table's records into the
-        partition of the same number, so that one agent owns all that concerns a table.
+        `writers`, `decisions` and `ledger` have the same number of partitions, and a table's records are in the partition of
+        the same number. So one agent owns everything that concerns a table.
         """
 
-        def kept(days: int) -> dict[str, str]:
+        def delete_after(days: int) -> dict[str, str]:
             return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS)}
 
         return (
-            TopicSettings(self.writers, partitions, kept(7)),
-            TopicSettings(self.decisions, partitions, kept(7)),
-            TopicSettings(self.conflicts, partitions, kept(30)),
-            TopicSettings(self.audit, partitions, kept(30)),
+            TopicSettings(self.writers, partitions, delete_after(7)),
+            TopicSettings(self.decisions, partitions, delete_after(7)),
+            TopicSettings(self.conflicts, partitions, delete_after(30)),
+            TopicSettings(self.audit, partitions, delete_after(30)),
             TopicSettings(self.ledger, partitions, {"cleanup.policy": "compact"}),
-            TopicSettings(self.dead_letters, 1, kept(30)),
+            TopicSettings(self.dead_letters, 1, delete_after(30)),
         )
 
 
 def ledger_key(table: str, writer: str, what: str | None = None) -> bytes:
-    """Key of a writer's entry in the ledger; `what` where it is not its last batch. Neither name holds a newline."""
+    """Key of a writer's ledger entry. `what` names the kind of an entry that is not the last batch. No name has a newline."""
     return "\n".join((table, writer) if what is None else (table, writer, what)).encode()

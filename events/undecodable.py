@@ -11,25 +11,25 @@ from collections import Counter
 from lakewarden.events.codec import Undecodable
 
 LOG_EVERY = 1_024
-"""After so many undecodable records of a topic, every 1,024th is logged. Before, each one that doubles their number is."""
+"""Up to so many undecodable records of a topic, each that doubles their number is logged; beyond, every 1,024th."""
 
 MAX_LOGGED_REASON = 300
 """Characters of a reason in a log line: a reason may quote what the record contains."""
 
 
 class UndecodableRecords:
-    """The undecodable records of one reader. A record that is read again, in another replay, counts again."""
+    """The undecodable records of one reader. A record that is read again in another replay is counted again."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Number of undecodable records in all topics."""
         return self._counts.total()
 
     def by_topic(self) -> dict[str, int]:
-        """How many there were in each topic; a topic without any is left out."""
+        """Number of undecodable records by topic, without the topics that had none."""
         return dict(self._counts)
 
     def add(

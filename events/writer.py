@@ -1,4 +1,4 @@
-"""Writer to agent (topic `writers`): what a writer intends, touches, and has done."""
+"""Events from a writer to the agent, topic `writers`: what the writer intends, touches and has committed."""
 
 from __future__ import annotations
 
@@ -15,54 +15,65 @@ ConflictRule: TypeAlias = Literal["file-group", "deleted-file"]
 DEFAULT_HEARTBEAT_SECONDS = 5.0
 
 TABLE_SERVICE_PRIORITY = -100
-"""Of compaction, clustering and other table services, which can be done again at any time: they yield to ingestion
+"""Priority of compaction, clustering and other table services. They can run again at any time, so they lose against ingestion
 (priority 0), until they have lost `max_losses` times in a row."""
 
 Seq = Annotated[int, Field(ge=0)]
 
 
 class WriterEvent(EventBase):
-    """An event of a transaction: both its names are there."""
+    """An event of a transaction. Both names are present."""
 
     transaction: Name
+    """Id of the transaction, unique for each attempt."""
     writer: Name
+    """Name of the writing job, the same after a restart."""
 
 
 class CommitIntent(WriterEvent):
-    """Opens the transaction. Published and acknowledged before the writer reads its base or starts a task."""
+    """Opens the transaction. The broker has acknowledged it before the writer reads its base version or starts a task."""
 
     type: Literal["commit-intent"] = "commit-intent"
     batch_id: int | None = None
+    """The writer's own number of this batch. It rises from batch to batch and stays the same when a batch is repeated."""
     admission: Admission = "optimistic"
+    """`optimistic`: start at once. `queued`: start when no transaction ahead in the queue overlaps `scope`."""
     priority: int = 0
-    """Larger wins."""
+    """Of two transactions in conflict, the one with the smaller priority is aborted."""
     conflict_rule: ConflictRule = "file-group"
+    """`file-group`: any two operations on a file group conflict. `deleted-file`: only a delete does, with a delete or a merge."""
     scope: Markers = ()
+    """What the transaction is going to touch, as far as the writer knows. It counts like markers."""
     lock: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
-    """URI of the lock object, where it is not the table's usual one."""
+    """URI of the table's lock object. Null: where the agent keeps it by default."""
     heartbeat_seconds: Annotated[float, Field(gt=0, le=300)] = DEFAULT_HEARTBEAT_SECONDS
+    """Interval at which this writer sends heartbeats."""
 
 
 class MarkerCreated(WriterEvent):
-    """The transaction is about to write these. Sent by drivers and executors alike, batched."""
+    """The transaction is about to write these file groups. Drivers and executors both send it, several markers at a time."""
 
     type: Literal["marker-created"] = "marker-created"
     markers: Markers
+    """What the transaction is about to write."""
 
 
 class WriterHeartbeat(WriterEvent):
-    """The writer lives."""
+    """The writer is alive."""
 
     type: Literal["writer-heartbeat"] = "writer-heartbeat"
     seq: Seq
+    """A counter that rises with every heartbeat and request of the transaction."""
 
 
 class CommitRequested(WriterEvent):
-    """Everything is staged: may I commit."""
+    """Everything is staged, and the writer requests the grant to commit."""
 
     type: Literal["commit-requested"] = "commit-requested"
     seq: Seq
+    """The same counter as that of `writer-heartbeat`."""
     markers: Markers = ()
+    """The last markers of the transaction, if any are left to send."""
 
 
 class CommitCompleted(WriterEvent):
@@ -70,17 +81,19 @@ class CommitCompleted(WriterEvent):
 
     type: Literal["commit-completed"] = "commit-completed"
     grant: Name
+    """The grant under which the writer published, as in `commit-granted`."""
     version: str | None = None
-    """Snapshot id, instant: what the table format calls it."""
+    """What the table format calls the new version: a snapshot id, an instant."""
     batch_id: int | None = None
-    """As in the intent: an agent that has forgotten the transaction still learns that the batch is committed."""
+    """As in the intent. It lets an agent that no longer knows the transaction record the batch as committed."""
 
 
 class TransactionAbandoned(WriterEvent):
-    """The writer gives up; nothing was committed."""
+    """The writer ends the transaction, and nothing was committed."""
 
     type: Literal["transaction-abandoned"] = "transaction-abandoned"
     reason: str
+    """Why, for people."""
 
 
 WriterEventUnion: TypeAlias = (
