@@ -1,4 +1,4 @@
-"""Strategies for every event, and the shortest way to a valid one."""
+"""A Hypothesis strategy for every event, and a function that builds a valid intent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMON: dict[str, Any] = {
 
 
 def an_intent(**fields: Any) -> CommitIntent:
-    """A valid intent, with these fields instead of the usual ones."""
+    """A valid intent with the given fields."""
     return CommitIntent(**{**COMMON, **fields})
 
 

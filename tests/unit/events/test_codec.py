@@ -38,20 +38,20 @@ def refused(value: bytes | None, key: bytes | None = None) -> Undecodable:
 
 
 def test_every_event_of_the_protocol_has_a_strategy_here() -> None:
-    """When an event is added: the tests of this module must see it."""
+    """A new event must be covered by the tests of this module."""
     union = get_args(get_args(events.Event)[0])
 
     assert set(union) == set(EVENTS)
 
 
 @given(any_event)
-def test_every_event_comes_back_from_the_wire_as_it_was(event: Event) -> None:
-    """Every record that any of us writes and any other reads."""
+def test_decoding_an_encoded_event_returns_the_same_event(event: Event) -> None:
+    """Agents and writers read what other agents and writers publish."""
     assert decode(EVENT, encode(event), key=event.table.encode()) == event
 
 
 @given(any_event)
-def test_what_is_written_has_type_and_protocol_and_is_one_json_object(event: Event) -> None:
+def test_an_encoded_event_is_a_json_object_with_type_and_protocol(event: Event) -> None:
     """A dashboard in another language reads the same record."""
     fields = json.loads(encode(event))
 
@@ -71,8 +71,8 @@ def test_what_is_written_has_type_and_protocol_and_is_one_json_object(event: Eve
         ("a\nb", "\u2028"),
     ],
 )
-def test_a_pair_of_partition_and_file_group_survives_to_the_letter(partition: str, file_group: str) -> None:
-    """Hive-style, unpartitioned, escaped and non-Latin partitions of real tables."""
+def test_partition_and_file_group_are_preserved_exactly(partition: str, file_group: str) -> None:
+    """Real tables have Hive-style, empty, escaped and non-Latin partitions."""
     marker = Marker(partition=partition, file_group=file_group, operation="merge")
     event = MarkerCreated(**COMMON, markers=(marker,))
 
@@ -83,7 +83,7 @@ def test_a_pair_of_partition_and_file_group_survives_to_the_letter(partition: st
 
 
 def test_an_unknown_field_is_ignored_when_read() -> None:
-    """A newer writer speaks to an older agent."""
+    """An older agent reads the event of a newer writer."""
     assert decode(WRITER_EVENT, changed(an_intent(), colour="red")) == an_intent()
 
 
@@ -97,21 +97,21 @@ def test_an_unknown_field_inside_a_marker_is_ignored_when_read() -> None:
     assert found.markers == (Marker(partition="", file_group="f", operation="merge"),)
 
 
-def test_an_unknown_field_is_refused_when_built() -> None:
-    """A typing error in our own code, found before it is on the wire."""
+def test_building_an_event_with_an_unknown_field_raises() -> None:
+    """A misspelled field in our own code must fail before it is published."""
     with pytest.raises(ValidationError, match="extra"):
         an_intent(colour="red")
 
 
-def test_an_event_can_not_be_changed_once_built() -> None:
-    """An event is handed to several consumers; none may edit it for the others."""
+def test_an_event_is_immutable() -> None:
+    """Several consumers share an event, and none may change it for the others."""
     with pytest.raises(ValidationError, match="frozen"):
         an_intent().priority = 7  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("protocol", [0, 2, "1.0", None])
 def test_another_protocol_is_refused_with_its_reason(protocol: object) -> None:
-    """A writer of the next major version against this agent."""
+    """A writer of the next major version sends its events to this agent."""
     found = refused(changed(an_intent(), protocol=protocol))
 
     assert "protocol" in found.reason
@@ -119,14 +119,14 @@ def test_another_protocol_is_refused_with_its_reason(protocol: object) -> None:
 
 
 def test_an_unknown_type_is_refused_with_its_reason() -> None:
-    """A writer sends an event that a later version introduced."""
+    """A writer sends an event type that a later version introduced."""
     found = refused(changed(an_intent(), type="commit-imagined"))
 
     assert "commit-imagined" in found.reason
 
 
 def test_a_decision_on_the_writers_topic_is_refused() -> None:
-    """Somebody publishes to the wrong topic."""
+    """A program publishes to the wrong topic."""
     admitted = events.Admitted(**COMMON, agent="a", cause_offset=3)
 
     assert "admitted" in refused(encode(admitted)).reason
@@ -152,14 +152,14 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
         ("lock", ""),
     ],
 )
-def test_a_field_out_of_its_bounds_is_refused_and_named(field: str, value: object) -> None:
-    """A writer in another language has a bug; the dead letter must say where to look."""
+def test_a_field_outside_its_limits_is_refused_and_the_reason_names_it(field: str, value: object) -> None:
+    """A writer in another language has a bug. The dead letter must show where."""
     assert field in refused(changed(an_intent(), **{field: value})).reason
 
 
 @pytest.mark.parametrize("field", ["event_id", "table", "transaction", "writer", "at"])
 def test_an_event_without_a_common_field_is_refused(field: str) -> None:
-    """Every index and every message needs them."""
+    """The agent's indexes and messages need all of them."""
     fields = json.loads(encode(an_intent()))
     del fields[field]
 
@@ -167,13 +167,13 @@ def test_an_event_without_a_common_field_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("seq", [-1, "many", 1.5, None])
-def test_a_seq_that_is_no_counter_is_refused(seq: object) -> None:
-    """The grant's deadline is counted from it."""
+def test_a_seq_that_is_not_a_counter_is_refused(seq: object) -> None:
+    """The writer counts the deadline of its grant from when it sent this seq."""
     assert "seq" in refused(changed(WriterHeartbeat(**COMMON, seq=1), seq=seq)).reason
 
 
-def test_a_record_under_another_key_than_its_table_is_refused() -> None:
-    """It may be in another partition than the rest of its table, so its order would mean nothing."""
+def test_a_record_whose_key_is_not_its_table_is_refused() -> None:
+    """It may be in another partition than the other events of its table. Then their order is undefined."""
     found = refused(encode(an_intent()), key=b"s3://lake/sales/returns")
 
     assert "key" in found.reason
@@ -181,13 +181,13 @@ def test_a_record_under_another_key_than_its_table_is_refused() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"\xff\xfe", TABLE.encode() + b"/"])
-def test_a_key_that_is_nearly_the_table_is_refused_too(key: bytes) -> None:
-    """A producer without a key, or one that writes the table differently."""
+def test_a_key_that_resembles_the_table_is_refused(key: bytes) -> None:
+    """A producer sends no key, or spells the table differently."""
     assert "key" in refused(encode(an_intent()), key=key).reason
 
 
-def test_a_table_that_is_not_canonical_is_refused_and_salvaged_under_its_canonical_name() -> None:
-    """A Hudi writer says s3a; it listens for its abort under the canonical name."""
+def test_a_table_that_is_not_canonical_is_refused_and_returned_canonically() -> None:
+    """A Hudi writer uses s3a. The agent publishes the abort under the canonical name."""
     found = refused(changed(an_intent(), table="s3a://lake//sales/orders/"))
 
     assert "not canonical" in found.reason
@@ -196,7 +196,7 @@ def test_a_table_that_is_not_canonical_is_refused_and_salvaged_under_its_canonic
 
 
 def test_an_empty_record_is_refused() -> None:
-    """A tombstone on a topic that has none."""
+    """A producer publishes a tombstone, which the topic does not use."""
     assert refused(None).reason == "empty record"
 
 
@@ -208,8 +208,8 @@ def test_an_oversize_record_is_refused_before_it_is_parsed() -> None:
     assert found.transaction is None
 
 
-def test_a_record_of_exactly_the_limit_is_read() -> None:
-    """The limit is the largest size that is read, not the smallest that isn't."""
+def test_a_record_of_exactly_the_limit_is_decoded() -> None:
+    """The limit is the largest size that is accepted."""
     body = changed(an_intent(), padding="")
     padded = changed(an_intent(), padding="x" * (MAX_EVENT_BYTES - len(body)))
 
@@ -217,8 +217,8 @@ def test_a_record_of_exactly_the_limit_is_read() -> None:
     assert decode(WRITER_EVENT, padded) == an_intent()
 
 
-def test_more_markers_than_one_event_may_hold_are_refused() -> None:
-    """A writer must cut a long list into several events; one may not stall the table's owner."""
+def test_an_event_with_too_many_markers_is_refused() -> None:
+    """A writer must split a long list into several events, because one event must not block the table's owner for long."""
     marker = {"partition": "", "file_group": "f", "operation": "merge"}
     over = [marker] * (MAX_MARKERS_PER_EVENT + 1)
 
@@ -230,8 +230,8 @@ def test_more_markers_than_one_event_may_hold_are_refused() -> None:
         MarkerCreated(**COMMON, markers=tuple(Marker.model_validate(each) for each in over))
 
 
-def test_the_most_markers_that_one_event_may_hold_fit_into_one_record() -> None:
-    """Otherwise the bound in markers and the bound in bytes would contradict each other for usual names."""
+def test_the_maximum_number_of_markers_fits_into_a_record() -> None:
+    """The limit in markers and the limit in bytes must agree for names of usual length."""
     markers = tuple(
         Marker(partition="month=03/day=01", file_group=f"{n:08d}-5e5f-4c2e", operation="merge")
         for n in range(MAX_MARKERS_PER_EVENT)
@@ -255,8 +255,8 @@ def test_the_most_markers_that_one_event_may_hold_fit_into_one_record() -> None:
         b'{"seq": ' + b"9" * 5_000 + b"}",
     ],
 )
-def test_what_is_no_event_at_all_is_refused_and_stops_nothing(value: bytes) -> None:
-    """Anything can be produced to a topic; one bad record must not stop the partition."""
+def test_bytes_that_are_not_an_event_are_refused(value: bytes) -> None:
+    """A producer can publish any bytes. One bad record must not stop the partition."""
     found = refused(value, key=b"")
 
     assert found.reason
@@ -264,8 +264,8 @@ def test_what_is_no_event_at_all_is_refused_and_stops_nothing(value: bytes) -> N
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_the_decoder_raise(value: bytes) -> None:
-    """As above, for bytes that nobody thought of."""
+def test_decoding_never_raises(value: bytes) -> None:
+    """The same for arbitrary bytes."""
     decode(EVENT, value, key=b"k")
 
 
@@ -275,8 +275,8 @@ def test_no_bytes_make_the_decoder_raise(value: bytes) -> None:
         st.none() | st.integers() | st.text() | st.lists(st.integers(), max_size=2),
     )
 )
-def test_what_is_salvaged_can_be_named_in_an_abort(fields: dict[str, object]) -> None:
-    """The refused transaction is told; an abort that can't be built or encoded would stop the agent instead."""
+def test_the_names_read_from_a_refused_record_are_valid_in_an_abort(fields: dict[str, object]) -> None:
+    """The agent aborts the transaction of a refused record. If it could not encode the abort, it would stop."""
     found = decode(WRITER_EVENT, json.dumps({**fields, "protocol": 99}).encode())
 
     assert isinstance(found, Undecodable)
@@ -297,15 +297,15 @@ def test_what_is_salvaged_can_be_named_in_an_abort(fields: dict[str, object]) ->
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "x" * 600, "", 7, None, ["t"]])
-def test_a_name_that_no_abort_could_bear_is_not_salvaged(name: object) -> None:
-    """A lone surrogate can't be encoded: publishing an abort with it would raise in the consumer."""
+def test_a_name_that_is_not_valid_in_an_abort_is_not_returned(name: object) -> None:
+    """A lone surrogate can't be encoded. Publishing an abort with it would raise in the agent."""
     found = refused(json.dumps({"type": "commit-intent", "transaction": name, "table": TABLE}).encode())
 
     assert found.transaction is None
 
 
-def test_defaults_are_those_of_the_protocol() -> None:
-    """A writer in another language leaves out what has a default."""
+def test_omitted_fields_have_the_defaults_of_the_protocol() -> None:
+    """A writer in another language omits the fields that have a default."""
     fields = {"type": "commit-intent", "protocol": 1, **COMMON, "at": "2026-03-01T12:00:00Z"}
 
     found = decode(WRITER_EVENT, json.dumps(fields).encode())

@@ -12,7 +12,7 @@ from lakewarden.events.schema import SCHEMA_FILE, render, schema
 
 
 def tags(node: Any) -> Iterator[str]:
-    """The tags of all models, wherever they are in the schema."""
+    """The tags of all models, at any depth of the schema."""
     if isinstance(node, dict):
         if "const" in (tag := node.get("properties", {}).get("type", {})):
             yield tag["const"]
@@ -20,13 +20,13 @@ def tags(node: Any) -> Iterator[str]:
             yield from tags(value)
 
 
-def test_the_wire_is_the_one_that_was_reviewed() -> None:
-    """A field renamed or a bound moved shows up as a change of `schema.json`, never by surprise at a writer."""
+def test_the_schema_file_is_up_to_date() -> None:
+    """A review must see a renamed field or a changed limit as a change of `schema.json`."""
     assert SCHEMA_FILE.read_text(encoding="utf-8") == render(), "run `python -m lakewarden.events.schema`"
 
 
-def test_every_topic_and_every_event_is_in_the_schema() -> None:
-    """Authors of writers in other languages read nothing else."""
+def test_the_schema_has_every_topic_and_every_event() -> None:
+    """Authors of clients in other languages generate code from it."""
     described = schema()
 
     assert set(described["topics"]) == {each.name for each in Topics().settings()}
@@ -55,8 +55,8 @@ def test_every_topic_and_every_event_is_in_the_schema() -> None:
     }
 
 
-def test_the_writer_of_the_schema_writes_what_is_compared(tmp_path: Path) -> None:
-    """`python -m lakewarden.events.schema` is how the file is renewed."""
+def test_the_module_writes_the_schema_file(tmp_path: Path) -> None:
+    """Developers update the file with `python -m lakewarden.events.schema`."""
     target = tmp_path / "schema.json"
 
     subprocess.run([sys.executable, "-m", "lakewarden.events.schema", str(target)], check=True, timeout=30)

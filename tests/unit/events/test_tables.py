@@ -29,8 +29,8 @@ from tests.unit.events.building import tables
         ("file://localhost/data/orders", "file:///data/orders"),
     ],
 )
-def test_one_table_has_one_name_whoever_writes_it_down(spelled: str, canonical: str) -> None:
-    """Two jobs that spell the table differently would coordinate with nobody."""
+def test_all_spellings_of_a_table_have_one_canonical_uri(spelled: str, canonical: str) -> None:
+    """Two jobs that used different keys for one table would not be coordinated."""
     assert canonical_table(spelled) == canonical
 
 
@@ -55,22 +55,22 @@ def test_one_table_has_one_name_whoever_writes_it_down(spelled: str, canonical: 
         "s3://lake/a\x00b",
     ],
 )
-def test_what_can_not_be_named_is_refused(spelled: str) -> None:
-    """A relative path, a bare bucket, a way out of the root: there is no table to lock."""
+def test_a_table_without_a_canonical_uri_is_refused(spelled: str) -> None:
+    """A relative path, a bucket without a path, a path that leaves its root."""
     with pytest.raises(ValueError, match=r"table|file URI"):
         canonical_table(spelled)
 
 
 @given(tables)
-def test_a_canonical_name_is_its_own_canonical_name(table: str) -> None:
-    """The agent checks what writers have already made canonical."""
+def test_a_canonical_uri_stays_the_same(table: str) -> None:
+    """The agent checks the URIs that writers have made canonical."""
     assert require_canonical(table) == table
 
 
 @given(st.text(max_size=60) | st.text("/.:s3afile", max_size=30).map(lambda end: "s3a://b/" + end))
 @example("S3N://b/./a//")
-def test_making_canonical_twice_is_making_it_once(text: str) -> None:
-    """Client and agent both do it."""
+def test_making_a_uri_canonical_twice_changes_nothing(text: str) -> None:
+    """The client and the agent both do it."""
     try:
         once = canonical_table(text)
     except ValueError:
@@ -82,7 +82,7 @@ def test_making_canonical_twice_is_making_it_once(text: str) -> None:
     assert not once.endswith("/")
 
 
-def test_a_name_that_is_not_canonical_is_refused_with_the_right_spelling() -> None:
-    """The message is all that the writer's author sees."""
+def test_the_error_names_the_canonical_spelling() -> None:
+    """The author of the writer sees only the message."""
     with pytest.raises(ValueError, match="write 's3://lake/orders'"):
         require_canonical("s3a://lake/orders")

@@ -6,13 +6,13 @@ from lakewarden.events import Topics, ledger_key
 from tests.unit.events.building import names, tables
 
 
-def test_topics_are_kept_as_the_protocol_says() -> None:
-    """What `lakewarden agent` creates on an empty broker."""
+def test_topics_have_the_settings_of_the_protocol() -> None:
+    """The agent creates the topics with these settings on an empty broker."""
     day = 86_400_000
 
-    kept = {each.name: (each.partitions, each.config) for each in Topics().settings()}
+    settings = {each.name: (each.partitions, each.config) for each in Topics().settings()}
 
-    assert kept == {
+    assert settings == {
         "lakewarden.writers": (12, {"cleanup.policy": "delete", "retention.ms": str(7 * day)}),
         "lakewarden.decisions": (12, {"cleanup.policy": "delete", "retention.ms": str(7 * day)}),
         "lakewarden.conflicts": (12, {"cleanup.policy": "delete", "retention.ms": str(30 * day)}),
@@ -22,8 +22,8 @@ def test_topics_are_kept_as_the_protocol_says() -> None:
     }
 
 
-def test_all_topics_follow_the_prefix() -> None:
-    """Two installations share one broker."""
+def test_all_topic_names_begin_with_the_prefix() -> None:
+    """Two installations share a broker."""
     topics = Topics("staging")
 
     assert all(each.name.startswith("staging.") for each in topics.settings())
@@ -32,7 +32,7 @@ def test_all_topics_follow_the_prefix() -> None:
 
 
 def test_writers_decisions_and_ledger_always_have_the_same_number_of_partitions() -> None:
-    """One agent owns all that concerns a table only if its records have the same partition number."""
+    """One agent owns everything that concerns a table only if all its records have the same partition number."""
     topics = Topics()
 
     partitions = {each.name: each.partitions for each in topics.settings(partitions=5)}
@@ -41,8 +41,10 @@ def test_writers_decisions_and_ledger_always_have_the_same_number_of_partitions(
 
 
 @given(tables, names, tables, names)
-def test_two_writers_never_share_a_ledger_key(table: str, writer: str, other: str, other_writer: str) -> None:
-    """A compacted topic keeps one record a key: a shared one would forget a commit."""
+def test_every_writer_of_a_table_has_its_own_ledger_key(
+    table: str, writer: str, other: str, other_writer: str
+) -> None:
+    """A compacted topic keeps one record for each key. A shared key would lose a commit."""
     same = (table, writer) == (other, other_writer)
 
     assert (ledger_key(table, writer) == ledger_key(other, other_writer)) == same
