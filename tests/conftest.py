@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-# A shell that runs this in the background has SIGINT ignored, and so would every program that a test stops with it.
+# A shell ignores SIGINT for what it runs in the background, and each program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long a generated example takes says something about the machine's load, and nothing about the code.
+settings.register_profile("lakewarden", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lakewarden")
 
 pytest_plugins = ["tests.kafka_fixture", "tests.s3_fixture", "tests.gcs_fixture", "tests.azure_fixture"]
 
@@ -23,13 +28,21 @@ SERVERS = {
 }
 UNIT_TESTS = Path(__file__).parent / "unit"
 USED = pytest.StashKey[list[str]]()
-TOLD_BY_WORKER = "servers used"
+SENT_BY_WORKER = "servers used"
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Everything under `tests/unit` starts no server: it is part of `make unit`."""
     if UNIT_TESTS in item.path.parents:
         item.add_marker(pytest.mark.unit)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a unit test that needs a server."""
+    for item in items:
+        needed = SERVERS.keys() & set(getattr(item, "fixturenames", ()))
+        if item.get_closest_marker("unit") and needed:
+            raise pytest.UsageError(f"{item.nodeid} is a unit test and needs a server: {', '.join(needed)}")
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: Any) -> None:
@@ -44,35 +57,35 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 @pytest.fixture(scope="session", autouse=True)
 def servers(request: pytest.FixtureRequest) -> None:
-    """Start, before the first test, the servers that any collected test wants, and say which they are.
+    """Start the servers that the collected tests need, before the first test, and print which they are.
 
-    One that can't be had is said here, and fails the tests that need it, and only them. Each worker of pytest-xdist has
-    servers of its own.
+    A server that can't be started is reported here. It fails the tests that need it, and no other test. Each worker of
+    pytest-xdist has servers of its own.
     """
-    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     used = request.config.stash.setdefault(USED, [])
     for fixture, title in SERVERS.items():
-        if fixture not in wanted:
+        if fixture not in needed:
             continue
         try:
             line = f"{title}: {request.getfixturevalue(fixture).used}"
-        except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - told here, raised again where needed
+        except (Exception, pytest.fail.Exception) as failure:  # noqa: BLE001 - reported here; raised again by the tests that need the server
             line = f"{title}: none ({' '.join(str(failure).split())})"
         used.append(line)
-        _say(request.config, line)
+        _write_line(request.config, line)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of pytest-xdist: tell the one that prints."""
-    if (told := getattr(session.config, "workeroutput", None)) is not None:
-        told[TOLD_BY_WORKER] = session.config.stash.get(USED, [])
+    """In a worker of pytest-xdist: send the list to the process that prints the summary."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output[SENT_BY_WORKER] = session.config.stash.get(USED, [])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """In the one that prints: note what a worker told."""
-    told = getattr(node, "workeroutput", {}).get(TOLD_BY_WORKER, [])
-    node.config.stash.setdefault(USED, []).extend(told)
+    """In the process that prints the summary: collect a worker's list."""
+    lines = getattr(node, "workeroutput", {}).get(SENT_BY_WORKER, [])
+    node.config.stash.setdefault(USED, []).extend(lines)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -82,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(line)
 
 
-def _say(config: pytest.Config, line: str) -> None:
+def _write_line(config: pytest.Config, line: str) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter and capture:

@@ -1,7 +1,7 @@
-"""The checks check: each is shown a planted mistake, in a copy of the repository, and must find it.
+"""Tests of the project's own checks: each check must find a mistake that is planted in a copy of the repository.
 
-A check that can't fail is worse than none, and these depend on settings that are easily lost: which name a folder has
-for mypy, which packages the import rules see, what a wheel takes in.
+The checks depend on settings that are easily lost: the name under which mypy sees a folder, the packages that the import
+rules cover, the files that a wheel contains.
 """
 
 from __future__ import annotations
@@ -81,11 +81,29 @@ def test_mypy_follows_types_from_package_to_package(copy: Path, run: Run) -> Non
         ("handlers/planted.py", "import time", "The core has no I/O"),
         ("handlers/planted.py", "import datetime", "Times are fields of events"),
         ("events/planted.py", "import random", "The core has no I/O"),
-        ("events/planted.py", "from lakewarden.handlers import conflicts", "Imports point downward"),
-        ("handlers/planted.py", "from lakewarden.agent import jdk", "Imports point downward"),
-        ("spark_jobs/planted.py", "from lakewarden.agent import jdk", "Imports point downward"),
-        ("spark_jobs/planted.py", "from lakewarden.handlers import conflicts", "spark_jobs say"),
-        ("agent/planted.py", "from lakewarden.spark_jobs import errors", "Imports point downward"),
+        ("events/planted.py", "from lakewarden.handlers import table", "Imports point downward"),
+        ("handlers/planted.py", "from lakewarden.agent import clock", "Imports point downward"),
+        ("spark_jobs/planted.py", "from lakewarden.agent import clock", "Imports point downward"),
+        ("spark_jobs/planted.py", "from lakewarden.handlers import table", "spark_jobs import"),
+        ("agent/planted.py", "from lakewarden.spark_jobs import gate", "Imports point downward"),
+        ("agent/stores/planted.py", "from lakewarden.agent.locks import keeper", "Floors of agent"),
+        ("agent/locks/planted.py", "from lakewarden.agent.serving import agent", "Floors of agent"),
+        ("handlers/lease/planted.py", "from lakewarden.handlers.table import facts", "Floors of handlers"),
+        (
+            "handlers/table/planted.py",
+            "from lakewarden.handlers.explain import timeline",
+            "Floors of handlers",
+        ),
+        (
+            "spark_jobs/gate/planted.py",
+            "from lakewarden.spark_jobs.sinks import merge",
+            "Floors of spark_jobs",
+        ),
+        (
+            "spark_jobs/sinks/planted.py",
+            "from lakewarden.spark_jobs import streaming",
+            "Floors of spark_jobs",
+        ),
     ],
 )
 def test_imports_against_the_design_are_caught(
