@@ -576,7 +576,7 @@ def _decisions(story: Story) -> int:
 
 def test_the_documentation_names_every_kind_of_step_with_its_fields() -> None:
     """Programs read them."""
-    text = (Path(__file__).parents[4] / "docs" / "conflicts.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "explain.md").read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
 
     for kind in get_args(timeline.Step):
