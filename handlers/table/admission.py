@@ -26,126 +26,131 @@ from lakewarden.events import CommitIntent, Marker
 from lakewarden.handlers.table.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import CommittedBatch, TableState
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, Phase, Transaction
 from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch
 
 
-def judge_intent(deciding: Deciding, intent: CommitIntent) -> None:
+def judge_intent(context: StepContext, intent: CommitIntent) -> None:
     """What a new intent does to others, and whether it is within the bounds."""
-    state = deciding.state
+    state = context.state
     transaction = state.transactions[intent.transaction]
     for older in state.open():
         if older.writer == transaction.writer and older.sequence < transaction.sequence:
-            _supersede(deciding, older, transaction)
+            _supersede(context, older, transaction)
     if len(state.open()) > state.settings.max_open:
-        _refuse_one_more(deciding, transaction)
+        _refuse_over_limit(context, transaction)
 
 
-def judge_unanswered(deciding: Deciding) -> None:
+def judge_unanswered_intents(context: StepContext) -> None:
     """The same after a replay, of every intent that it left without an answer, in one pass over all that are open."""
-    state = deciding.state
+    state = context.state
     last: dict[str, Transaction] = {}
     count = 0
     for each in state.open():
         older = last.get(each.writer)
         if older is not None:
-            _supersede(deciding, older, each)
+            _supersede(context, older, each)
             count -= older.phase is Phase.ABORTED
         if count >= state.settings.max_open and each.phase is Phase.QUEUED:
-            _refuse_one_more(deciding, each)
+            _refuse_over_limit(context, each)
             continue
         last[each.writer] = each
         count += 1
 
 
-def _supersede(deciding: Deciding, older: Transaction, newer: Transaction) -> None:
+def _supersede(context: StepContext, older: Transaction, newer: Transaction) -> None:
     if older.grant is None or not older.grant.revoked:
-        deciding.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
+        context.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
 
 
-def _refuse_one_more(deciding: Deciding, transaction: Transaction) -> None:
-    limit = deciding.state.settings.max_open
-    deciding.abort(
+def _refuse_over_limit(context: StepContext, transaction: Transaction) -> None:
+    limit = context.state.settings.max_open
+    context.abort(
         transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
     )
 
 
-def drop_committed(deciding: Deciding, writer: str) -> None:
+def abort_repeated_batch(context: StepContext, writer: str) -> None:
     """Abort whoever computes a batch that has turned out to be committed; its retry is told to skip it."""
-    done = deciding.state.ledger.get(writer)
-    for each in deciding.state.open():
+    done = context.state.ledger.get(writer)
+    for each in context.state.open():
         computing = each.phase in (Phase.ACTIVE, Phase.WAITING)
-        if computing and each.writer == writer and done is not None and _is_done(each, done):
+        if computing and each.writer == writer and done is not None and _already_committed(each, done):
             detail = f"{done.transaction} has committed batch {done.batch_id}: begin again, and it is skipped"
-            deciding.abort(each, "superseded", retriable=True, detail=detail)
+            context.abort(each, "superseded", retriable=True, detail=detail)
 
 
-def admit_ready(deciding: Deciding) -> list[Transaction]:
+def admit_ready(context: StepContext) -> list[Transaction]:
     """Answer every intent whose time has come; those that were admitted."""
-    state = deciding.state
+    state = context.state
     line = [each for each in state.open() if each.phase is Phase.QUEUED]
     if not line:
         return []
     admitted: list[Transaction] = []
     running = state.running()
-    for transaction in sorted(line, key=lambda each: _place(state, each)):
+    for transaction in sorted(line, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
             continue  # it may be in the middle of an older publish
-        cause = Cause(transaction.intent_id, deciding.cause.offset)
+        cause = Cause(transaction.intent_id, context.cause.offset)
         done = state.ledger.get(transaction.writer)
-        if done is not None and _is_done(transaction, done):
-            deciding.decide(
+        if done is not None and _already_committed(transaction, done):
+            context.decide(
                 SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
             )
             continue
-        if next(in_front(state, transaction), None) is None:
-            reserved = _reserved(state, transaction)
-            deciding.decide(Admit(transaction.id, transaction.writer, cause, reserved))
+        if next(blockers(state, transaction), None) is None:
+            reserved = _markers_to_reserve(state, transaction)
+            context.decide(Admit(transaction.id, transaction.writer, cause, reserved))
             admitted.append(transaction)
     return admitted
 
 
-def _place(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
+def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
     """The place in the line; smaller is earlier. The same order in which conflicts are won."""
-    protected = state.protected(transaction.writer)
+    protected = state.is_protected(transaction.writer)
     return (not protected, 0 if protected else -transaction.priority, transaction.sequence)
 
 
-def _is_done(transaction: Transaction, done: CommittedBatch) -> bool:
+def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
     return transaction.batch_id is not None and transaction.batch_id <= done.batch_id
 
 
-def _reserved(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
     """What is to be kept for a transaction with its admission."""
     named = transaction.markers > 0
-    return () if named or not state.protected(transaction.writer) else state.lost_on[transaction.writer]
+    return () if named or not state.is_protected(transaction.writer) else state.lost_on[transaction.writer]
 
 
-def ahead(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
+def blocking_overlaps(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
     """What holds a queued transaction back: its overlaps with those who compute, or stand before it in the line."""
-    mine = _place(state, transaction)
+    mine = _queue_position(state, transaction)
     for overlap in state.footprints.overlaps(transaction):
         other = overlap.other.transaction
-        first = other.phase in COMPUTING or (other.phase is Phase.QUEUED and _place(state, other) < mine)
+        first = other.phase in COMPUTING or (
+            other.phase is Phase.QUEUED and _queue_position(state, other) < mine
+        )
         if first and operations_conflict(
             rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
         ):
             yield overlap
 
 
-def in_reserved(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
+def reservation_blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
     """Whom it would lose to in what is to be reserved for it."""
-    mine, partitions = _place(state, transaction), {each.partition for each in _reserved(state, transaction)}
+    mine, partitions = (
+        _queue_position(state, transaction),
+        {each.partition for each in _markers_to_reserve(state, transaction)},
+    )
     for other in state.open() if partitions else ():
-        if other.phase is Phase.GRANTED or _place(state, other) < mine:
-            theirs = [*other.footprint, *(each.partition for each in _reserved(state, other))]
+        if other.phase is Phase.GRANTED or _queue_position(state, other) < mine:
+            theirs = [*other.footprint, *(each.partition for each in _markers_to_reserve(state, other))]
             if not partitions.isdisjoint(theirs):
                 yield other
 
 
-def in_front(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
+def blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
     """Whom a transaction that is not admitted yet waits for."""
     if transaction.admission == "queued":
-        yield from (each.other.transaction for each in ahead(state, transaction))
-    yield from in_reserved(state, transaction)
+        yield from (each.other.transaction for each in blocking_overlaps(state, transaction))
+    yield from reservation_blockers(state, transaction)

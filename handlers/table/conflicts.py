@@ -41,7 +41,7 @@ def operations_conflict(rule: ConflictRule, mine: Operation, other: Operation) -
     return "delete" in (mine, other) and mine in _BUILDS_ON and other in _BUILDS_ON
 
 
-def kind_of(mine: Transaction, other: Transaction) -> ConflictKind | None:
+def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
     """How `other` counts against `mine`: alive, landed since mine began, or (None) not at all."""
     if other.phase in LANDED:
         return "commit" if other.ended > mine.began else None
@@ -69,19 +69,19 @@ def _rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> 
     return (protected, 0 if protected else transaction.priority, -transaction.sequence)
 
 
-def counts_against(mine: Touch, other: Touch) -> bool:
+def touches_conflict(mine: Touch, other: Touch) -> bool:
     """Whether `mine` is in conflict with `other`, which it met: by the pair's rule, with a side that counts."""
     one, another = mine.transaction, other.transaction
     return (
         one is not another
-        and kind_of(one, another) is not None
+        and conflict_kind(one, another) is not None
         and operations_conflict(rule_for(one, another), mine.operation, other.operation)
     )
 
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:
     """Those overlaps that are conflicts for `mine`."""
-    return [each for each in overlaps if counts_against(each.mine, each.other)]
+    return [each for each in overlaps if touches_conflict(each.mine, each.other)]
 
 
 def evidence(overlaps: Iterable[Overlap]) -> tuple[ConflictEntry, ...]:

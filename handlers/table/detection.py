@@ -23,93 +23,93 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lakewarden.handlers.table.conflicts import conflicting, counts_against, evidence, loser_of, rule_for
+from lakewarden.handlers.table.conflicts import conflicting, evidence, loser_of, rule_for, touches_conflict
 from lakewarden.handlers.table.footprints import Footprints, Overlap
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.handlers.table.verdicts import ReportConflict
 
 
-def judge_markers(deciding: Deciding, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
+def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
     """What follows from markers of `transaction` that met others."""
-    state = deciding.state
+    state = context.state
     if not state.settings.early_detection or transaction.phase not in COMPUTING:
         return
     conflicts = conflicting(overlaps)
     if state.settings.policy == "first-committer":
         # Only what has landed, or is granted, counts before somebody is granted.
         conflicts = [each for each in conflicts if each.other.transaction.phase in LANDED | {Phase.GRANTED}]
-    losing, winning = _split(deciding, transaction, conflicts)
+    losing, winning = _split_by_loser(context, transaction, conflicts)
     if losing:
-        _abort_for(deciding, transaction, losing)
+        _abort_victim(context, transaction, losing)
         return
-    _abort_others(deciding, winning)
+    _abort_losers(context, winning)
 
 
-def judge_landing(deciding: Deciding, landed: Transaction) -> None:
+def judge_landing(context: StepContext, landed: Transaction) -> None:
     """What follows for the others from a transaction that has just landed."""
-    if deciding.state.settings.early_detection and landed.id in deciding.state.transactions:
+    if context.state.settings.early_detection and landed.id in context.state.transactions:
         seen_from_others = [
-            each.turned()
-            for each in deciding.state.footprints.overlaps(landed)
+            each.flipped()
+            for each in context.state.footprints.overlaps(landed)
             if each.other.transaction.phase in COMPUTING
         ]
-        _abort_others(deciding, [each.turned() for each in conflicting(seen_from_others)])
+        _abort_losers(context, [each.flipped() for each in conflicting(seen_from_others)])
 
 
-def may_be_granted(deciding: Deciding, transaction: Transaction) -> bool:
+def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
     """The last check before a grant.
 
     False: it has been aborted, for what landed since it began, or for a protected one.
     """
-    state = deciding.state
+    state = context.state
     conflicts = conflicting(state.footprints.overlaps(transaction))
     landed = [each for each in conflicts if each.other.transaction.phase in LANDED]
     if landed:
-        _abort_for(deciding, transaction, landed)
+        _abort_victim(context, transaction, landed)
         return False
     if state.settings.policy == "first-intent" and state.settings.early_detection:
         return True  # markers alone have judged those who compute
     alive = [each for each in conflicts if each.other.transaction.phase in COMPUTING]
-    protected = [each for each in alive if _protected(deciding, each.other.transaction)]
-    if protected and not _protected(deciding, transaction):
-        _abort_for(deciding, transaction, protected)
+    protected = [each for each in alive if _is_protected(context, each.other.transaction)]
+    if protected and not _is_protected(context, transaction):
+        _abort_victim(context, transaction, protected)
         return False
     return True
 
 
-def judge_grant(deciding: Deciding, granted: Transaction) -> None:
+def judge_grant(context: StepContext, granted: Transaction) -> None:
     """Under `first-committer`: whoever computes on the same as the one that was just granted is aborted now."""
-    state = deciding.state
+    state = context.state
     if state.settings.policy != "first-committer" or not state.settings.early_detection:
         return
     conflicts = conflicting(state.footprints.overlaps(granted))
-    _abort_others(deciding, [each for each in conflicts if each.other.transaction.phase in COMPUTING])
+    _abort_losers(context, [each for each in conflicts if each.other.transaction.phase in COMPUTING])
 
 
-def sweep(deciding: Deciding) -> None:
+def sweep(context: StepContext) -> None:
     """Everything once more, from the index alone: what a replay may have left undecided."""
-    footprints = deciding.state.footprints
-    for transaction in _in_conflict(footprints):
+    footprints = context.state.footprints
+    for transaction in _transactions_in_conflict(footprints):
         if transaction.phase in COMPUTING:
-            judge_markers(deciding, transaction, footprints.overlaps(transaction))
+            judge_markers(context, transaction, footprints.overlaps(transaction))
 
 
-def _in_conflict(footprints: Footprints) -> list[Transaction]:
+def _transactions_in_conflict(footprints: Footprints) -> list[Transaction]:
     """Who computes and has a conflict, oldest first."""
     found: set[Transaction] = set()
-    for touches in footprints.meetings():
+    for touches in footprints.touch_combinations():
         for mine in touches:
             done = mine.transaction in found or mine.transaction.phase not in COMPUTING
-            if not done and any(counts_against(mine, other) for other in touches):
+            if not done and any(touches_conflict(mine, other) for other in touches):
                 found.add(mine.transaction)
     return sorted(found, key=lambda each: each.sequence)
 
 
-def _split(
-    deciding: Deciding, transaction: Transaction, conflicts: list[Overlap]
+def _split_by_loser(
+    context: StepContext, transaction: Transaction, conflicts: list[Overlap]
 ) -> tuple[list[Overlap], list[Overlap]]:
-    state = deciding.state
+    state = context.state
     losing, winning = [], []
     for each in conflicts:
         loser = loser_of(transaction, each.other.transaction, state.losses, state.settings.max_losses)
@@ -120,13 +120,13 @@ def _split(
     return losing, winning
 
 
-def _abort_others(deciding: Deciding, conflicts: list[Overlap]) -> None:
-    for against in _by_other(conflicts):
+def _abort_losers(context: StepContext, conflicts: list[Overlap]) -> None:
+    for against in _group_by_other(conflicts):
         if against[0].other.transaction.phase in COMPUTING - {Phase.GRANTED}:
-            _abort_for(deciding, against[0].other.transaction, [each.turned() for each in against])
+            _abort_victim(context, against[0].other.transaction, [each.flipped() for each in against])
 
 
-def _by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
+def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
     """One list for each other transaction, oldest first."""
     groups: dict[int, list[Overlap]] = {}
     for each in conflicts:
@@ -134,14 +134,14 @@ def _by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
     return [groups[sequence] for sequence in sorted(groups)]
 
 
-def _abort_for(deciding: Deciding, victim: Transaction, losing: list[Overlap]) -> None:
-    reports = [_report(deciding, victim, against) for against in _by_other(losing)]
+def _abort_victim(context: StepContext, victim: Transaction, losing: list[Overlap]) -> None:
+    reports = [_conflict_report(context, victim, against) for against in _group_by_other(losing)]
     unknown = all(each.other.transaction.phase is Phase.UNKNOWN for each in losing)
-    deciding.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=evidence(losing))
-    deciding.ask(reports)
+    context.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=evidence(losing))
+    context.emit(reports)
 
 
-def _report(deciding: Deciding, victim: Transaction, losing: list[Overlap]) -> ReportConflict:
+def _conflict_report(context: StepContext, victim: Transaction, losing: list[Overlap]) -> ReportConflict:
     winner = losing[0].other.transaction
     return ReportConflict(
         victim=victim.id,
@@ -151,10 +151,10 @@ def _report(deciding: Deciding, victim: Transaction, losing: list[Overlap]) -> R
         rule=rule_for(victim, winner),
         kind="commit" if winner.phase in LANDED else "marker",
         conflicts=evidence(losing),
-        detected_after_ms=max(0.0, (deciding.now - deciding.read_at) * 1000),
-        victim_age_seconds=max(0.0, deciding.now - victim.opened_at),
+        detected_after_ms=max(0.0, (context.now - context.read_at) * 1000),
+        victim_age_seconds=max(0.0, context.now - victim.opened_at),
     )
 
 
-def _protected(deciding: Deciding, transaction: Transaction) -> bool:
-    return deciding.state.protected(transaction.writer)
+def _is_protected(context: StepContext, transaction: Transaction) -> bool:
+    return context.state.is_protected(transaction.writer)

@@ -38,14 +38,14 @@ from lakewarden.handlers.table.verdicts import (
 )
 
 
-def take_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
+def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
     """Enter a writer's event; what its markers met of other transactions. Repeated or late events change nothing."""
     state.moment += 1
     if isinstance(event, CommitIntent):
-        return _open(state, event, offset, now)
+        return _open_transaction(state, event, offset, now)
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitCompleted):
-        _completed(state, event, transaction)
+        _apply_completion(state, event, transaction)
         return []
     if transaction is None:
         return []
@@ -55,7 +55,7 @@ def take_event(state: TableState, event: WriterEventUnion, offset: int, now: flo
         return []
     if transaction.phase not in OPEN:
         return []
-    transaction.heard_at = now
+    transaction.last_event_at = now
     match event:
         case WriterHeartbeat(seq=seq):
             transaction.seq = max(transaction.seq, seq)
@@ -83,7 +83,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     if transaction is None:
         if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":
             # Told once: whoever sends more of it has the answer in the log.
-            remember(state, verdict.transaction, _ending(verdict, verdict.writer, None))
+            keep_closed(state, verdict.transaction, _closed_by(verdict, verdict.writer, None))
         return
     match verdict:
         case Admit(reserved=reserved):
@@ -104,7 +104,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
         case SkipBatch():
             close(state, transaction, Closed(Phase.COMMITTED, transaction.writer, transaction.batch_id))
         case AbortTransaction():
-            _aborted(state, transaction, verdict)
+            _apply_abort(state, transaction, verdict)
         case _:
             assert_never(verdict)
 
@@ -114,18 +114,18 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     state.footprints.remove(transaction)
     del state.transactions[transaction.id]
     transaction.phase = closed.phase
-    remember(state, transaction.id, closed)
-    forget_old_evidence(state)
+    keep_closed(state, transaction.id, closed)
+    drop_old_evidence(state)
 
 
-def remember(state: TableState, transaction: str, closed: Closed) -> None:
+def keep_closed(state: TableState, transaction: str, closed: Closed) -> None:
     """Keep how it ended, within the bound."""
     state.closed[transaction] = closed
     if len(state.closed) > MAX_CLOSED:
         del state.closed[next(iter(state.closed))]
 
 
-def forget_old_evidence(state: TableState) -> None:
+def drop_old_evidence(state: TableState) -> None:
     """Drop landed transactions that no open one can conflict with: each of those began after it had landed."""
     landed = state.landed()
     if not landed:
@@ -135,10 +135,10 @@ def forget_old_evidence(state: TableState) -> None:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
             del state.transactions[each.id]
-            remember(state, each.id, Closed(each.phase, each.writer, each.batch_id))
+            keep_closed(state, each.id, Closed(each.phase, each.writer, each.batch_id))
 
 
-def _open(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
+def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
     if event.transaction in state.transactions or event.transaction in state.closed:
         return []
     transaction = Transaction(
@@ -153,13 +153,13 @@ def _open(state: TableState, event: CommitIntent, offset: int, now: float) -> li
         heartbeat_seconds=event.heartbeat_seconds,
         began=state.moment,
         opened_at=now,
-        heard_at=now,
+        last_event_at=now,
     )
     state.transactions[transaction.id] = transaction
     return state.footprints.add(transaction, event.scope)
 
 
-def _completed(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
+def _apply_completion(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
     writer, batch_id = event.writer, None
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
         batch_id = transaction.batch_id
@@ -180,30 +180,30 @@ def _completed(state: TableState, event: CommitCompleted, transaction: Transacti
         known = state.ledger.get(writer)
         if known is None or known.batch_id < batch_id:
             state.ledger[writer] = CommittedBatch(batch_id, event.transaction, event.version)
-            state.unrecorded.add(writer)
-    forget_old_evidence(state)
+            state.unrecorded_batches.add(writer)
+    drop_old_evidence(state)
 
 
-def _aborted(state: TableState, transaction: Transaction, verdict: AbortTransaction) -> None:
+def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTransaction) -> None:
     if transaction.phase in LANDED:
         return
     if transaction.phase is Phase.GRANTED:
         assert transaction.grant is not None
         if verdict.reason == "outcome-unknown":
             transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
-            forget_old_evidence(state)
+            drop_old_evidence(state)
         else:
             transaction.grant.revoked = True
         return
     if verdict.reason == "conflict":
         lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
         state.losses[transaction.writer] = lost
-        state.lost_on[transaction.writer] = _lost_on(state, transaction)
+        state.lost_on[transaction.writer] = _partitions_lost_on(state, transaction)
         state.unrecorded_losses[transaction.writer] = transaction.id
-    close(state, transaction, _ending(verdict, transaction.writer, transaction.batch_id))
+    close(state, transaction, _closed_by(verdict, transaction.writer, transaction.batch_id))
 
 
-def _lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
+def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
     """Where its writer has lost in a row, this time included."""
     places = dict.fromkeys(
         Marker(partition=partition, file_group=ALL_FILE_GROUPS, operation=operation)
@@ -218,7 +218,7 @@ def _lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
     return tuple(place for place, _ in islice(fitting, MAX_LOST_ON))
 
 
-def _ending(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
+def _closed_by(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
     return Closed(
         Phase.ABORTED, writer, batch_id, verdict.reason, verdict.retriable, verdict.conflicts, verdict.detail
     )

@@ -28,7 +28,7 @@ class Overlap:
     mine: Touch
     other: Touch
 
-    def turned(self) -> Overlap:
+    def flipped(self) -> Overlap:
         """The same, seen from the other."""
         return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
 
@@ -70,7 +70,7 @@ class Footprints:
                 mine.append(file_group)
                 transaction.markers += 1
             if not new or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
-                overlaps.extend(self._met(partition, file_group, single[0]))
+                overlaps.extend(self._overlaps_at(partition, file_group, single[0]))
         return overlaps
 
     def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
@@ -83,9 +83,9 @@ class Footprints:
                 if len(touches) > 1 or starred:
                     for touch in touches:
                         if touch.transaction is transaction:
-                            yield from self._met(partition, file_group, touch)
+                            yield from self._overlaps_at(partition, file_group, touch)
 
-    def meetings(self) -> set[tuple[Touch, ...]]:
+    def touch_combinations(self) -> set[tuple[Touch, ...]]:
         """The touches that meet in one place, each combination once: a sweep judges these, not all the places."""
         found: set[tuple[Touch, ...]] = set()
         for groups in self.index.values():
@@ -112,7 +112,7 @@ class Footprints:
         transaction.footprint = {}
         transaction.markers = 0
 
-    def _met(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
+    def _overlaps_at(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
         groups = self.index[partition]
         places: Iterable[str]
         if file_group == ALL_FILE_GROUPS:

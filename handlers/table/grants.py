@@ -24,63 +24,67 @@
 
 from __future__ import annotations
 
-from lakewarden.handlers.table.detection import judge_grant, judge_landing, may_be_granted
+from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.state import LockView, TableState
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import OPEN, Phase, Transaction
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
+    AcquireLock,
     Cause,
-    FreeLock,
     GrantCommit,
-    NeedLock,
+    ReleaseLock,
     RenewGrant,
 )
 
-WORTHWHILE = 0.5
+MIN_LEASE_SHARE = 0.5
 """Share of the configured lease below which a grant is not given."""
 
 
-def grant_next(deciding: Deciding) -> None:
+def grant_next(context: StepContext) -> None:
     """Grant the first in line for whom everything holds."""
-    state = deciding.state
-    while state.running() is None and (line := _line(state)):
-        lease = _lease_left(deciding)
+    state = context.state
+    while state.running() is None and (line := _grant_queue(state)):
+        lease = _available_lease(context)
         lock = state.lock
-        if lock is None or deciding.now < lock.quiet_until or lease < WORTHWHILE * state.settings.grant_lease:
+        if (
+            lock is None
+            or context.now < lock.quiet_until
+            or lease < MIN_LEASE_SHARE * state.settings.grant_lease
+        ):
             return
         first = line[0]
-        if not may_be_granted(deciding, first):
+        if not validate_for_grant(context, first):
             continue
         state.lock_used = True
-        deciding.decide(
+        context.decide(
             GrantCommit(
                 first.id,
                 first.writer,
-                Cause(first.requested_id, deciding.cause.offset),
-                grant=f"{first.id}:{deciding.cause.offset}",
+                Cause(first.requested_id, context.cause.offset),
+                grant=f"{first.id}:{context.cause.offset}",
                 lease_seconds=lease,
                 seq=first.seq,
                 lock_owner=lock.owner,
             )
         )
-        judge_grant(deciding, first)
+        judge_grant(context, first)
 
 
-def extend(deciding: Deciding, transaction: Transaction) -> None:
+def extend_grant(context: StepContext, transaction: Transaction) -> None:
     """A heartbeat of a granted writer: its lease goes on, as far as the lock reaches."""
     grant = transaction.grant
-    lock = deciding.state.lock
-    if grant is None or grant.revoked or lock is None or deciding.now < lock.quiet_until:
+    lock = context.state.lock
+    if grant is None or grant.revoked or lock is None or context.now < lock.quiet_until:
         return
-    lease = _lease_left(deciding)
-    if lease > 0 and deciding.now + lease > grant.deadline:
-        deciding.decide(
+    lease = _available_lease(context)
+    if lease > 0 and context.now + lease > grant.deadline:
+        context.decide(
             RenewGrant(
                 transaction.id,
                 transaction.writer,
-                deciding.cause,
+                context.cause,
                 grant.id,
                 lease,
                 transaction.seq,
@@ -89,96 +93,96 @@ def extend(deciding: Deciding, transaction: Transaction) -> None:
         )
 
 
-def lapse(deciding: Deciding, caught_up: CaughtUp | None) -> None:
+def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
     """Publish that a grant's lease ran out unheard; `caught_up` is None while the agent lags."""
-    running = deciding.state.running()
+    running = context.state.running()
     if caught_up is None or running is None or running.grant is None:
         return
     if caught_up.until < running.grant.deadline:
         return
-    deciding.decide(
+    context.decide(
         AbortTransaction(
             running.id,
             running.writer,
-            deciding.cause,
+            context.cause,
             "outcome-unknown",
             retriable=True,
             detail="its lease ran out and nothing was heard: look for the commit in the table before writing again",
         )
     )
-    judge_landing(deciding, running)
+    judge_landing(context, running)
 
 
-def lock_lost(deciding: Deciding, why: str) -> None:
+def on_lock_gone(context: StepContext, detail: str) -> None:
     """Tell the running grant's writer that the lock is gone."""
-    deciding.state.lock, deciding.state.lock_used = None, False
-    running = deciding.state.running()
+    context.state.lock, context.state.lock_used = None, False
+    running = context.state.running()
     if running is not None and running.grant is not None and not running.grant.revoked:
-        deciding.abort(running, "lease-lost", detail=why)
+        context.abort(running, "lease-lost", detail=detail)
 
 
-def lock_forbidden(deciding: Deciding, why: str) -> None:
+def on_lock_forbidden(context: StepContext, detail: str) -> None:
     """Nobody can be granted until a person has changed something: say so now."""
-    for transaction in deciding.state.open():
+    for transaction in context.state.open():
         if transaction.phase is not Phase.GRANTED:
-            deciding.abort(transaction, "not-allowed", retriable=False, detail=why)
+            context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
-def lock_confirmed(deciding: Deciding, lock: LockView) -> None:
+def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     """The lock is ours, or still ours."""
-    state = deciding.state
-    if not state.lock_wanted:
+    state = context.state
+    if not state.lock_requested:
         return
     state.lock = lock
     running = state.running()
     state.lock_used = state.lock_used or running is not None
     if running is not None:
-        _cover(deciding, running, lock)
+        _publish_lock_owner(context, running, lock)
 
 
-def _cover(deciding: Deciding, running: Transaction, lock: LockView) -> None:
+def _publish_lock_owner(context: StepContext, running: Transaction, lock: LockView) -> None:
     """Put into the log whose lock covers a running grant now: whoever comes after us must know it when it finds it."""
     grant = running.grant
-    if grant is None or grant.revoked or grant.lock_owner == lock.owner or deciding.now >= grant.deadline:
+    if grant is None or grant.revoked or grant.lock_owner == lock.owner or context.now >= grant.deadline:
         return
-    left = grant.deadline - deciding.now
-    deciding.decide(
-        RenewGrant(running.id, running.writer, deciding.cause, grant.id, left, grant.seq, lock.owner)
+    left = grant.deadline - context.now
+    context.decide(
+        RenewGrant(running.id, running.writer, context.cause, grant.id, left, grant.seq, lock.owner)
     )
 
 
-def want_lock(deciding: Deciding) -> None:
+def request_or_release_lock(context: StepContext) -> None:
     """Ask for the lock, or give it back, as the hold policy says."""
-    state = deciding.state
+    state = context.state
     if state.settings.hold == "while-active":
         wanted = any(each.phase in OPEN for each in state.transactions.values())
-        if wanted and state.lock_wanted:
+        if wanted and state.lock_requested:
             return
         running = state.running()
     else:
         running = state.running()
-        wanted = bool(_line(state)) or running is not None
+        wanted = bool(_grant_queue(state)) or running is not None
         if state.lock_used and running is None:
-            _release(deciding)
-    if wanted and not state.lock_wanted:
+            _release_lock(context)
+    if wanted and not state.lock_requested:
         adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
-        deciding.ask([NeedLock(adopt)])
-        state.lock_wanted = True
-    elif not wanted and state.lock_wanted:
-        _release(deciding)
+        context.emit([AcquireLock(adopt)])
+        state.lock_requested = True
+    elif not wanted and state.lock_requested:
+        _release_lock(context)
 
 
-def _release(deciding: Deciding) -> None:
-    state = deciding.state
-    state.lock, state.lock_wanted, state.lock_used = None, False, False
-    deciding.ask([FreeLock()])
+def _release_lock(context: StepContext) -> None:
+    state = context.state
+    state.lock, state.lock_requested, state.lock_used = None, False, False
+    context.emit([ReleaseLock()])
 
 
-def _line(state: TableState) -> list[Transaction]:
+def _grant_queue(state: TableState) -> list[Transaction]:
     waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
     return sorted(waiting, key=lambda each: each.requested)
 
 
-def _lease_left(deciding: Deciding) -> float:
-    lock = deciding.state.lock
-    return 0.0 if lock is None else min(deciding.state.settings.grant_lease, lock.expires_at - deciding.now)
+def _available_lease(context: StepContext) -> float:
+    lock = context.state.lock
+    return 0.0 if lock is None else min(context.state.settings.grant_lease, lock.expires_at - context.now)

@@ -16,7 +16,7 @@ class InvariantBrokenError(Exception):
     """The table's state contradicts itself. The table is stopped; restart the agent to rebuild it from the log."""
 
 
-def self_audit(state: TableState) -> None:
+def check_invariants(state: TableState) -> None:
     """Raise `InvariantBrokenError`, with the story, if something does not agree."""
     granted = [each.id for each in state.transactions.values() if each.phase is Phase.GRANTED]
     _require(state, f"two grants run: {granted}", holds=len(granted) <= 1)
@@ -29,13 +29,13 @@ def self_audit(state: TableState) -> None:
         asked = each.phase is not Phase.WAITING or each.requested >= 0
         _require(state, f"{where} but never asked for its commit", holds=asked)
         _require(state, f"{where} but never began", holds=each.phase not in COMPUTING or each.began >= 0)
-    _audit_index(state)
+    _check_index(state)
 
 
-def _audit_index(state: TableState) -> None:
+def _check_index(state: TableState) -> None:
     index, known = state.footprints.index, state.transactions
     looked_at = 0
-    for transaction, partition, file_groups in _share(state, state.settings.audit_entries):
+    for transaction, partition, file_groups in _next_entries(state, state.settings.entries_per_check):
         groups = index.get(partition, {})
         for file_group in file_groups:
             agree = False
@@ -48,13 +48,15 @@ def _audit_index(state: TableState) -> None:
             if not agree:
                 raise _broken(state, f"index and {transaction.id} disagree on {partition!r} {file_group!r}")
         looked_at += len(file_groups)
-    _audit_places(state)
-    state.audited = state.audited + looked_at if looked_at == state.settings.audit_entries else 0
+    _check_index_size(state)
+    state.next_entry_to_check = (
+        state.next_entry_to_check + looked_at if looked_at == state.settings.entries_per_check else 0
+    )
 
 
-def _share(state: TableState, wanted: int) -> Iterator[tuple[Transaction, str, list[str]]]:
+def _next_entries(state: TableState, wanted: int) -> Iterator[tuple[Transaction, str, list[str]]]:
     """The next so many entries after those audited last; what comes before is stepped over, not walked through."""
-    skip = state.audited
+    skip = state.next_entry_to_check
     for transaction in state.transactions.values():
         if skip and transaction.markers <= skip:
             skip -= transaction.markers
@@ -70,13 +72,13 @@ def _share(state: TableState, wanted: int) -> Iterator[tuple[Transaction, str, l
                 return
 
 
-def _audit_places(state: TableState) -> None:
+def _check_index_size(state: TableState) -> None:
     """As many entries in the index as the transactions say: one more is one that nobody would ever remove.
 
     The whole index is counted, so only where it is within the bound of one audit.
     """
     touched = sum(each.markers for each in state.transactions.values())
-    if touched > state.settings.audit_entries:
+    if touched > state.settings.entries_per_check:
         return
     entered = sum(
         len(touches) if len(touches) == 1 else len({touch.transaction.id for touch in touches})

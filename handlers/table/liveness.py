@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 
 
@@ -30,14 +30,14 @@ class CaughtUp:
     until: float
 
 
-def abort_silent(deciding: Deciding, caught_up: CaughtUp | None) -> None:
+def abort_silent_writers(context: StepContext, caught_up: CaughtUp | None) -> None:
     """Abort whoever was silent for too long; `caught_up` is None while the agent lags."""
     if caught_up is None:
         return
-    for transaction in deciding.state.open():
-        limit = transaction.heartbeat_seconds * deciding.state.settings.heartbeat_misses
-        silent = caught_up.until - max(transaction.heard_at, caught_up.since)
+    for transaction in context.state.open():
+        limit = transaction.heartbeat_seconds * context.state.settings.heartbeat_misses
+        silent = caught_up.until - max(transaction.last_event_at, caught_up.since)
         if transaction.phase is not Phase.GRANTED and silent > limit:
-            deciding.abort(
+            context.abort(
                 transaction, "writer-lost", detail=f"nothing heard for {silent:.1f} s, limit {limit:.1f} s"
             )

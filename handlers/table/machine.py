@@ -23,22 +23,27 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.table.admission import admit_ready, drop_committed, judge_intent, judge_unanswered
-from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
-from lakewarden.handlers.table.facts import apply_verdict, take_event
-from lakewarden.handlers.table.grants import (
-    extend,
-    grant_next,
-    lapse,
-    lock_confirmed,
-    lock_forbidden,
-    lock_lost,
-    want_lock,
+from lakewarden.handlers.table.admission import (
+    abort_repeated_batch,
+    admit_ready,
+    judge_intent,
+    judge_unanswered_intents,
 )
-from lakewarden.handlers.table.invariants import self_audit
-from lakewarden.handlers.table.liveness import CaughtUp, abort_silent
+from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
+from lakewarden.handlers.table.facts import apply_event, apply_verdict
+from lakewarden.handlers.table.grants import (
+    extend_grant,
+    grant_next,
+    on_lock_confirmed,
+    on_lock_forbidden,
+    on_lock_gone,
+    publish_lapse,
+    request_or_release_lock,
+)
+from lakewarden.handlers.table.invariants import check_invariants
+from lakewarden.handlers.table.liveness import CaughtUp, abort_silent_writers
 from lakewarden.handlers.table.state import CommittedBatch, LockView, TableState
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
@@ -52,7 +57,7 @@ from lakewarden.handlers.table.verdicts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class EventRead:
     """A writer's event, as the log has it. Times are monotonic seconds."""
 
     event: WriterEventUnion
@@ -85,7 +90,7 @@ class LockGone:
 
     now: float
     offset: int
-    why: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class LockForbidden:
 
     now: float
     offset: int
-    why: str
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,43 +110,43 @@ class Replayed:
     offset: int
 
 
-Input: TypeAlias = Read | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
+Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
 
 
-def step(state: TableState, given: Input) -> list[Effect]:
+def step(state: TableState, input_: Input) -> list[Effect]:
     """Take one input; what follows from it, in order. The verdicts among it are already in the state."""
-    event_id = given.event.event_id if isinstance(given, Read) else None
-    read_at = given.read_at if isinstance(given, Read) else given.now
-    offset = given.offset
-    deciding = Deciding(state, given.now, read_at, Cause(event_id, offset))
-    match given:
-        case Read(event=event):
-            _read(deciding, event)
+    event_id = input_.event.event_id if isinstance(input_, EventRead) else None
+    read_at = input_.read_at if isinstance(input_, EventRead) else input_.now
+    offset = input_.offset
+    context = StepContext(state, input_.now, read_at, Cause(event_id, offset))
+    match input_:
+        case EventRead(event=event):
+            _apply_and_judge(context, event)
         case Tick(caught_up=caught_up):
-            lapse(deciding, caught_up)
-            abort_silent(deciding, caught_up)
-            self_audit(state)
+            publish_lapse(context, caught_up)
+            abort_silent_writers(context, caught_up)
+            check_invariants(state)
         case LockConfirmed(lock=lock):
-            lock_confirmed(deciding, lock)
-        case LockGone(why=why):
-            lock_lost(deciding, why)
-        case LockForbidden(why=why):
-            lock_lost(deciding, why)
-            lock_forbidden(deciding, why)
+            on_lock_confirmed(context, lock)
+        case LockGone(detail=detail):
+            on_lock_gone(context, detail)
+        case LockForbidden(detail=detail):
+            on_lock_gone(context, detail)
+            on_lock_forbidden(context, detail)
         case Replayed():
-            judge_unanswered(deciding)
+            judge_unanswered_intents(context)
             for writer in sorted(state.ledger):
-                drop_committed(deciding, writer)
-            sweep(deciding)
+                abort_repeated_batch(context, writer)
+            sweep(context)
         case _:
-            assert_never(given)
-    _owed(deciding)
-    return deciding.effects
+            assert_never(input_)
+    _decide_outstanding(context)
+    return context.effects
 
 
 def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
     """Enter an event during the replay: facts only."""
-    take_event(state, event, offset, now)
+    apply_event(state, event, offset, now)
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
@@ -149,18 +154,20 @@ def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     apply_verdict(state, verdict, now)
 
 
-def remember_batch(state: TableState, writer: str, batch: CommittedBatch, *, again: bool = False) -> None:
+def restore_batch(
+    state: TableState, writer: str, batch: CommittedBatch, *, record_again: bool = False
+) -> None:
     """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
     known = state.ledger.get(writer)
     if known is None or known.batch_id < batch.batch_id:
         state.ledger[writer] = batch
-    if again:
-        state.unrecorded.add(writer)
+    if record_again:
+        state.unrecorded_batches.add(writer)
 
 
-def remember_losses(state: TableState, lost: RecordLosses, *, again: bool = False) -> None:
+def restore_losses(state: TableState, lost: RecordLosses, *, record_again: bool = False) -> None:
     """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
-    if again:
+    if record_again:
         state.unrecorded_losses[lost.writer] = lost.transaction
     state.losses.pop(lost.writer, None)
     state.lost_on.pop(lost.writer, None)
@@ -168,44 +175,44 @@ def remember_losses(state: TableState, lost: RecordLosses, *, again: bool = Fals
         state.losses[lost.writer], state.lost_on[lost.writer] = lost.losses, lost.lost_on
 
 
-def _read(deciding: Deciding, event: WriterEventUnion) -> None:
-    state = deciding.state
+def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
+    state = context.state
     before = state.transactions.get(event.transaction)
     phase_before = before.phase if before is not None else None
     seq_before = before.seq if before is not None else -1
-    overlaps = take_event(state, event, deciding.cause.offset, deciding.now)
+    overlaps = apply_event(state, event, context.cause.offset, context.now)
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitIntent):
         if before is None and transaction is not None:
-            judge_intent(deciding, event)
+            judge_intent(context, event)
     elif before is None:
-        _answer_stranger(deciding, event)
+        _answer_unknown_transaction(context, event)
     if isinstance(event, CommitCompleted):
         if phase_before in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
-            deciding.ask([Warn("commit-without-grant", event.transaction, event.writer)])
+            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
         if transaction is not None and phase_before is not Phase.COMMITTED:
-            judge_landing(deciding, transaction)
-        drop_committed(deciding, event.writer)
+            judge_landing(context, transaction)
+        abort_repeated_batch(context, event.writer)
         return
     if transaction is None or transaction.id not in state.transactions:
         return
     if transaction.markers > state.settings.max_markers and transaction.phase is not Phase.GRANTED:
         limit = state.settings.max_markers
-        deciding.abort(transaction, "not-allowed", retriable=False, detail=f"more than {limit} markers")
+        context.abort(transaction, "not-allowed", retriable=False, detail=f"more than {limit} markers")
         return
     if isinstance(event, WriterHeartbeat) and event.seq > seq_before:
-        extend(deciding, transaction)
+        extend_grant(context, transaction)
     if overlaps:
-        judge_markers(deciding, transaction, overlaps)
+        judge_markers(context, transaction, overlaps)
 
 
-def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
+def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -> None:
     """An event of a transaction that is not open here: ended, or never heard of."""
-    state = deciding.state
+    state = context.state
     closed = state.closed.get(event.transaction)
     if isinstance(event, CommitCompleted):
         if closed is None or closed.phase is Phase.ABORTED:
-            deciding.ask([Warn("commit-without-grant", event.transaction, event.writer)])
+            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
@@ -213,18 +220,18 @@ def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
             verdict = AbortTransaction(
                 event.transaction,
                 event.writer,
-                deciding.cause,
+                context.cause,
                 "unknown-transaction",
                 retriable=True,
                 detail=detail,
             )
-            deciding.decide(verdict)
+            context.decide(verdict)
     elif isinstance(event, CommitRequested) and closed.reason is not None:
-        deciding.decide(
+        context.decide(
             AbortTransaction(
                 event.transaction,
                 event.writer,
-                deciding.cause,
+                context.cause,
                 closed.reason,
                 closed.retriable,
                 closed.conflicts,
@@ -233,30 +240,30 @@ def _answer_stranger(deciding: Deciding, event: WriterEventUnion) -> None:
         )
 
 
-def _owed(deciding: Deciding) -> None:
+def _decide_outstanding(context: StepContext) -> None:
     """What the state owes now.
 
     Answers to intents, judgement of what the admitted named beforehand, the lock, the grant.
     """
-    state = deciding.state
+    state = context.state
     while True:
-        decided = len(deciding.effects)
+        decided = len(context.effects)
         phases = state.phases()
         if Phase.QUEUED in phases:
-            for transaction in admit_ready(deciding):
-                judge_markers(deciding, transaction, list(state.footprints.overlaps(transaction)))
+            for transaction in admit_ready(context):
+                judge_markers(context, transaction, list(state.footprints.overlaps(transaction)))
             phases = state.phases()
-        want_lock(deciding)
+        request_or_release_lock(context)
         if Phase.WAITING in phases:
-            grant_next(deciding)
-        if len(deciding.effects) == decided:
+            grant_next(context)
+        if len(context.effects) == decided:
             break
         # Each round ends or starts somebody, which may let somebody else in: as many rounds as there are transactions.
-    for writer in sorted(state.unrecorded):
+    for writer in sorted(state.unrecorded_batches):
         batch = state.ledger[writer]
-        deciding.ask([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
-    state.unrecorded.clear()
+        context.emit([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
+    state.unrecorded_batches.clear()
     for writer, lost_last in sorted(state.unrecorded_losses.items()):
         losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())
-        deciding.ask([RecordLosses(writer, losses, lost_on, lost_last)])
+        context.emit([RecordLosses(writer, losses, lost_on, lost_last)])
     state.unrecorded_losses.clear()

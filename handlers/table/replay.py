@@ -9,7 +9,7 @@
 - The last one in the log counts, whoever Kafka's group thinks the owner is: a take may reach the log late. So an owner listens
   for takes after its own, and begins anew when there is one.
 - What such an agent writes to the ledger may come after what the owner wrote, or be all that is there, and compaction keeps the
-  last entry of a key. Which one counts is told by what it says (`in_force`); where the last one doesn't, what is true is written
+  last entry of a key. Which one counts is told by what it says (`entries_in_force`); where the last one doesn't, what is true is written
   once more.
 """
 
@@ -72,7 +72,7 @@ class PublishedDecisions:
         """Where the first decision that was not taken stands."""
         return self._decisions[self._taken][0] if self._taken < len(self._decisions) else None
 
-    def due(self, offset: int | None) -> list[DecisionEventUnion]:
+    def pop_due(self, offset: int | None) -> list[DecisionEventUnion]:
         """Take what became a fact up to this offset in `writers`; None: all that is left."""
         began = self._taken
         while self._taken < len(self._decisions):
@@ -83,7 +83,7 @@ class PublishedDecisions:
         return [decision for _, decision in self._decisions[began : self._taken]]
 
 
-def in_force(
+def entries_in_force(
     entries: Iterable[LedgerEventUnion], published: PublishedDecisions
 ) -> list[tuple[LedgerEventUnion, bool]]:
     """Of each writer's entries of a kind the one that counts, and whether it is the last one.

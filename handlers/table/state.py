@@ -32,7 +32,7 @@ class TableSettings:
     """Open transactions a table: each costs a place in every sweep."""
     max_markers: int = 2_000_000
     """Markers a transaction: about 200 bytes each."""
-    audit_entries: int = 4_000
+    entries_per_check: int = 4_000
     """Index entries that one periodic self-audit looks at, about 1 ms; the next goes on where it ended."""
 
 
@@ -65,7 +65,7 @@ class TableState:
     closed: dict[str, Closed] = field(default_factory=dict)
     footprints: Footprints = field(default_factory=Footprints)
     ledger: dict[str, CommittedBatch] = field(default_factory=dict)
-    unrecorded: set[str] = field(default_factory=set)
+    unrecorded_batches: set[str] = field(default_factory=set)
     """Writers whose last batch the ledger topic has not been told of."""
     losses: dict[str, int] = field(default_factory=dict)
     """Conflicts lost in a row, by writer."""
@@ -76,10 +76,10 @@ class TableState:
     moment: int = 0
     """Facts taken so far: the clock by which transactions began and ended."""
     lock: LockView | None = None
-    lock_wanted: bool = False
+    lock_requested: bool = False
     lock_used: bool = False
     """A grant was given under the lock as it is held now."""
-    audited: int = 0
+    next_entry_to_check: int = 0
     """Where the next self-audit goes on."""
 
     def open(self) -> list[Transaction]:
@@ -98,13 +98,13 @@ class TableState:
         """The transaction whose grant runs."""
         return next((each for each in self.transactions.values() if each.phase is Phase.GRANTED), None)
 
-    def protected(self, writer: str) -> bool:
+    def is_protected(self, writer: str) -> bool:
         """Whether it has lost so often in a row that it wins next."""
         return self.losses.get(writer, 0) >= self.settings.max_losses
 
-    def quiet(self) -> bool:
+    def idle(self) -> bool:
         """Whether nothing can happen here without an event."""
-        return not self.transactions and not self.lock_wanted
+        return not self.transactions and not self.lock_requested
 
     def oldest_needed(self) -> int | None:
         """Offset of the oldest intent that a replay must see: of an open transaction, or of evidence against one."""

@@ -13,7 +13,7 @@ from lakewarden.handlers.table.verdicts import AbortTransaction, Cause, Effect, 
 
 
 @dataclass(slots=True)
-class Deciding:
+class StepContext:
     """The state, the time, what led here, and what has been decided so far."""
 
     state: TableState
@@ -29,7 +29,7 @@ class Deciding:
         apply_verdict(self.state, verdict, self.now)
         self.effects.append(verdict)
 
-    def ask(self, effects: Iterable[Effect]) -> None:
+    def emit(self, effects: Iterable[Effect]) -> None:
         """Ask the shell for something that is no verdict."""
         self.effects.extend(effects)
 

@@ -83,7 +83,7 @@ class Transaction:
     began: int
     opened_at: float
     """When the intent was read; monotonic."""
-    heard_at: float
+    last_event_at: float
     """When the writer's last event was read; monotonic."""
     phase: Phase = Phase.QUEUED
     ended: int = -1

@@ -135,14 +135,14 @@ class RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class NeedLock:
+class AcquireLock:
     """The table's lock is needed; `adopt` is the owner that covers a running grant which we found in the log."""
 
     adopt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class FreeLock:
+class ReleaseLock:
     """The table's lock is needed no more."""
 
 
@@ -150,12 +150,12 @@ class FreeLock:
 class Warn:
     """Something that people should know of and that changes nothing."""
 
-    what: str
+    event: str
     transaction: str
     writer: str
 
 
-Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | NeedLock | FreeLock | Warn
+Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | AcquireLock | ReleaseLock | Warn
 
 
 def verdict_of(event: DecisionEventUnion) -> Verdict:

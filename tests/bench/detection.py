@@ -40,9 +40,9 @@ from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import CommitIntent, Marker
 from lakewarden.handlers.table.detection import sweep
-from lakewarden.handlers.table.machine import Read, Replayed, replay_event, step
+from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
 from lakewarden.handlers.table.state import TableSettings, TableState
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Cause
 from tests.bench import words
 
@@ -214,7 +214,7 @@ def _replayed(markers: int, writers: int) -> TableState:
 def _opened(writers: int, variant: Variant) -> TableState:
     state = TableState(TABLE, TableSettings())
     for number in range(writers):
-        effects = step(state, Read(_intent(number, variant), number, 0.0, 0.0))
+        effects = step(state, EventRead(_intent(number, variant), number, 0.0, 0.0))
         assert any(isinstance(each, Admit) for each in effects)
     return state
 
@@ -225,7 +225,7 @@ def _intent(number: int, variant: Variant) -> CommitIntent:
     return intent.model_copy(update={"conflict_rule": rule})
 
 
-def _events(markers: int, writers: int, variant: Variant) -> Iterator[Read]:
+def _events(markers: int, writers: int, variant: Variant) -> Iterator[EventRead]:
     """Each writer's share in events of up to `BATCH`, the writers by turns."""
     each, more = divmod(markers, writers)
     shares = [each + (number < more) for number in range(writers)]
@@ -235,7 +235,7 @@ def _events(markers: int, writers: int, variant: Variant) -> Iterator[Read]:
             numbers = range(start, min(start + BATCH, share))
             if numbers:
                 touched = [_marker(writer, number, shares[0], writers, variant) for number in numbers]
-                yield Read(words.make_touched(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0)
+                yield EventRead(words.make_touched(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0)
                 offset += 1
 
 
@@ -254,11 +254,11 @@ def _sweeps(state: TableState, repetitions: int) -> float:
 
 
 def _sweep_seconds(state: TableState, *, aborts: int) -> float:
-    deciding = Deciding(state, 0.0, 0.0, Cause(None, 0))
+    context = StepContext(state, 0.0, 0.0, Cause(None, 0))
     began = time.thread_time()
-    sweep(deciding)
+    sweep(context)
     seconds = time.thread_time() - began
-    aborted = sum(isinstance(each, AbortTransaction) for each in deciding.effects)
+    aborted = sum(isinstance(each, AbortTransaction) for each in context.effects)
     assert aborted == aborts, f"{aborted} aborted, not {aborts}"
     return seconds
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lakewarden.handlers.table.liveness import CaughtUp
-from lakewarden.handlers.table.machine import Read, Replayed, Tick, step
+from lakewarden.handlers.table.machine import EventRead, Replayed, Tick, step
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.bench import words
@@ -65,13 +65,13 @@ def _incremental(*, meeting: bool) -> float:
 def _opened() -> TableState:
     state = TableState(TABLE, TableSettings())
     for offset, writer in enumerate(("first", "second")):
-        step(state, Read(words.make_intent(TABLE, writer), offset, 0.0, 0.0))
+        step(state, EventRead(words.make_intent(TABLE, writer), offset, 0.0, 0.0))
     return state
 
 
-def _events(writer: str, start: int) -> list[Read]:
+def _events(writer: str, start: int) -> list[EventRead]:
     return [
-        Read(
+        EventRead(
             words.make_touched(TABLE, writer, [words.marker(n, n % 28) for n in range(first, first + BATCH)]),
             10 + first,
             0.0,
@@ -81,7 +81,7 @@ def _events(writer: str, start: int) -> list[Read]:
     ]
 
 
-def _take_all(state: TableState, events: list[Read]) -> list[object]:
+def _take_all(state: TableState, events: list[EventRead]) -> list[object]:
     effects: list[object] = []
     for event in events:
         effects += step(state, event)

@@ -35,9 +35,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, WriterEventUnion
-from lakewarden.handlers.table.machine import LockConfirmed, Read, step
+from lakewarden.handlers.table.machine import EventRead, LockConfirmed, step
 from lakewarden.handlers.table.state import LockView, TableSettings, TableState
-from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Effect, GrantCommit, NeedLock, Verdict
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    AcquireLock,
+    Admit,
+    Effect,
+    GrantCommit,
+    Verdict,
+)
 from tests.bench import words
 from tests.bench.figures import over_runs
 
@@ -183,12 +190,12 @@ class Agent:
 
     def _read(self, event: WriterEventUnion) -> None:
         now = self._simulation.now
-        self._run(step(self._state, Read(event, next(self._offset), now, now)))
+        self._run(step(self._state, EventRead(event, next(self._offset), now, now)))
 
     def _run(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
-                case NeedLock():
+                case AcquireLock():
                     lock = LockView("agent", FOREVER, 0.0)
                     self._run(step(self._state, LockConfirmed(self._simulation.now, 0, lock)))
                 case Admit() | AbortTransaction() | GrantCommit():

@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, GrantCommit, NeedLock
+from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock, Admit, GrantCommit
 from tests.unit.handlers.table.world import World, m
 
 
@@ -85,7 +85,7 @@ class Contest:
             if isinstance(effect, Admit | AbortTransaction):
                 self._told(effect)
         for effect in effects:
-            if isinstance(effect, NeedLock):
+            if isinstance(effect, AcquireLock):
                 self.world.lock(left=1e9)
                 self._follow()
             elif isinstance(effect, GrantCommit):

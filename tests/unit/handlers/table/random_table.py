@@ -26,16 +26,16 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.table.invariants import self_audit
+from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.machine import LockConfirmed, LockGone
 from lakewarden.handlers.table.state import LockView, TableSettings
 from lakewarden.handlers.table.transactions import OPEN, Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
+    AcquireLock,
     Admit,
-    FreeLock,
     GrantCommit,
-    NeedLock,
+    ReleaseLock,
     RenewGrant,
     SkipBatch,
     Verdict,
@@ -360,7 +360,7 @@ class Table(RuleBasedStateMachine):
     def lock_confirmed(self) -> None:
         """Acquired or renewed; after a crash only by adoption, or once the former lease has ended."""
         now = self.w.now
-        if not self.w.state.lock_wanted:
+        if not self.w.state.lock_requested:
             return
         quiet = 0.0
         if self.w.state.lock is None:
@@ -390,7 +390,7 @@ class Table(RuleBasedStateMachine):
         offset = self.w.offset + 1
         probe = self.w.rebuilt()
         probe.offset, probe.now = self.w.offset, self.w.now
-        probe.state.lock, probe.state.lock_wanted = self.w.state.lock, self.w.state.lock_wanted
+        probe.state.lock, probe.state.lock_requested = self.w.state.lock, self.w.state.lock_requested
         probe.state.lock_used = self.w.state.lock_used
         probe.read(event)
         verdicts = [each for each in probe.effects if isinstance(each, VERDICTS)][:published]
@@ -410,7 +410,7 @@ class Table(RuleBasedStateMachine):
         self.w.caught_up_since = None
         self.adopting = False
         self.around(self.w.replayed)
-        needs = self.w.of(NeedLock)
+        needs = self.w.of(AcquireLock)
         self.adopting = (
             bool(needs) and needs[0].adopt is not None and needs[0].adopt == f"agent-{self.lock_owner}"
         )
@@ -438,7 +438,7 @@ class Table(RuleBasedStateMachine):
         step()
         verdicts = [each for each in self.w.effects if isinstance(each, VERDICTS)]
         for effect in self.w.effects:
-            if isinstance(effect, FreeLock):
+            if isinstance(effect, ReleaseLock):
                 self.lock_end = 0.0
         first_told = [each for each in verdicts if each.transaction not in told]
         for verdict in verdicts:
@@ -504,7 +504,7 @@ class Table(RuleBasedStateMachine):
 
     def check_state(self) -> None:
         state = self.w.state
-        self_audit(state)
+        check_invariants(state)
         running = state.running()
         if running is not None and running.grant is not None:
             theirs = max(each.deadline for each in self.leased if each.grant == running.grant.id)

@@ -4,7 +4,7 @@ import pytest
 
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, NeedLock, RecordLosses, SkipBatch
+from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock, Admit, RecordLosses, SkipBatch
 from tests.unit.handlers.table.world import World, m, world
 
 
@@ -376,7 +376,7 @@ def test_the_first_intent_of_a_table_asks_for_its_lock() -> None:
     """While-active: the lock is taken early, so that no grant waits for the store."""
     w = world().intent("A")
 
-    assert w.one(NeedLock) == NeedLock(None)
+    assert w.one(AcquireLock) == AcquireLock(None)
 
 
 def publishing() -> World:

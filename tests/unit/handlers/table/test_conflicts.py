@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lakewarden.events import ConflictRule, Operation
-from lakewarden.handlers.table.conflicts import kind_of, loser_of, operations_conflict, rule_for
+from lakewarden.handlers.table.conflicts import conflict_kind, loser_of, operations_conflict, rule_for
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
 CONFLICT = True
@@ -26,7 +26,7 @@ def a_transaction(identifier: str = "t", **fields: Any) -> Transaction:
         "heartbeat_seconds": 5.0,
         "began": 1,
         "opened_at": 0.0,
-        "heard_at": 0.0,
+        "last_event_at": 0.0,
         "phase": Phase.ACTIVE,
     }
     return Transaction(id=identifier, **{**usual, **fields})
@@ -103,7 +103,7 @@ def test_who_computes_counts_and_who_landed_counts_only_since_one_began(
     """RFC-56's two checks: early, against markers; and against commits since the writer's instant."""
     other = a_transaction("o", phase=phase, ended=ended)
 
-    assert kind_of(a_transaction(began=began), other) == kind
+    assert conflict_kind(a_transaction(began=began), other) == kind
 
 
 @pytest.mark.parametrize("other_sequence, kind", [(1, "marker"), (9, None)])
@@ -111,7 +111,7 @@ def test_one_in_the_line_counts_only_against_who_came_after_it(other_sequence: i
     """A retry waits with its scope named; a newcomer must not overtake it, a predecessor is none of its business."""
     other = a_transaction("o", phase=Phase.QUEUED, sequence=other_sequence)
 
-    assert kind_of(a_transaction(sequence=5), other) == kind
+    assert conflict_kind(a_transaction(sequence=5), other) == kind
 
 
 VICTIMS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, int], str | None]] = [

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.table.footprints import Footprints
 from lakewarden.handlers.table.transactions import Touch, Transaction
-from lakewarden.handlers.table.verdicts import NeedLock
+from lakewarden.handlers.table.verdicts import AcquireLock
 from tests.unit.handlers.table.test_conflicts import a_transaction
 from tests.unit.handlers.table.world import m, world
 
@@ -60,7 +60,7 @@ def test_the_meetings_are_the_touches_that_share_a_place_and_no_others(
         footprints.remove(transactions[number])
 
     left = [(transactions[number], marker) for number, marker in touched if number not in gone]
-    assert pairs(footprints.meetings()) == meeting(left)
+    assert pairs(footprints.touch_combinations()) == meeting(left)
 
 
 def test_two_who_meet_in_many_places_meet_once() -> None:
@@ -70,7 +70,7 @@ def test_two_who_meet_in_many_places_meet_once() -> None:
     for transaction in (a, b):
         footprints.add(transaction, [m(f"p/{number}") for number in range(100)])
 
-    assert footprints.meetings() == {(*a.touch("merge"), *b.touch("merge"))}
+    assert footprints.touch_combinations() == {(*a.touch("merge"), *b.touch("merge"))}
 
 
 def test_after_a_replay_a_footprint_without_a_conflict_is_not_walked_through(
@@ -88,4 +88,4 @@ def test_after_a_replay_a_footprint_without_a_conflict_is_not_walked_through(
 
     monkeypatch.setattr(Footprints, "overlaps", walked)
 
-    assert w.replayed().effects == [NeedLock()]
+    assert w.replayed().effects == [AcquireLock()]

@@ -7,10 +7,10 @@ import pytest
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
-    FreeLock,
+    AcquireLock,
     GrantCommit,
-    NeedLock,
     RecordBatch,
+    ReleaseLock,
     RenewGrant,
     Warn,
 )
@@ -280,22 +280,22 @@ def test_who_waits_only_for_a_lock_is_not_aborted_when_it_is_lost() -> None:
 def test_while_active_the_lock_is_held_until_the_last_transaction_has_ended() -> None:
     """Grants between cost no store request."""
     w = world(hold="while-active").intent("A")
-    assert w.of(NeedLock) == [NeedLock()]
+    assert w.of(AcquireLock) == [AcquireLock()]
     assert w.intent("B").lock().effects == []
-    assert w.commits("A").of(FreeLock) == []
+    assert w.commits("A").of(ReleaseLock) == []
 
-    assert w.abandon("B").effects == [FreeLock()]
-    assert w.intent("C").of(NeedLock) == [NeedLock()]
+    assert w.abandon("B").effects == [ReleaseLock()]
+    assert w.intent("C").of(AcquireLock) == [AcquireLock()]
 
 
 def test_per_commit_the_lock_is_taken_for_a_request_and_given_back_after_the_commit() -> None:
     """Unmodified Hudi writers share the table: they must get their turn."""
     w = world(hold="per-commit").intent("A")
-    assert w.of(NeedLock) == []
-    assert w.request("A").effects == [NeedLock()]
+    assert w.of(AcquireLock) == []
+    assert w.request("A").effects == [AcquireLock()]
     assert w.lock().granted == ["A"]
 
-    assert w.complete("A").effects == [FreeLock()]
+    assert w.complete("A").effects == [ReleaseLock()]
 
 
 def test_per_commit_the_lock_is_given_back_between_two_grants() -> None:
@@ -305,7 +305,7 @@ def test_per_commit_the_lock_is_given_back_between_two_grants() -> None:
 
     w.complete("A")
 
-    assert w.effects == [FreeLock(), NeedLock()]
+    assert w.effects == [ReleaseLock(), AcquireLock()]
     assert w.granted == []
     assert w.lock().granted == ["B"]
 
@@ -321,7 +321,7 @@ def test_a_running_grant_found_in_the_log_asks_for_its_own_lock_to_be_adopted() 
     """The agent was killed while a grant was out: its successor takes over the lock that covers it."""
     w = granted().rebuilt().replayed()
 
-    assert w.effects == [NeedLock(adopt="agent-1")]
+    assert w.effects == [AcquireLock(adopt="agent-1")]
 
 
 def test_a_forbidden_lock_aborts_whoever_would_compute_in_vain() -> None:
@@ -358,7 +358,7 @@ def test_a_commit_without_a_grant_is_reported_and_believed() -> None:
     """A writer that doesn't obey: what it says is durable must count against the others all the same."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").complete("A")
 
-    assert [each.what for each in w.of(Warn)] == ["commit-without-grant"]
+    assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
     assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
 
 
@@ -366,5 +366,5 @@ def test_an_abort_does_not_unmake_a_commit_that_is_heard_of() -> None:
     """An aborted writer says that it has committed: people should know."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f")).complete("B")
 
-    assert [(each.what, each.transaction) for each in w.of(Warn)] == [("commit-without-grant", "B")]
+    assert [(each.event, each.transaction) for each in w.of(Warn)] == [("commit-without-grant", "B")]
     assert w.phase("B") is Phase.ABORTED

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lakewarden.handlers.table.invariants import InvariantBrokenError, self_audit
+from lakewarden.handlers.table.invariants import InvariantBrokenError, check_invariants
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Grant, Phase, Touch
 from tests.unit.handlers.table.world import m, world
@@ -64,12 +64,12 @@ def touch_for_another(state: TableState) -> None:
 def test_a_state_that_contradicts_itself_is_found(corrupt: Callable[[TableState], None]) -> None:
     """A bug of ours: the table stops, loudly, before it does harm."""
     w = world().intent("A").touch("A", m("p/f")).lock().request("A").intent("C").touch("C", m("p/c"))
-    self_audit(w.state)
+    check_invariants(w.state)
 
     corrupt(w.state)
 
     with pytest.raises(InvariantBrokenError, match="s3://lake/orders"):
-        self_audit(w.state)
+        check_invariants(w.state)
 
 
 def test_the_periodic_check_runs_it() -> None:
@@ -83,7 +83,7 @@ def test_the_periodic_check_runs_it() -> None:
 
 def test_a_large_index_is_looked_at_in_turns() -> None:
     """A million markers can't be checked in one tick; each tick goes on where the last one ended."""
-    w = world(audit_entries=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
+    w = world(entries_per_check=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
     del w.state.footprints.index["p"]["24"]
 
     w.tick().tick()
@@ -93,7 +93,7 @@ def test_a_large_index_is_looked_at_in_turns() -> None:
 
 def test_the_turns_begin_again_after_the_last() -> None:
     """What breaks later is found later."""
-    w = world(audit_entries=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
+    w = world(entries_per_check=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
     w.tick().tick().tick()
     del w.state.footprints.index["p"]["0"]
 

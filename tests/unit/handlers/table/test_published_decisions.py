@@ -30,7 +30,7 @@ def decisions(*records: DecisionRecord, term: str | None = None, first: int = 10
 
 
 def named(published: PublishedDecisions, offset: int | None) -> list[str]:
-    return [each.transaction for each in published.due(offset)]
+    return [each.transaction for each in published.pop_due(offset)]
 
 
 def test_a_decision_is_a_fact_after_the_event_that_it_names() -> None:
@@ -74,7 +74,7 @@ def test_the_position_names_the_next_decision_with_the_term_it_stands_under() ->
     published = decisions(taken("one"), admitted("a", 1, "one"), taken("two"), admitted("b", 2, "two"))
 
     assert published.next_position() == Position(101, "one")
-    published.due(1)
+    published.pop_due(1)
     assert published.next_position() == Position(103, "two")
-    published.due(None)
+    published.pop_due(None)
     assert published.next_position() is None

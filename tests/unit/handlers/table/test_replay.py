@@ -15,19 +15,19 @@ from lakewarden.events import (
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.table.machine import remember_batch, remember_losses
-from lakewarden.handlers.table.replay import Position, PublishedDecisions, in_force
+from lakewarden.handlers.table.machine import restore_batch, restore_losses
+from lakewarden.handlers.table.replay import Position, PublishedDecisions, entries_in_force
 from lakewarden.handlers.table.state import CommittedBatch
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
+    AcquireLock,
     Admit,
     Cause,
-    FreeLock,
     GrantCommit,
-    NeedLock,
     RecordBatch,
     RecordLosses,
+    ReleaseLock,
     RenewGrant,
     SkipBatch,
     Verdict,
@@ -58,8 +58,8 @@ def test_a_complete_log_leaves_nothing_to_decide() -> None:
     w = busy().rebuilt().replayed()
 
     assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
-    assert w.of(NeedLock) == [NeedLock(adopt="agent-1")]
-    assert w.of(FreeLock) == []
+    assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
+    assert w.of(ReleaseLock) == []
 
 
 def test_during_a_replay_nothing_is_decided() -> None:
@@ -129,7 +129,7 @@ def test_the_owner_that_adopted_the_lock_of_a_running_grant_is_in_the_log() -> N
     assert renewed.lock_owner == "agent-2"
     assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
     assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "told once"
-    assert w.rebuilt().replayed().of(NeedLock) == [NeedLock(adopt="agent-2")]
+    assert w.rebuilt().replayed().of(AcquireLock) == [AcquireLock(adopt="agent-2")]
 
 
 def test_covering_a_grant_anew_extends_it_for_nobody() -> None:
@@ -151,7 +151,7 @@ def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
         assert w.one(RecordLosses) == RecordLosses("w-B", attempt + 1, (m("p/*"),), f"B{attempt}")
     restarted = world()
-    remember_losses(restarted.state, RecordLosses("w-B", 2, (m("p/*"),)))
+    restore_losses(restarted.state, RecordLosses("w-B", 2, (m("p/*"),)))
 
     assert restarted.state.losses == w.state.losses
     assert restarted.state.lost_on == w.state.lost_on
@@ -163,7 +163,7 @@ def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
     fresh = World(w.settings, now=w.now, offset=w.offset)
-    remember_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
+    restore_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
     for each in w.log:
         fresh.fold(each)
 
@@ -178,10 +178,12 @@ def test_what_an_agent_that_slept_writes_to_the_ledger_of_losses_does_not_count(
     )
     published = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))])
 
-    assert in_force([before, owners, slept], published) == [(owners, False)]
-    assert in_force([before, slept, owners], published) == [(owners, True)]
-    assert in_force([slept, before], published) == [(slept, False)], "terms nobody knows any more are older"
-    assert in_force([before, slept], NOTHING_DECIDED) == [(slept, True)]
+    assert entries_in_force([before, owners, slept], published) == [(owners, False)]
+    assert entries_in_force([before, slept, owners], published) == [(owners, True)]
+    assert entries_in_force([slept, before], published) == [(slept, False)], (
+        "terms nobody knows any more are older"
+    )
+    assert entries_in_force([before, slept], NOTHING_DECIDED) == [(slept, True)]
 
 
 def test_a_conflict_that_was_lost_in_vain_is_no_loss_even_if_no_other_entry_says_so() -> None:
@@ -193,13 +195,13 @@ def test_a_conflict_that_was_lost_in_vain_is_no_loss_even_if_no_other_entry_says
         (11, _abort("T", "new", "superseded")),
     ]
 
-    [(nothing, is_last)] = in_force([lost], PublishedDecisions(Position(7, "old"), late))
+    [(nothing, is_last)] = entries_in_force([lost], PublishedDecisions(Position(7, "old"), late))
 
     assert (nothing, is_last) == (_lost(0, "").model_copy(update={"event_id": lost.event_id}), False)
     published = PublishedDecisions(Position(7, "old"), [(8, _abort("counts", "old")), *late])
-    assert in_force([others, lost], published) == [(others, False)]
+    assert entries_in_force([others, lost], published) == [(others, False)]
     owners = PublishedDecisions(Position(7, "old"), [*late, (12, _abort("T", "new"))])
-    assert in_force([lost], owners) == [(lost, True)]
+    assert entries_in_force([lost], owners) == [(lost, True)]
 
 
 def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
@@ -209,16 +211,16 @@ def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
         for batch in (7, 6)
     )
 
-    assert in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
+    assert entries_in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
 
 
 @pytest.mark.parametrize("again", [True, False])
 def test_what_counts_and_is_not_the_last_is_written_once_more(again: bool) -> None:
     """Compaction would keep the other one."""
     w = world()
-    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), again=again)
+    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), record_again=again)
     lost = RecordLosses("w-B", 2, (m("p/*"),), "B1")
-    remember_losses(w.state, lost, again=again)
+    restore_losses(w.state, lost, record_again=again)
 
     w.replayed()
 
@@ -267,7 +269,7 @@ def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
     w.request("B2", writer="w-B").complete("B2", writer="w-B")
 
     assert w.one(RecordLosses) == RecordLosses("w-B", 0)
-    remember_losses(w.state, RecordLosses("w-B", 0))
+    restore_losses(w.state, RecordLosses("w-B", 0))
     assert not w.state.losses
     assert not w.state.lost_on
 
@@ -303,8 +305,8 @@ def test_a_grant_that_ran_out_during_the_restart_lapses_after_it() -> None:
 def test_the_ledger_is_remembered_beyond_the_log() -> None:
     """The log has been deleted after seven days; a writer replays its last batch."""
     w = world()
-    remember_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
-    remember_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
+    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
+    restore_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
 
     w.intent("A", batch_id=7)
 
@@ -315,7 +317,7 @@ def test_a_commit_that_the_ledger_topic_knows_is_not_recorded_again() -> None:
     """The ledger is read before the log is replayed."""
     live = world().intent("A", batch_id=7).lock().commits("A")
     w = World(live.settings)
-    remember_batch(w.state, "w-A", CommittedBatch(7, "A", None))
+    restore_batch(w.state, "w-A", CommittedBatch(7, "A", None))
     w.log = []
     for each in live.log:
         if isinstance(each, tuple):
@@ -335,7 +337,7 @@ def test_a_replay_starts_at_the_oldest_intent_that_matters(phase: str) -> None:
         w.commits("A")
 
     assert w.state.oldest_needed() == (None if phase == "nothing" else 2)
-    assert w.state.quiet() is (phase == "nothing")
+    assert w.state.idle() is (phase == "nothing")
 
 
 DECISION = {

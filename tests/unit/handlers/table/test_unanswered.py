@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from lakewarden.events import CommitIntent
-from lakewarden.handlers.table.machine import Read, Replayed, replay_event, step
+from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, Effect
@@ -24,7 +24,7 @@ def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> N
     live, replayed = _state(), _state()
     told: list[Effect] = []
     for offset, intent in enumerate(_intents(writers)):
-        told += step(live, Read(intent, offset, 0.0, 0.0))
+        told += step(live, EventRead(intent, offset, 0.0, 0.0))
         replay_event(replayed, intent, offset, 0.0)
 
     again = step(replayed, Replayed(0.0, len(writers) - 1))
@@ -39,7 +39,7 @@ def test_who_was_admitted_before_the_crash_is_never_one_too_many() -> None:
     state = _state(max_open=4)
     intents = _intents("abcdef")
     for offset, intent in enumerate(intents[:4]):
-        step(state, Read(intent, offset, 0.0, 0.0))
+        step(state, EventRead(intent, offset, 0.0, 0.0))
     state.settings = TableSettings(max_open=2)  # another configuration
     for offset, intent in enumerate(intents[4:], 4):
         replay_event(state, intent, offset, 0.0)

@@ -20,11 +20,11 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
+    EventRead,
     Input,
     LockConfirmed,
     LockForbidden,
     LockGone,
-    Read,
     Replayed,
     Tick,
     replay_event,
@@ -78,7 +78,7 @@ class World:
     # -- inputs
 
     def give(self, given: Input) -> World:
-        if isinstance(given, Read):
+        if isinstance(given, EventRead):
             self.log.append((given.event, given.offset))
         self.effects = step(self.state, given)
         self.log.extend(each for each in self.effects if isinstance(each, VERDICTS))
@@ -87,7 +87,7 @@ class World:
     def read(self, event: WriterEventUnion, *, lag: float = 0.0) -> World:
         self.offset += 1
         self.now += 0.001
-        return self.give(Read(event, self.offset, self.now, self.now - lag))
+        return self.give(EventRead(event, self.offset, self.now, self.now - lag))
 
     def event(
         self, kind: Callable[..., WriterEventUnion], transaction: str, **fields: Any
