@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused
 
-LONGEST_LINE = 1_000
+MAX_CONTENDERS = 1_000
 """Contenders remembered: far more than agents that share a table; the rest polls."""
 
 
@@ -29,23 +29,23 @@ class Contender(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LockQueue:
     """Who waits, the first in front."""
 
     waiting: tuple[Contender, ...] = ()
 
-    def hear(self, event: AuditEventUnion) -> Line:
+    def apply(self, event: AuditEventUnion) -> LockQueue:
         """The line after this event."""
         who = Contender(event.agent, event.table)
         match event:
-            case LockRefused(waiting=True) if who not in self.waiting and len(self.waiting) < LONGEST_LINE:
-                return Line((*self.waiting, who))
+            case LockRefused(waiting=True) if who not in self.waiting and len(self.waiting) < MAX_CONTENDERS:
+                return LockQueue((*self.waiting, who))
             case LockAcquired() if who in self.waiting:
-                return Line(self.waiting[self.waiting.index(who) + 1 :])
+                return LockQueue(self.waiting[self.waiting.index(who) + 1 :])
             case _:
                 return self
 
-    def others(self, me: Contender) -> int:
+    def others_waiting(self, me: Contender) -> int:
         """How many are waiting besides me: all of them come before me if I want the lock anew."""
         return len(self.waiting) - (me in self.waiting)
 

@@ -51,7 +51,7 @@ Waiting
 Turns
 - What other agents tell of the lock are hints that save waiting, never proof: they move the time of the next read,
   nothing else.
-- Heard to be released: whoever waits first reads at once; each one behind gives those before it `turn_seconds` each. Heard to
+- Heard to be released: whoever waits first reads at once; each one behind gives those before it `queue_slot_seconds` each. Heard to
   be taken: as after a read that found it held. Wanted while others wait: ours is the last turn.
 - A read that is under way while the lock is heard to be released may find what was there before: if it does, the
   object is read again, in our turn.
@@ -89,13 +89,13 @@ from lakewarden.handlers.lease.conditional import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import (
+    Acquire,
+    AcquisitionObserved,
     Confirmed,
-    Drop,
+    Cost,
     Effect,
-    Former,
+    FormerOwner,
     Get,
-    HeardReleased,
-    HeardTaken,
     Held,
     Idle,
     Input,
@@ -104,30 +104,30 @@ from lakewarden.handlers.lease.types import (
     LeaseSettings,
     LockDenied,
     Moment,
+    ObservedVersion,
     Put,
     ReadDone,
     Reading,
+    Release,
     Released,
-    Spent,
+    ReleaseObserved,
     State,
     Step,
     Timer,
     Waiting,
-    Want,
-    Watched,
     Work,
     WriteDone,
     Writing,
 )
 
 __all__ = [
+    "Acquire",
+    "AcquisitionObserved",
     "Confirmed",
-    "Drop",
+    "Cost",
     "Effect",
-    "Former",
+    "FormerOwner",
     "Get",
-    "HeardReleased",
-    "HeardTaken",
     "Held",
     "Idle",
     "IllegalInputError",
@@ -137,16 +137,16 @@ __all__ = [
     "LeaseSettings",
     "LockDenied",
     "Moment",
+    "ObservedVersion",
     "Put",
     "ReadDone",
     "Reading",
+    "Release",
+    "ReleaseObserved",
     "Released",
-    "Spent",
     "State",
     "Timer",
     "Waiting",
-    "Want",
-    "Watched",
     "Work",
     "WriteDone",
     "Writing",
@@ -194,43 +194,43 @@ def lease_of(state: State) -> Lease | None:
 
 def step(state: State, given: Input, settings: LeaseSettings) -> Step:
     """The next state and what is to be done. Raises `IllegalInputError` for a pair that can't be."""
-    state, ended = _give_up_in_time(state, given.at, settings)
-    after, effects = _step(state, given, settings)
+    state, ended = _end_unconfirmed_lease(state, given.at, settings)
+    after, effects = _transition(state, given, settings)
     return after, (*ended, *effects)
 
 
-def _give_up_in_time(state: State, at: Moment, settings: LeaseSettings) -> Step:
+def _end_unconfirmed_lease(state: State, at: Moment, settings: LeaseSettings) -> Step:
     lease = lease_of(state)
     if lease is None or at.now < lease.expires_at - settings.margin:
         return state, ()
     if isinstance(state, Held):
-        state = Waiting(_work_on(lease, at), until=at.now)
+        state = Waiting(_work_for(lease, at), until=at.now)
     assert not isinstance(state, Idle)
-    ended = _ended(lease, state.work.spent, "the renewal could not be confirmed in time")
+    ended = _lease_ended(lease, state.work.cost, "the renewal could not be confirmed in time")
     return replace(state, work=replace(state.work, lease=None)), (ended,)
 
 
-def _step(state: State, given: Input, settings: LeaseSettings) -> Step:
+def _transition(state: State, given: Input, settings: LeaseSettings) -> Step:
     at = given.at
     match given:
-        case Want(adopt=adopt, ahead=ahead):
-            return _want(state, at, settings, adopt, ahead)
-        case Drop():
-            return _drop(state, at)
+        case Acquire(adopt=adopt, ahead=ahead):
+            return _on_acquire(state, at, settings, adopt, ahead)
+        case Release():
+            return _on_release(state, at)
         case Timer():
-            return _timer(state, at, settings)
-        case HeardReleased(ahead=ahead):
-            return _heard_released(state, at, settings, ahead)
-        case HeardTaken(valid_until=valid_until):
-            return _heard_taken(state, at, settings, valid_until)
+            return _on_timer(state, at, settings)
+        case ReleaseObserved(ahead=ahead):
+            return _on_release_observed(state, at, settings, ahead)
+        case AcquisitionObserved(valid_until=valid_until):
+            return _on_acquisition_observed(state, at, settings, valid_until)
         case ReadDone(outcome=outcome):
             if not isinstance(state, Reading):
                 raise IllegalInputError(state, given)
-            return _read(state.work, at, outcome, settings)
+            return _on_read_done(state.work, at, outcome, settings)
         case WriteDone(outcome=outcome):
             if not isinstance(state, Writing):
                 raise IllegalInputError(state, given)
-            return _wrote(state, at, outcome, settings)
+            return _on_write_done(state, at, outcome, settings)
         case _:
             assert_never(given)
 
@@ -238,198 +238,202 @@ def _step(state: State, given: Input, settings: LeaseSettings) -> Step:
 # -- wishes ------------------------------------------------------------------------------------------------------------
 
 
-def _want(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
+def _on_acquire(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
     match state:
-        case Idle(mine=mine, former=former, doubt=doubt):
-            work = Work(Spent(0, at.now), mine=mine, former=former, doubt=doubt)
-            return _in_turn(_wanted(work, adopt, ahead), at, settings)
+        case Idle(own_id=own_id, former=former, in_doubt=in_doubt):
+            work = Work(Cost(0, at.now), own_id=own_id, former=former, in_doubt=in_doubt)
+            return _start_acquiring(_mark_needed(work, adopt, ahead), at, settings)
         case Held():
             return state, ()
         case Reading(work=work):
-            return Reading(_wanted(work, adopt, ahead)), ()
+            return Reading(_mark_needed(work, adopt, ahead)), ()
         case Writing(work=work, record=record):
-            work = _wanted(work, adopt, ahead)
+            work = _mark_needed(work, adopt, ahead)
             return replace(state, work=work if record.expired else replace(work, release=None)), ()
         case Waiting(work=work):
-            work = _wanted(work, adopt, ahead)
-            if work.release is not None and _is_quiet(work, at):
+            work = _mark_needed(work, adopt, ahead)
+            if work.release is not None and _in_quiet_period(work, at):
                 # The release was being put off; the object is still ours.
-                return _get(_anew(replace(work, release=None), at))
+                return _read_object(_reset_cost(replace(work, release=None), at))
             return replace(state, work=work), ()
         case _:
             assert_never(state)
 
 
-def _wanted(work: Work, adopt: str | None, ahead: int) -> Work:
-    return replace(work, wanted=True, adopt=adopt or work.adopt, ahead=ahead)
+def _mark_needed(work: Work, adopt: str | None, ahead: int) -> Work:
+    return replace(work, needed=True, adopt=adopt or work.adopt, ahead=ahead)
 
 
-def _in_turn(work: Work, at: Moment, settings: LeaseSettings) -> Step:
+def _start_acquiring(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     """Begin to take the lock; those who wait for it already come first."""
     if not work.ahead or work.adopt is not None:
-        return _get(replace(work, ahead=0))
-    denied = LockDenied("others wait for it", fatal=False, spent=work.spent)
-    return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.turn_seconds), (denied,)
+        return _read_object(replace(work, ahead=0))
+    denied = LockDenied("others wait for it", fatal=False, cost=work.cost)
+    return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.queue_slot_seconds), (denied,)
 
 
-def _drop(state: State, at: Moment) -> Step:
+def _on_release(state: State, at: Moment) -> Step:
     match state:
         case Idle():
             return state, ()
         case Held(lease=lease):
-            return _put_release(_dropped(_work_on(lease, at), at), at, lease.version)
+            return _write_release(_mark_released(_work_for(lease, at), at), at, lease.version)
         case Waiting(work=Work(lease=Lease(version=version)) as work):
-            return _put_release(_dropped(work, at), at, version)
+            return _write_release(_mark_released(work, at), at, version)
         case Waiting(work=work):
-            if work.release is None and work.doubt is None:
+            if work.release is None and work.in_doubt is None:
                 return _idle(work), ()
             # A write that we don't know the fate of may have taken the lock: it is read back, and released.
-            return replace(state, work=_dropped(work, at)), ()
+            return replace(state, work=_mark_released(work, at)), ()
         case Reading(work=work) | Writing(work=work):
             # What is in the object is known when it answers; then it is released.
-            work = replace(_dropped(work, at), spent=Spent(1, at.now))
+            work = replace(_mark_released(work, at), cost=Cost(1, at.now))
             return replace(state, work=work), ()
         case _:
             assert_never(state)
 
 
-def _dropped(work: Work, at: Moment) -> Work:
+def _mark_released(work: Work, at: Moment) -> Work:
     release = work.release if work.lease is None else work.lease.record
-    return replace(_anew(work, at), wanted=False, lease=None, release=release)
+    return replace(_reset_cost(work, at), needed=False, lease=None, release=release)
 
 
 # -- time, and hints ---------------------------------------------------------------------------------------------------
 
 
-def _timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
+def _on_timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
     match state:
         case Held(lease=lease) if at.now >= lease.renew_at:
-            return _put_hold(_work_on(lease, at), at, settings, IfMatch(lease.version), lease.record)
+            return _write_hold(_work_for(lease, at), at, settings, IfMatch(lease.version), lease.record)
         case Waiting(work=work, until=until) if at.now >= until:
-            return _get(work)
+            return _read_object(work)
         case _:
             return state, ()
 
 
-def _heard_released(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
+def _on_release_observed(state: State, at: Moment, settings: LeaseSettings, ahead: int) -> Step:
     match state:
         case Reading(work=work):
-            return Reading(replace(work, heard_free=ahead)), ()
-        case Waiting(work=work) if _is_anothers(work):
+            return Reading(replace(work, ahead_at_release=ahead)), ()
+        case Waiting(work=work) if _waits_for_holder(work):
             if ahead:
-                return replace(state, until=min(state.until, at.now + ahead * settings.turn_seconds)), ()
-            return _get(replace(work, spent=Spent(0, at.now)))
+                return replace(
+                    state, until=min(state.until, at.now + ahead * settings.queue_slot_seconds)
+                ), ()
+            return _read_object(replace(work, cost=Cost(0, at.now)))
         case _:
             return state, ()
 
 
-def _heard_taken(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
+def _on_acquisition_observed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
     match state:
         case Reading(work=work):
-            return Reading(replace(work, heard_free=None)), ()
-        case Waiting(work=work) if _is_anothers(work):
+            return Reading(replace(work, ahead_at_release=None)), ()
+        case Waiting(work=work) if _waits_for_holder(work):
             lapses_in = (valid_until + settings.drift_ms - at.wall_ms) / 1000
-            return replace(state, until=at.now + _patience(at, settings, lapses_in)), ()
+            return replace(state, until=at.now + _poll_delay(at, settings, lapses_in)), ()
         case _:
             return state, ()
 
 
-def _is_anothers(work: Work) -> bool:
+def _waits_for_holder(work: Work) -> bool:
     """Whether another's lock is waited for: a lease in doubt, a write in doubt and a release have their own times."""
-    return work.taking and work.doubt is None
+    return work.acquiring and work.in_doubt is None
 
 
 # -- what a read found -------------------------------------------------------------------------------------------------
 
 
-def _read(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
+def _on_read_done(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
     match outcome:
         case Throttled(why=why) | Unknown(why=why):
             return _back_off(work, at, settings, why)
         case Refused(why=why):
-            return _refused(work, at, settings, why)
+            return _on_refused(work, at, settings, why)
         case Absent():
             return _found_absent(work, at, settings)
         case Found(body=body, version=version):
             record = parse(body)
             if isinstance(record, Malformed):
                 return _found_malformed(work, at, settings, record)
-            if work.giving_back:
+            if work.releasing:
                 return _found_while_releasing(work, at, settings, record, version)
-            return _found_while_wanted(work, at, settings, record, version)
+            return _found_while_needed(work, at, settings, record, version)
         case _:
             assert_never(outcome)
 
 
 def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
-    if work.giving_back:
-        return _released(work, at, settings, why="the lock object is gone")
+    if work.releasing:
+        return _finish_release(work, at, settings, why="the lock object is gone")
     if work.lease is not None:
-        return _lost(work, at, why="the lock object was deleted", holder=None)
-    return _put_hold(work, at, settings, IfAbsent(), None)
+        return _lose_lease(work, at, why="the lock object was deleted", holder=None)
+    return _write_hold(work, at, settings, IfAbsent(), None)
 
 
 def _found_malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
     why = f"the object is no lock record and is left alone: {malformed.why}"
-    return _refused(work, at, settings, why) if work.lease is None else _lost(work, at, why=why, holder=None)
+    return (
+        _on_refused(work, at, settings, why)
+        if work.lease is None
+        else _lose_lease(work, at, why=why, holder=None)
+    )
 
 
 def _found_while_releasing(
     work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
 ) -> Step:
-    ours = record.owner == work.mine
+    ours = record.owner == work.own_id
     if ours and not record.expired:
-        return _put_release(replace(work, release=record), at, version)
-    return _released(work, at, settings, why=None if ours else "another owner is in the lock object")
+        return _write_release(replace(work, release=record), at, version)
+    return _finish_release(work, at, settings, why=None if ours else "another owner is in the lock object")
 
 
-def _found_while_wanted(
+def _found_while_needed(
     work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
 ) -> Step:
-    ours = record.owner == work.mine
+    ours = record.owner == work.own_id
     if work.lease is not None:
         if ours and not record.expired:
-            return _put_hold(work, at, settings, IfMatch(version), record)
+            return _write_hold(work, at, settings, IfMatch(version), record)
         if ours:
-            return _lost(work, at, why="somebody gave it back in our name", holder=None)
-        return _lost(work, at, why="another owner is in the lock object", holder=record.owner)
+            return _lose_lease(work, at, why="somebody gave it back in our name", holder=None)
+        return _lose_lease(work, at, why="another owner is in the lock object", holder=record.owner)
     if ours or record.expired:
-        return _put_hold(work, at, settings, IfMatch(version), record)
-    if work.watched is None or work.watched.version != version:
-        work = replace(work, watched=Watched(version, at.now))
-    binds_for = _binds_for(work, at, settings, record)
+        return _write_hold(work, at, settings, IfMatch(version), record)
+    if work.observed is None or work.observed.version != version:
+        work = replace(work, observed=ObservedVersion(version, at.now))
+    binds_for = _seconds_to_respect(work, at, settings, record)
     if binds_for < 0:
-        return _put_hold(work, at, settings, IfMatch(version), record)
+        return _write_hold(work, at, settings, IfMatch(version), record)
     if record.owner == work.adopt:
-        adopting = replace(work, former=Former(record.owner, at.now + binds_for))
-        return _put_hold(adopting, at, settings, IfMatch(version), record)
-    return _found_anothers(work, at, settings, record, binds_for)
+        adopting = replace(work, former=FormerOwner(record.owner, at.now + binds_for))
+        return _write_hold(adopting, at, settings, IfMatch(version), record)
+    return _wait_for_holder(work, at, settings, record, binds_for)
 
 
-def _found_anothers(
+def _wait_for_holder(
     work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, binds_for: float
 ) -> Step:
     """Wait, for its end or for our turn, and tell for whom."""
     held = record.held_at(at.wall_ms, settings.drift_ms)
     why = "held by another" if held else "lapsed, but not yet seen unchanged for a whole lease"
-    denied = LockDenied(
-        why, fatal=False, spent=work.spent, holder=record.owner, held_until=record.valid_until
-    )
-    wait = _patience(at, settings, binds_for)
-    if work.heard_free is not None:
-        wait = work.heard_free * settings.turn_seconds
-    return Waiting(replace(work, tries=0, spent=Spent(0, work.spent.since)), at.now + wait), (denied,)
+    denied = LockDenied(why, fatal=False, cost=work.cost, holder=record.owner, held_until=record.valid_until)
+    wait = _poll_delay(at, settings, binds_for)
+    if work.ahead_at_release is not None:
+        wait = work.ahead_at_release * settings.queue_slot_seconds
+    return Waiting(replace(work, tries=0, cost=Cost(0, work.cost.since)), at.now + wait), (denied,)
 
 
-def _binds_for(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
+def _seconds_to_respect(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
     """For how many seconds somebody else's record must still be respected; below 0: it has lapsed."""
     lapses_in = (record.valid_until + settings.drift_ms - at.wall_ms) / 1000
-    if not settings.strict or work.watched is None:
+    if not settings.strict or work.observed is None:
         return lapses_in
-    return max(lapses_in, work.watched.since + settings.validity + settings.drift - at.now)
+    return max(lapses_in, work.observed.since + settings.validity + settings.drift - at.now)
 
 
-def _patience(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
+def _poll_delay(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
     """How long a lock that binds for so long is left alone."""
     wait = min(max(binds_for, 0.0) + 0.001, settings.poll_seconds)
     return wait + at.jitter * min(1.0, settings.poll_seconds / 10)
@@ -438,34 +442,38 @@ def _patience(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
 # -- what became of a write --------------------------------------------------------------------------------------------
 
 
-def _wrote(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
+def _on_write_done(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
     work, record = state.work, state.record
     match outcome:
         case Won() if record.expired:
-            return _released(work, at, settings, why=None)
-        case Won(version=version) if not work.wanted:
-            return _put_release(replace(work, release=record, tries=0), at, version)
+            return _finish_release(work, at, settings, why=None)
+        case Won(version=version) if not work.needed:
+            return _write_release(replace(work, release=record, tries=0), at, version)
         case Won(version=version):
-            return _confirmed(state, at, version, settings)
+            return _confirm_lease(state, at, version, settings)
         case Lost(why=why):
             # Read back at once; where others keep winning the race, give them room.
             if work.tries < 3:
-                return _get(replace(work, tries=work.tries + 1))
+                return _read_object(replace(work, tries=work.tries + 1))
             return _back_off(work, at, settings, why)
         case Unknown(why=why):
             if not record.expired:
-                work = replace(work, doubt=state.condition)
+                work = replace(work, in_doubt=state.condition)
             # The first doubt is read back at once; the store may be in trouble if doubts go on.
-            return _get(replace(work, tries=1)) if work.tries == 0 else _back_off(work, at, settings, why)
+            return (
+                _read_object(replace(work, tries=1))
+                if work.tries == 0
+                else _back_off(work, at, settings, why)
+            )
         case Throttled(why=why):
             return _back_off(work, at, settings, why)
         case Refused(why=why):
-            return _refused(work, at, settings, why)
+            return _on_refused(work, at, settings, why)
         case _:
             assert_never(outcome)
 
 
-def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
+def _confirm_lease(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
     work = state.work
     apart = at.jitter * min(at.now - state.sent_at, settings.renew_interval / 2)
     lease = Lease(
@@ -473,31 +481,31 @@ def _confirmed(state: Writing, at: Moment, version: str, settings: LeaseSettings
         version,
         expires_at=state.sent_at + settings.validity - settings.drift,
         renew_at=state.sent_at + settings.renew_interval + apart,
-        former=work.former if _is_quiet(work, at) else None,
+        former=work.former if _in_quiet_period(work, at) else None,
     )
     if at.now >= lease.expires_at - settings.margin:
         # The answer took longer than the lease is worth: it is ours in the object, so write it again before
         # relying on it.
-        return _put_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
-    return Held(lease), (Confirmed("acquired" if work.lease is None else "renewed", lease, work.spent),)
+        return _write_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
+    return Held(lease), (Confirmed("acquired" if work.lease is None else "renewed", lease, work.cost),)
 
 
-def _released(work: Work, at: Moment, settings: LeaseSettings, *, why: str | None) -> Step:
+def _finish_release(work: Work, at: Moment, settings: LeaseSettings, *, why: str | None) -> Step:
     """Done with giving it back; `why` it is not free by us."""
     done: tuple[Effect, ...] = ()
     if work.release is not None:
-        done = (Released(work.release.owner, work.release.valid_until, work.spent, why),)
-    if not work.wanted:
+        done = (Released(work.release.owner, work.release.valid_until, work.cost, why),)
+    if not work.needed:
         return _idle(work), done
-    after, effects = _in_turn(_anew(replace(work, lease=None, release=None), at), at, settings)
+    after, effects = _start_acquiring(_reset_cost(replace(work, lease=None, release=None), at), at, settings)
     return after, (*done, *effects)
 
 
-def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
+def _lose_lease(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     assert work.lease is not None
     # A lost lease is no longer `mine`: what we find from here on is judged as a challenger judges it.
-    after = Waiting(Work(Spent(0, at.now), former=work.former), at.now)
-    return after, (_ended(work.lease, work.spent, why, holder),)
+    after = Waiting(Work(Cost(0, at.now), former=work.former), at.now)
+    return after, (_lease_ended(work.lease, work.cost, why, holder),)
 
 
 # -- no answer that decides --------------------------------------------------------------------------------------------
@@ -505,80 +513,80 @@ def _lost(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
 
 def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
     tries = work.tries + 1
-    if work.giving_back and tries >= settings.release_tries:
-        return _released(work, at, settings, why=f"left to lapse: {why}")
+    if work.releasing and tries >= settings.release_tries:
+        return _finish_release(work, at, settings, why=f"left to lapse: {why}")
     wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
     told: tuple[Effect, ...] = ()
-    if work.taking and tries % settings.doubts_told == 0:
-        told = (LockDenied(f"it could not be taken yet: {why}", fatal=False, spent=work.spent),)
+    if work.acquiring and tries % settings.failures_per_report == 0:
+        told = (LockDenied(f"it could not be taken yet: {why}", fatal=False, cost=work.cost),)
     return Waiting(replace(work, tries=tries), at.now + wait), told
 
 
-def _refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
-    if work.giving_back:
-        return _released(work, at, settings, why=f"left to lapse: {why}")
-    denied = LockDenied(why, fatal=True, spent=work.spent)
+def _on_refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
+    if work.releasing:
+        return _finish_release(work, at, settings, why=f"left to lapse: {why}")
+    denied = LockDenied(why, fatal=True, cost=work.cost)
     wait = settings.refused_seconds if work.lease is None else settings.renew_interval
-    return Waiting(_anew(work, at), at.now + wait), (denied,)
+    return Waiting(_reset_cost(work, at), at.now + wait), (denied,)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def _get(work: Work) -> Step:
-    return Reading(replace(_spending(work), heard_free=None)), (Get(),)
+def _read_object(work: Work) -> Step:
+    return Reading(replace(_count_request(work), ahead_at_release=None)), (Get(),)
 
 
-def _put_hold(
+def _write_hold(
     work: Work, at: Moment, settings: LeaseSettings, condition: Condition, before: LockRecord | None
 ) -> Step:
-    ours = before is not None and before.owner == work.mine
-    in_doubt = work.doubt == condition
-    owner = work.mine if work.mine is not None and (ours or in_doubt) else at.fresh
+    ours = before is not None and before.owner == work.own_id
+    same_condition = work.in_doubt == condition
+    owner = work.own_id if work.own_id is not None and (ours or same_condition) else at.new_owner_id
     valid_until = at.wall_ms + round(settings.validity * 1000)
     if before is not None and (ours or before.held_at(at.wall_ms, settings.drift_ms)):
         # An end that is past binds nobody: one that was written with a wrong clock is not carried on.
         valid_until = max(valid_until, before.valid_until + 1)
     record = LockRecord(expired=False, valid_until=valid_until, owner=owner)
-    work = replace(_spending(work), mine=owner, doubt=condition if in_doubt else None)
+    work = replace(_count_request(work), own_id=owner, in_doubt=condition if same_condition else None)
     return Writing(work, record, condition, at.now), (Put(render(record), condition),)
 
 
-def _put_release(work: Work, at: Moment, version: str) -> Step:
+def _write_release(work: Work, at: Moment, version: str) -> Step:
     assert work.release is not None
-    if work.former is not None and _is_quiet(work, at):
+    if work.former is not None and _in_quiet_period(work, at):
         # The former owner may still rely on its lease: the object stays held until that has ended.
         return Waiting(replace(work, tries=0), until=work.former.until), ()
     record = replace(work.release, expired=True)
     condition = IfMatch(version)
-    return Writing(_spending(work), record, condition, at.now), (Put(render(record), condition),)
+    return Writing(_count_request(work), record, condition, at.now), (Put(render(record), condition),)
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 
-def _work_on(lease: Lease, at: Moment) -> Work:
+def _work_for(lease: Lease, at: Moment) -> Work:
     """What begins on a settled lease, which is still relied upon."""
-    return Work(Spent(0, at.now), lease=lease, mine=lease.record.owner, former=lease.former)
+    return Work(Cost(0, at.now), lease=lease, own_id=lease.record.owner, former=lease.former)
 
 
-def _anew(work: Work, at: Moment) -> Work:
+def _reset_cost(work: Work, at: Moment) -> Work:
     """Another undertaking: its tries and what it takes count from here."""
-    return replace(work, tries=0, spent=Spent(0, at.now))
+    return replace(work, tries=0, cost=Cost(0, at.now))
 
 
-def _spending(work: Work) -> Work:
-    return replace(work, spent=Spent(work.spent.requests + 1, work.spent.since))
+def _count_request(work: Work) -> Work:
+    return replace(work, cost=Cost(work.cost.requests + 1, work.cost.since))
 
 
-def _is_quiet(work: Work, at: Moment) -> bool:
+def _in_quiet_period(work: Work, at: Moment) -> bool:
     """Whether an adopted owner may still believe in its lease."""
     return work.former is not None and at.now < work.former.until
 
 
 def _idle(work: Work) -> Idle:
-    return Idle(work.mine, work.former, work.doubt)
+    return Idle(work.own_id, work.former, work.in_doubt)
 
 
-def _ended(lease: Lease, spent: Spent, why: str, holder: str | None = None) -> LeaseEnded:
-    return LeaseEnded(lease.record.owner, lease.record.valid_until, spent, why, holder)
+def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseEnded:
+    return LeaseEnded(lease.record.owner, lease.record.valid_until, cost, why, holder)

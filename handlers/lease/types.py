@@ -25,9 +25,9 @@ class LeaseSettings:
     """How long a foreign holder is left alone before the object is read again."""
     refused_seconds: float = 30.0
     release_tries: int = 5
-    doubts_told: int = 5
+    failures_per_report: int = 5
     """Every so many failed tries in a row it is told why the lock could not be taken yet."""
-    turn_seconds: float = 0.25
+    queue_slot_seconds: float = 0.25
     """How long each contender that waits before us is given once the lock is free."""
     strict: bool = False
     """Whether a lapsed lock must also have been seen unchanged for a whole lease before it is taken over."""
@@ -46,7 +46,7 @@ class Moment:
     """Monotonic seconds."""
     wall_ms: int
     """Epoch milliseconds, as they are written into the object."""
-    fresh: str
+    new_owner_id: str
     """An owner id that was never used before."""
     jitter: float
     """Uniform in [0, 1)."""
@@ -56,7 +56,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class Acquire:
     """The lock is needed. `adopt` names an owner whose live lease may be taken over (see Adoption)."""
 
     at: Moment
@@ -66,7 +66,7 @@ class Want:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Release:
     """The lock is needed no more."""
 
     at: Moment
@@ -96,7 +96,7 @@ class Timer:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardReleased:
+class ReleaseObserved:
     """Another agent says that it released the lock. A hint: what the object says decides."""
 
     at: Moment
@@ -105,14 +105,14 @@ class HeardReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardTaken:
+class AcquisitionObserved:
     """Another agent says that it holds the lock until `valid_until`. A hint, as above."""
 
     at: Moment
     valid_until: int
 
 
-Input: TypeAlias = Want | Drop | ReadDone | WriteDone | Timer | HeardReleased | HeardTaken
+Input: TypeAlias = Acquire | Release | ReadDone | WriteDone | Timer | ReleaseObserved | AcquisitionObserved
 
 
 # -- effects -----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class Cost:
     """What a step took: for the audit."""
 
     requests: int
@@ -145,7 +145,7 @@ class Confirmed:
 
     what: Literal["acquired", "renewed"]
     lease: Lease
-    spent: Spent
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Released:
 
     owner: str
     valid_until: int
-    spent: Spent
+    cost: Cost
     why: str | None = None
 
 
@@ -164,7 +164,7 @@ class LeaseEnded:
 
     owner: str
     valid_until: int
-    spent: Spent
+    cost: Cost
     why: str
     holder: str | None = None
 
@@ -175,7 +175,7 @@ class LockDenied:
 
     why: str
     fatal: bool
-    spent: Spent
+    cost: Cost
     holder: str | None = None
     held_until: int | None = None
 
@@ -187,7 +187,7 @@ Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
+class FormerOwner:
     """An owner that was adopted. It may be alive, and believe in its lease until that has ended (see Adoption)."""
 
     owner: str
@@ -204,7 +204,7 @@ class Lease:
     expires_at: float
     """The drift is already taken off."""
     renew_at: float
-    former: Former | None = None
+    former: FormerOwner | None = None
     """Whose lease had not ended yet when this one was confirmed."""
 
     @property
@@ -214,7 +214,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ObservedVersion:
     """A version of somebody else's, and since when (monotonic) nothing else was seen."""
 
     version: str
@@ -227,14 +227,14 @@ class Work:
 
     | wanted | lease | release | |
     | --- | --- | --- | --- |
-    | yes | – | – | it is being taken (`taking`) |
+    | yes | – | – | it is being taken (`acquiring`) |
     | yes | live | – | it is being renewed, and relied upon |
-    | no, or again | – | record | it is being given back (`giving_back`) |
+    | no, or again | – | record | it is being given back (`releasing`) |
     | no | – | – | likewise, if a write whose outcome isn't known turns out to have taken it |
     """
 
-    spent: Spent
-    wanted: bool = True
+    cost: Cost
+    needed: bool = True
     lease: Lease | None = None
     """Still relied upon."""
     release: LockRecord | None = None
@@ -245,34 +245,34 @@ class Work:
     """The owner that may be adopted."""
     ahead: int = 0
     """Others whose turn comes before ours, once the lock has been given back that we want again."""
-    heard_free: int | None = None
+    ahead_at_release: int | None = None
     """How many were before us when the lock was heard to be released while our read was under way."""
-    watched: Watched | None = None
-    mine: str | None = None
+    observed: ObservedVersion | None = None
+    own_id: str | None = None
     """The owner id that we wrote last: finding it is never somebody else."""
-    former: Former | None = None
+    former: FormerOwner | None = None
     """It outlives doubts about our own writes, and our lease."""
-    doubt: Condition | None = None
+    in_doubt: Condition | None = None
     """Under which condition a write of ours was sent whose fate is not known (see Writes)."""
 
     @property
-    def taking(self) -> bool:
+    def acquiring(self) -> bool:
         """Nothing of ours is relied upon or to be released."""
-        return self.wanted and self.lease is None and self.release is None
+        return self.needed and self.lease is None and self.release is None
 
     @property
-    def giving_back(self) -> bool:
+    def releasing(self) -> bool:
         """What is found of ours is released."""
-        return self.release is not None or not self.wanted
+        return self.release is not None or not self.needed
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
     """Not held, not wanted; what must not be forgotten is as in `Work`."""
 
-    mine: str | None = None
-    former: Former | None = None
-    doubt: Condition | None = None
+    own_id: str | None = None
+    former: FormerOwner | None = None
+    in_doubt: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ ANY_VERSION = "*"
 
 
 def _read_back_trusted() -> list[Plant]:
-    put_hold, found = lease._put_hold, lease._found_while_wanted
+    put_hold, found = lease._write_hold, lease._found_while_needed
     sent: dict[str, float] = {}
 
     def put_noting(work: Work, at: Moment, *rest: Any) -> Step:
@@ -69,16 +69,16 @@ def _read_back_trusted() -> list[Plant]:
     def found_trusting(
         work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str
     ) -> Step:
-        if record.owner == work.mine and not record.expired:
+        if record.owner == work.own_id and not record.expired:
             landed = Writing(work, record, IfMatch(version), sent[record.owner])
-            return lease._confirmed(landed, at, version, settings)
+            return lease._confirm_lease(landed, at, version, settings)
         return found(work, at, settings, record, version)
 
-    return [(lease, "_put_hold", put_noting), (lease, "_found_while_wanted", found_trusting)]
+    return [(lease, "_write_hold", put_noting), (lease, "_found_while_needed", found_trusting)]
 
 
 def _challengers_drift_flipped() -> list[Plant]:
-    held_at, binds_for = LockRecord.held_at, lease._binds_for
+    held_at, binds_for = LockRecord.held_at, lease._seconds_to_respect
 
     def held(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
         return held_at(self, wall_ms, -drift_ms)
@@ -86,25 +86,25 @@ def _challengers_drift_flipped() -> list[Plant]:
     def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
         return binds_for(work, at, replace(settings, drift=-settings.drift), record)
 
-    return [(LockRecord, "held_at", held), (lease, "_binds_for", binds)]
+    return [(LockRecord, "held_at", held), (lease, "_seconds_to_respect", binds)]
 
 
 def _holders_drift_flipped() -> list[Plant]:
-    confirmed = lease._confirmed
+    confirmed = lease._confirm_lease
 
     def flipped(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
         return confirmed(state, at, version, replace(settings, drift=-settings.drift))
 
-    return [(lease, "_confirmed", flipped)]
+    return [(lease, "_confirm_lease", flipped)]
 
 
 def _counted_from_the_answer() -> list[Plant]:
-    confirmed = lease._confirmed
+    confirmed = lease._confirm_lease
 
     def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
         return confirmed(replace(state, sent_at=at.now), at, version, settings)
 
-    return [(lease, "_confirmed", late)]
+    return [(lease, "_confirm_lease", late)]
 
 
 def _conflict_taken_for_lost() -> list[Plant]:
@@ -117,27 +117,27 @@ def _conflict_taken_for_lost() -> list[Plant]:
 
 
 def _own_record_not_known() -> list[Plant]:
-    found = lease._found_while_wanted
+    found = lease._found_while_needed
 
     def strange(work: Work, *rest: Any) -> Step:
-        return found(work if work.lease else replace(work, mine=None), *rest)
+        return found(work if work.lease else replace(work, own_id=None), *rest)
 
-    return [(lease, "_found_while_wanted", strange)]
+    return [(lease, "_found_while_needed", strange)]
 
 
 def _killed_by_its_own_renewal() -> list[Plant]:
-    found = lease._found_while_wanted
+    found = lease._found_while_needed
 
     def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
         if work.lease is not None and version != work.lease.version:
-            return lease._lost(work, at, why="another version is there", holder=record.owner)
+            return lease._lose_lease(work, at, why="another version is there", holder=record.owner)
         return found(work, at, settings, record, version)
 
-    return [(lease, "_found_while_wanted", killed)]
+    return [(lease, "_found_while_needed", killed)]
 
 
 def _renewed_without_the_version() -> list[Plant]:
-    put_hold, put = lease._put_hold, Objects.put
+    put_hold, put = lease._write_hold, Objects.put
 
     def unconditional(
         work: Work, at: Moment, settings: LeaseSettings, condition: Condition, *rest: Any
@@ -151,61 +151,61 @@ def _renewed_without_the_version() -> list[Plant]:
             condition = IfMatch(found.version)
         return put(self, key, body, condition)
 
-    return [(lease, "_put_hold", unconditional), (Objects, "put", put_over)]
+    return [(lease, "_write_hold", unconditional), (Objects, "put", put_over)]
 
 
 def _unknown_taken_for_won() -> list[Plant]:
-    wrote = lease._wrote
+    wrote = lease._on_write_done
 
     def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
         won = Won(version_of(render(state.record)))
         return wrote(state, at, won if isinstance(outcome, Unknown) else outcome, settings)
 
-    return [(lease, "_wrote", trusting)]
+    return [(lease, "_on_write_done", trusting)]
 
 
 def _read_back_thrice() -> list[Plant]:
-    read = lease._read
+    read = lease._on_read_done
 
     def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
         if isinstance(outcome, Found) and 0 < work.tries < 3:
-            return lease._get(replace(work, tries=work.tries + 1))
+            return lease._read_object(replace(work, tries=work.tries + 1))
         return read(work, at, outcome, settings)
 
-    return [(lease, "_read", reading)]
+    return [(lease, "_on_read_done", reading)]
 
 
 def _valid_until_repeats() -> list[Plant]:
-    put_hold = lease._put_hold
+    put_hold = lease._write_hold
 
     def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
         lease_ms = round(settings.validity * 1000)
-        same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, fresh=work.mine or at.fresh)
+        same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=work.own_id or at.new_owner_id)
         return put_hold(work, same, settings, condition, None)
 
-    return [(lease, "_put_hold", coarse)]
+    return [(lease, "_write_hold", coarse)]
 
 
 def _strict_rule_forgotten() -> list[Plant]:
-    binds_for = lease._binds_for
+    binds_for = lease._seconds_to_respect
 
     def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
         return binds_for(work, at, replace(settings, strict=False), record)
 
-    return [(lease, "_binds_for", binds)]
+    return [(lease, "_seconds_to_respect", binds)]
 
 
 def _quiet_time_forgotten() -> list[Plant]:
-    confirmed = lease._confirmed
+    confirmed = lease._confirm_lease
 
     def loud(state: Writing, *rest: Any) -> Step:
         return confirmed(replace(state, work=replace(state.work, former=None)), *rest)
 
-    return [(lease, "_confirmed", loud)]
+    return [(lease, "_confirm_lease", loud)]
 
 
 def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Plant]:
-    give_up, deadline = lease._give_up_in_time, lease.deadline
+    give_up, deadline = lease._end_unconfirmed_lease, lease.deadline
 
     def given_up(state: State, at: Moment, settings: LeaseSettings) -> Step:
         return give_up(state, at, replace(settings, margin=share(settings)))
@@ -213,25 +213,25 @@ def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Plant]:
     def due(state: State, settings: LeaseSettings) -> float | None:
         return deadline(state, replace(settings, margin=share(settings)))
 
-    return [(lease, "_give_up_in_time", given_up), (lease, "deadline", due)]
+    return [(lease, "_end_unconfirmed_lease", given_up), (lease, "deadline", due)]
 
 
 def _waits(seconds: Callable[[LeaseSettings], float]) -> list[Plant]:
     def patience(_: Moment, settings: LeaseSettings, __: float) -> float:
         return seconds(settings)
 
-    return [(lease, "_patience", patience)]
+    return [(lease, "_poll_delay", patience)]
 
 
 def _malformed_overwritten() -> list[Plant]:
-    read = lease._read
+    read = lease._on_read_done
 
     def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
-        if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.wanted:
-            return lease._put_hold(replace(work, lease=None), at, settings, IfMatch(outcome.version), None)
+        if isinstance(outcome, Found) and isinstance(parse(outcome.body), Malformed) and work.needed:
+            return lease._write_hold(replace(work, lease=None), at, settings, IfMatch(outcome.version), None)
         return read(work, at, outcome, settings)
 
-    return [(lease, "_read", overwriting)]
+    return [(lease, "_on_read_done", overwriting)]
 
 
 def _malformed_not_foreseen() -> list[Plant]:

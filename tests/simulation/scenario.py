@@ -138,7 +138,7 @@ def _settings(random: Random, scale: float, *, strict: bool, hudi: bool) -> Leas
         margin=random.choice((1.5, 2.0, 5.0)) * scale,
         poll_seconds=10 * scale,
         refused_seconds=30 * scale,
-        turn_seconds=0.25 * scale,
+        queue_slot_seconds=0.25 * scale,
         strict=strict,
     )
 

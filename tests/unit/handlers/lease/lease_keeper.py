@@ -17,11 +17,10 @@ from lakewarden.handlers.lease.conditional import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from lakewarden.handlers.lease.machine import (
-    Drop,
+    Acquire,
+    AcquisitionObserved,
     Effect,
     Get,
-    HeardReleased,
-    HeardTaken,
     Held,
     Idle,
     Input,
@@ -29,9 +28,10 @@ from lakewarden.handlers.lease.machine import (
     Moment,
     Put,
     ReadDone,
+    Release,
+    ReleaseObserved,
     State,
     Timer,
-    Want,
     WriteDone,
     deadline,
     lease_of,
@@ -72,16 +72,16 @@ class Keeper:
         return self
 
     def want(self, adopt: str | None = None) -> Keeper:
-        return self.give(Want(self.at(), adopt))
+        return self.give(Acquire(self.at(), adopt))
 
     def drop(self) -> Keeper:
-        return self.give(Drop(self.at()))
+        return self.give(Release(self.at()))
 
     def hear_released(self, ahead: int = 0) -> Keeper:
-        return self.give(HeardReleased(self.at(), ahead))
+        return self.give(ReleaseObserved(self.at(), ahead))
 
     def hear_taken(self, left: float) -> Keeper:
-        return self.give(HeardTaken(self.at(), self.wall + round(left * 1000)))
+        return self.give(AcquisitionObserved(self.at(), self.wall + round(left * 1000)))
 
     def timer(self) -> Keeper:
         """Sleep until the state's own deadline."""

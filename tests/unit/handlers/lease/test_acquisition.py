@@ -22,7 +22,7 @@ def test_a_lock_that_nobody_ever_took_is_created_only_if_absent() -> None:
     )
     confirmed = keeper.writes(Won("v1")).one(Confirmed)
     assert confirmed.what == "acquired"
-    assert confirmed.spent.requests == 2
+    assert confirmed.cost.requests == 2
 
 
 def test_a_released_lock_is_taken_under_the_version_that_was_read() -> None:

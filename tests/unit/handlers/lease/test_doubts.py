@@ -117,7 +117,7 @@ def test_doubts_that_go_on_are_told() -> None:
     """A store that is out of reach for an hour: somebody should know why nothing commits."""
     keeper = Keeper().want()
     told = []
-    for _ in range(2 * SETTINGS.doubts_told):
+    for _ in range(2 * SETTINGS.failures_per_report):
         told += keeper.reads(Unknown("no answer in time")).of(LockDenied)
         keeper.timer()
 

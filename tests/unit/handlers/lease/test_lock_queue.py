@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused, LockReleased
-from lakewarden.handlers.lease.lock_queue import LONGEST_LINE, Contender, Line
+from lakewarden.handlers.lease.lock_queue import MAX_CONTENDERS, Contender, LockQueue
 
 TABLE = "s3://lake/t"
 A, B, C = (Contender(agent, TABLE) for agent in "abc")
@@ -39,10 +39,10 @@ def release(who: Contender) -> AuditEventUnion:
     return tell(LockReleased, who)
 
 
-def line(*events: AuditEventUnion) -> Line:
-    found = Line()
+def line(*events: AuditEventUnion) -> LockQueue:
+    found = LockQueue()
     for event in events:
-        found = found.hear(event)
+        found = found.apply(event)
     return found
 
 
@@ -72,7 +72,7 @@ def test_who_wants_it_anew_comes_after_everybody_but_itself() -> None:
     """Its own entry may be left from before."""
     waiting = line(wait(A), wait(B))
 
-    assert (waiting.others(A), waiting.others(C)) == (1, 2)
+    assert (waiting.others_waiting(A), waiting.others_waiting(C)) == (1, 2)
 
 
 def test_a_refusal_that_a_person_must_mend_is_no_waiting() -> None:
@@ -89,10 +89,10 @@ def test_one_agent_waits_once_a_table() -> None:
 
 def test_the_line_has_an_end() -> None:
     """Events come from the network."""
-    crowd = line(*(wait(Contender(f"agent-{number}", TABLE)) for number in range(LONGEST_LINE + 10)))
+    crowd = line(*(wait(Contender(f"agent-{number}", TABLE)) for number in range(MAX_CONTENDERS + 10)))
 
-    assert len(crowd.waiting) == LONGEST_LINE
-    assert crowd.ahead_of(Contender("agent-9999", TABLE)) == LONGEST_LINE
+    assert len(crowd.waiting) == MAX_CONTENDERS
+    assert crowd.ahead_of(Contender("agent-9999", TABLE)) == MAX_CONTENDERS
 
 
 @given(st.lists(st.tuples(st.sampled_from([wait, take, release]), st.sampled_from([A, B, C])), max_size=40))
@@ -100,10 +100,10 @@ def test_nobody_stands_twice_and_who_was_refused_and_took_nothing_since_still_wa
     history: list[tuple[object, Contender]],
 ) -> None:
     """Any history of three agents."""
-    found = Line()
+    found = LockQueue()
     for tells, who in history:
         before = found
-        found = found.hear(tells(who))  # type: ignore[operator]
+        found = found.apply(tells(who))  # type: ignore[operator]
         assert len(set(found.waiting)) == len(found.waiting)
         if tells is wait:
             assert who in found.waiting

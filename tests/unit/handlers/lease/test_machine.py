@@ -24,17 +24,17 @@ from lakewarden.handlers.lease.conditional import (
 )
 from lakewarden.handlers.lease.lock_object import render
 from lakewarden.handlers.lease.machine import (
-    Drop,
+    Acquire,
+    AcquisitionObserved,
     Get,
-    HeardReleased,
-    HeardTaken,
     IllegalInputError,
     Input,
     Put,
     ReadDone,
     Reading,
+    Release,
+    ReleaseObserved,
     Timer,
-    Want,
     WriteDone,
     Writing,
     lease_of,
@@ -42,11 +42,11 @@ from lakewarden.handlers.lease.machine import (
 from tests.unit.handlers.lease.lease_keeper import STATES, Keeper, foreign
 
 INPUTS: dict[str, Callable[[Keeper], Input]] = {
-    "want": lambda k: Want(k.at()),
-    "drop": lambda k: Drop(k.at()),
+    "want": lambda k: Acquire(k.at()),
+    "drop": lambda k: Release(k.at()),
     "timer": lambda k: Timer(k.at()),
-    "heard released": lambda k: HeardReleased(k.at(), 0),
-    "heard taken": lambda k: HeardTaken(k.at(), k.wall + 30_000),
+    "heard released": lambda k: ReleaseObserved(k.at(), 0),
+    "heard taken": lambda k: AcquisitionObserved(k.at(), k.wall + 30_000),
     "read done": lambda k: ReadDone(k.at(), Unknown("timeout")),
     "write done": lambda k: WriteDone(k.at(), Unknown("timeout")),
 }
@@ -123,9 +123,9 @@ def _any_input(random: Random, keeper: Keeper, given: str) -> Input:
     at = keeper.at()
     match given:
         case "want":
-            return Want(at, random.choice((None, "java")), random.choice((0, 0, 2)))
+            return Acquire(at, random.choice((None, "java")), random.choice((0, 0, 2)))
         case "heard released":
-            return HeardReleased(at, random.choice((0, 2)))
+            return ReleaseObserved(at, random.choice((0, 2)))
         case "read done":
             return ReadDone(at, _anything_found(random, keeper))
         case "write done":

@@ -143,7 +143,7 @@ class Locks(RuleBasedStateMachine):
     def want(self, which: int) -> None:
         keeper = self.keepers[which]
         keeper.wanted = True
-        self.step(keeper, lease.Want)
+        self.step(keeper, lease.Acquire)
 
     @rule(which=st.integers(0, KEEPERS - 1), other=st.integers(0, KEEPERS - 1))
     def adopt(self, which: int, other: int) -> None:
@@ -151,13 +151,13 @@ class Locks(RuleBasedStateMachine):
         held = lease.lease_of(self.keepers[other].state)
         if which != other and held is not None:
             self.keepers[which].wanted = True
-            self.step(self.keepers[which], lease.Want, held.record.owner)
+            self.step(self.keepers[which], lease.Acquire, held.record.owner)
             self.fire_if_due(self.keepers[which])
 
     @rule(which=st.integers(0, KEEPERS - 1))
     def drop(self, which: int) -> None:
         self.keepers[which].wanted = False
-        self.step(self.keepers[which], lease.Drop)
+        self.step(self.keepers[which], lease.Release)
 
     @rule(which=st.integers(0, KEEPERS - 1))
     def fire(self, which: int) -> None:
@@ -293,15 +293,15 @@ class Locks(RuleBasedStateMachine):
             self.java_releases()
         wishing, *others = self.keepers
         for keeper in others:
-            self.step(keeper, lease.Drop)
-        self.step(wishing, lease.Want)
+            self.step(keeper, lease.Release)
+        self.step(wishing, lease.Acquire)
         # The longest that anybody's lease, whoever holds it, can stand in the way, and one poll.
         self.run_until(self.now + 31.0 + 31.0 + SETTINGS.poll_seconds + 1.0)
 
         assert isinstance(wishing.state, lease.Held), wishing.state
         assert all(isinstance(each.state, lease.Idle) for each in others)
         wishing.wanted = False
-        self.step(wishing, lease.Drop)
+        self.step(wishing, lease.Release)
         self.run_until(self.now + 70)
         assert isinstance(wishing.state, lease.Idle)
         record = parse(self.store.body or b"")

@@ -184,4 +184,4 @@ def test_the_time_of_a_release_counts_from_when_it_was_asked_for(state: str) -> 
     else:
         keeper.reads(keeper.written, "v2")
 
-    assert keeper.writes(Won("v3")).one(Released).spent.since == dropped
+    assert keeper.writes(Won("v3")).one(Released).cost.since == dropped

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lakewarden.handlers.lease.conditional import Absent, Unknown, Won
-from lakewarden.handlers.lease.machine import Get, LockDenied, Put, Released, Waiting, Want, deadline
+from lakewarden.handlers.lease.machine import Acquire, Get, LockDenied, Put, Released, Waiting, deadline
 from tests.unit.handlers.lease.lease_keeper import SETTINGS, Keeper, foreign, held
 
 
@@ -28,7 +28,7 @@ def test_who_waits_behind_others_gives_each_of_them_its_turn() -> None:
     keeper.timer()
 
     assert keeper.of(Get) == [Get()]
-    assert keeper.now - heard == pytest.approx(3 * SETTINGS.turn_seconds)
+    assert keeper.now - heard == pytest.approx(3 * SETTINGS.queue_slot_seconds)
 
 
 def test_when_another_took_its_turn_the_lock_is_left_alone_again() -> None:
@@ -51,7 +51,7 @@ def test_a_read_that_was_overtaken_by_the_release_is_repeated_in_our_turn(ahead:
     keeper.timer()
 
     assert keeper.of(Get) == [Get()]
-    assert keeper.now - denied == pytest.approx(ahead * SETTINGS.turn_seconds)
+    assert keeper.now - denied == pytest.approx(ahead * SETTINGS.queue_slot_seconds)
 
 
 def test_a_read_is_not_repeated_for_a_release_that_it_comes_after() -> None:
@@ -86,21 +86,21 @@ def test_a_hint_does_not_hurry_a_write_in_doubt() -> None:
 
 def test_who_wants_the_lock_while_others_wait_comes_after_them() -> None:
     """It may have held the lock until a moment ago."""
-    keeper = Keeper().give(Want(Keeper().at(), None, ahead=2))
+    keeper = Keeper().give(Acquire(Keeper().at(), None, ahead=2))
     asked = keeper.now
     assert keeper.of(Get) == []
-    assert (keeper.one(LockDenied).fatal, keeper.one(LockDenied).spent.requests) == (False, 0)
+    assert (keeper.one(LockDenied).fatal, keeper.one(LockDenied).cost.requests) == (False, 0)
 
     keeper.timer()
 
     assert keeper.of(Get) == [Get()]
-    assert keeper.now - asked == pytest.approx(2 * SETTINGS.turn_seconds)
+    assert keeper.now - asked == pytest.approx(2 * SETTINGS.queue_slot_seconds)
 
 
 def test_who_wants_it_again_while_giving_it_back_comes_after_those_who_wait() -> None:
     """`per-commit`: the next commit was requested before the release was answered."""
     keeper = held().drop()
-    keeper.give(Want(keeper.at(), None, ahead=1)).writes(Won("v2"))
+    keeper.give(Acquire(keeper.at(), None, ahead=1)).writes(Won("v2"))
 
     assert len(keeper.of(Released)) == 1
     assert keeper.of(Get) == []
@@ -111,7 +111,9 @@ def test_those_who_wait_come_first_too_where_the_release_was_in_doubt() -> None:
     """As above, but its answer was lost, and the object is to be read back."""
     keeper = held().drop().writes(Unknown("500")).reads(Unknown("500"))
     assert isinstance(keeper.state, Waiting)
-    keeper.give(Want(keeper.at(), None, ahead=1)).timer().reads(replace(keeper.written, expired=True), "v2")
+    keeper.give(Acquire(keeper.at(), None, ahead=1)).timer().reads(
+        replace(keeper.written, expired=True), "v2"
+    )
 
     assert len(keeper.of(Released)) == 1
     assert keeper.of(Get) == []
@@ -120,6 +122,6 @@ def test_those_who_wait_come_first_too_where_the_release_was_in_doubt() -> None:
 
 def test_an_adoption_waits_for_nobody() -> None:
     """A grant runs under that lock."""
-    keeper = Keeper().give(Want(Keeper().at(), "former", ahead=5))
+    keeper = Keeper().give(Acquire(Keeper().at(), "former", ahead=5))
 
     assert keeper.of(Get) == [Get()]
