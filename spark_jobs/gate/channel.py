@@ -53,7 +53,7 @@ READ_RETRY_SECONDS = 0.5
 MAX_READ_BACK = 200_000
 """Records read back from `writers` at most: some 20 s of reading; what is beyond is left out (see `read_back`)."""
 
-Hear: TypeAlias = Callable[[DecisionEventUnion, int], None]
+OnDecision: TypeAlias = Callable[[DecisionEventUnion, int], None]
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Channel:
         self._producer: Any = None
         self._partitions: int | None = None
         self._readers: dict[int, Any] = {}
-        self._hearers: dict[str, Hear] = {}
+        self._subscribers: dict[str, OnDecision] = {}
         self._terms: dict[int, str] = {}
         """The ownership whose decisions count, by partition, once one was heard to begin."""
         self.undecodable = UndecodableRecords()
@@ -88,38 +88,38 @@ class Channel:
 
     # called by any thread
 
-    def listen(self, table: str, transaction: str, hear: Hear, *, about: str) -> None:
-        """From now on `hear` gets every decision about `transaction`, in the channel's own thread: it must not wait."""
-        self._hearers[transaction] = hear
+    def subscribe(self, table: str, transaction: str, on_decision: OnDecision, *, facts: str) -> None:
+        """From now on `on_decision` gets every decision about `transaction`, in the channel's own thread: it must not wait."""
+        self._subscribers[transaction] = on_decision
         try:
-            self.run(lambda: self._listening(table), doing="listening for decisions", about=about)
+            self.run(lambda: self._open_reader(table), doing="listening for decisions", facts=facts)
         except BaseException:
-            self.forget(transaction)
+            self.unsubscribe(transaction)
             raise
 
-    def forget(self, transaction: str) -> None:
+    def unsubscribe(self, transaction: str) -> None:
         """Dispatch nothing more of `transaction`."""
-        self._hearers.pop(transaction, None)
+        self._subscribers.pop(transaction, None)
 
     def send(self, event: WriterEventUnion) -> int:
         """Publish an event, wait until it is acknowledged, and return its offset in `writers`."""
 
-        async def sending() -> int:
+        async def publish_and_wait() -> int:
             return await (await self.publish(event))
 
-        about = f"table={event.table} writer={event.writer} transaction={event.transaction}"
-        return self.run(sending, doing=f"publishing {event.type}", about=about)
+        facts = f"table={event.table} writer={event.writer} transaction={event.transaction}"
+        return self.run(publish_and_wait, doing=f"publishing {event.type}", facts=facts)
 
     def run(
         self,
         function: Callable[[], Awaitable[T]],
         *,
         doing: str,
-        about: str = "",
+        facts: str = "",
         timeout: float | None = None,
     ) -> T:
         """Run an own coroutine in the channel's loop and wait for it, bounded as a send is."""
-        return self._thread.call(function, timeout=timeout or self.timeout, doing=doing, about=about)
+        return self._thread.call(function, timeout=timeout or self.timeout, doing=doing, facts=facts)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `function` in the background until it ends by itself; it handles its own errors."""
@@ -131,7 +131,7 @@ class Channel:
         At most `MAX_READ_BACK` records: enough for any transaction that isn't lost among others for hours.
         """
         return self.run(
-            lambda: self._reading_back(table, start), doing="reading back the writers' topic", timeout=timeout
+            lambda: self._read_back(table, start), doing="reading back the writers' topic", timeout=timeout
         )
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Channel:
         if not self._thread.started:
             return
         try:
-            self.run(self._stopping, doing="closing the channel")
+            self.run(self._stop_clients, doing="closing the channel")
         except AgentUnreachable as error:
             log.warning("channel.close-failed", error=str(error))
         self._thread.close()
@@ -210,7 +210,7 @@ class Channel:
         every = list(range(self._partitions))
         return int(DefaultPartitioner()(table.encode(), every, every))
 
-    async def _listening(self, table: str) -> None:
+    async def _open_reader(self, table: str) -> None:
         await self._ready_producer()
         partition = self._partition(table)
         async with self._opening:
@@ -225,7 +225,7 @@ class Channel:
                 await stop_quietly(consumer)
                 raise
             self._readers[partition] = consumer
-            self._thread.tasks.start_soon(self._reading, consumer, partition)
+            self._thread.tasks.start_soon(self._read_decisions, consumer, partition)
 
     async def _consumer(self, where: TopicPartition) -> Any:
         from aiokafka import AIOKafkaConsumer
@@ -245,7 +245,7 @@ class Channel:
             raise
         return consumer
 
-    async def _reading(self, consumer: Any, partition: int) -> None:
+    async def _read_decisions(self, consumer: Any, partition: int) -> None:
         while True:
             try:
                 record = await consumer.getone()
@@ -277,15 +277,15 @@ class Channel:
                 detail="another agent has taken its tables over; what it says does not count",
             )
             return
-        hear = self._hearers.get(decision.transaction)
-        if hear is None:
+        on_decision = self._subscribers.get(decision.transaction)
+        if on_decision is None:
             return
         try:
-            hear(decision, record.offset)
+            on_decision(decision, record.offset)
         except Exception as error:  # one transaction's failure must not deafen the others
             log.exception("channel.dispatch-failed", transaction=decision.transaction, error=repr(error))
 
-    async def _reading_back(self, table: str, start: int) -> list[WriterEventUnion]:
+    async def _read_back(self, table: str, start: int) -> list[WriterEventUnion]:
         await self._ready_producer()
         where = TopicPartition(self.topics.writers, self._partition(table))
         consumer = await self._consumer(where)
@@ -304,7 +304,7 @@ class Channel:
             await stop_quietly(consumer)
         return found
 
-    async def _stopping(self) -> None:
+    async def _stop_clients(self) -> None:
         for client in (*self._readers.values(), self._producer):
             if client is not None:
                 await stop_quietly(client)

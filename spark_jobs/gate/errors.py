@@ -48,10 +48,10 @@ class AlreadyCommitted(GateError):
         """`transaction` is None where the table told, and not the agent."""
         self.table, self.writer, self.batch_id = table, writer, batch_id
         self.committed_transaction, self.version = transaction, version
-        told = "found in the table" if transaction is None else f"committed_transaction={transaction}"
+        text = "found in the table" if transaction is None else f"committed_transaction={transaction}"
         super().__init__(
             f"batch {batch_id} of writer {writer!r} is committed already: skip it; "
-            f"table={table} {told} version={version}"
+            f"table={table} {text} version={version}"
         )
 
 
@@ -87,7 +87,7 @@ class BaseChanged(GateError):
     retriable = True
 
 
-_TOLD: dict[AbortReason, str] = {
+_REASON_TEXTS: dict[AbortReason, str] = {
     "conflict": "commit aborted: {overlaps} also written by {others}",
     "writer-lost": "commit aborted: the agent heard no heartbeat of this writer in time",
     "lease-lost": "commit aborted: the agent lost the table's lock",
@@ -99,14 +99,14 @@ _TOLD: dict[AbortReason, str] = {
 
 
 def _abort_message(abort: Abort, others: tuple[str, ...]) -> str:
-    told = _TOLD[abort.reason].format(
+    text = _REASON_TEXTS[abort.reason].format(
         overlaps=named_overlaps(abort.conflicts),
         others=", ".join(f"writer {name!r}" for name in others) or "another writer",
     )
     detail = f" ({abort.detail})" if abort.detail else ""
     advice = "begin a new transaction with the same data" if abort.retriable else "don't retry as it is"
     return (
-        f"{told}{detail}; {advice}; table={abort.table} writer={abort.writer} "
+        f"{text}{detail}; {advice}; table={abort.table} writer={abort.writer} "
         f"transaction={abort.transaction} reason={abort.reason} retriable={str(abort.retriable).lower()}"
     )
 

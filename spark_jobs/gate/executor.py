@@ -33,7 +33,7 @@ from lakewarden.spark_jobs.gate.kafka import (
     make_producer,
     stop_quietly,
 )
-from lakewarden.spark_jobs.gate.markers import in_events
+from lakewarden.spark_jobs.gate.markers import event_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ExecutorChannel:
     def touch_all(self, markers: Iterable[Marker]) -> None:
         """Say that this task is about to write all of these; returns when Kafka has them."""
         topic = Topics(self.topic_prefix).writers
-        for chunk in in_events(markers):
+        for chunk in event_chunks(markers):
             event = MarkerCreated(
                 event_id=uuid.uuid4().hex,
                 table=self.table,
@@ -64,8 +64,8 @@ class ExecutorChannel:
                 at=datetime.now(UTC),
                 markers=chunk,
             )
-            about = f"table={self.table} writer={self.writer} transaction={self.transaction}"
-            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout, about)
+            facts = f"table={self.table} writer={self.writer} transaction={self.transaction}"
+            _producer(self).send(topic, self.table.encode(), encode(event), self.timeout, facts)
 
 
 class _ProducerThread:
@@ -78,10 +78,10 @@ class _ProducerThread:
         self._opening = anyio.Lock()
         self._producer: Any = None
 
-    def send(self, topic: str, key: bytes, value: bytes, timeout: float, about: str) -> None:
+    def send(self, topic: str, key: bytes, value: bytes, timeout: float, facts: str) -> None:
         """Publish one record and wait for its acknowledgement."""
         self._thread.call(
-            self._sending(topic, key, value), timeout=timeout, doing="publishing markers", about=about
+            self._send(topic, key, value), timeout=timeout, doing="publishing markers", facts=facts
         )
 
     def stop(self) -> None:
@@ -91,8 +91,8 @@ class _ProducerThread:
             with contextlib.suppress(AgentUnreachable):
                 self._thread.call(lambda: stop_quietly(producer), timeout=STOP_SECONDS, doing="closing")
 
-    def _sending(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
-        async def sending() -> None:
+    def _send(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
+        async def send() -> None:
             async with self._opening:
                 if self._producer is None:
                     self._producer = await make_producer(self._bootstrap_servers, self._kafka)
@@ -106,7 +106,7 @@ class _ProducerThread:
                     self._thread.tasks.start_soon(stop_quietly, producer)
                 raise
 
-        return sending
+        return send
 
 
 _producers: dict[tuple[int, str, bytes], _ProducerThread] = {}

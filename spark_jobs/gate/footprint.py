@@ -21,18 +21,18 @@ def as_marker(entry: ConflictEntry) -> Marker:
     return Marker(partition=entry.partition, file_group=entry.file_group, operation=entry.operation)
 
 
-def markers_said(
+def published_markers(
     channel: Channel, table: str, transaction: str, since: int, timeout: float
 ) -> tuple[Marker, ...]:
     """The transaction's markers in the log from its intent on; none, and a warning, where Kafka doesn't answer."""
     try:
-        said = channel.read_back(table, since, timeout)
+        published = channel.read_back(table, since, timeout)
     except GateError as error:
         log.warning("gate.footprint-incomplete", table=table, transaction=transaction, error=str(error))
         return ()
     return tuple(
         marker
-        for event in said
+        for event in published
         if isinstance(event, MarkerCreated | CommitRequested) and event.transaction == transaction
         for marker in event.markers
     )

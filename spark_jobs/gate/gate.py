@@ -37,8 +37,8 @@ from lakewarden.events import (
     canonical_table,
 )
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.conversation import Intent, Timing
 from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError
+from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.kafka import KafkaSettings
 from lakewarden.spark_jobs.gate.markers import as_scope
@@ -127,28 +127,30 @@ class TransactionGate:
             lock=lock,
             attempt=attempt,
         )
-        who = (intent.table, writer)
-        in_line = admission == "queued" or who in self._losers
-        txn = Transaction(self._channel, intent, self._timing, self._clock, self.observer, in_line=in_line)
+        key = (intent.table, writer)
+        may_queue = admission == "queued" or key in self._losers
+        txn = Transaction(
+            self._channel, intent, self._timing, self._clock, self.observer, may_queue=may_queue
+        )
         try:
             txn.open()
             yield txn
         except BaseException as error:
             txn.finish(error)
-            verdict = self._verdict(txn, who)
+            verdict = self._verdict(txn, key)
             if verdict is not None and isinstance(error, Exception) and not isinstance(error, GateError):
                 # The body died of what the abort did to it (a cancelled job): say why, not how.
                 raise verdict from error
             raise
         txn.finish(None)
-        verdict = self._verdict(txn, who)
+        verdict = self._verdict(txn, key)
         if verdict is not None:
             raise verdict  # the body swallowed it, or never looked; the caller must not believe in a commit
         if not txn.discardable:
-            self._losers.discard(who)
+            self._losers.discard(key)
 
-    def _verdict(self, txn: Transaction, who: tuple[str, str]) -> CommitAborted | None:
+    def _verdict(self, txn: Transaction, key: tuple[str, str]) -> CommitAborted | None:
         verdict = txn.verdict()
         if verdict is not None and verdict.reason == "conflict":
-            self._losers.add(who)
+            self._losers.add(key)
         return verdict

@@ -36,7 +36,7 @@ class SendTimes:
     _sent_at: dict[int, float] = field(default_factory=dict)
     _next: int = 0
 
-    def sending(self, now: float) -> int:
+    def next_seq(self, now: float) -> int:
         """The next `seq`; call it before it is sent."""
         seq = self._next
         self._next += 1

@@ -102,7 +102,7 @@ class LoopThread:
         self._lock = threading.Lock()
         self._manager: AbstractContextManager[BlockingPortal] | None = None
         self._portal: BlockingPortal | None = None
-        self._hosting: Future[None] | None = None
+        self._running_tasks: Future[None] | None = None
         self._tasks: TaskGroup | None = None
         _threads.add(self)
 
@@ -123,11 +123,11 @@ class LoopThread:
             if self._portal is None:
                 self._manager = start_blocking_portal(name=self._name)
                 self._portal = self._manager.__enter__()
-                self._hosting, self._tasks = self._portal.start_task(_host)
+                self._running_tasks, self._tasks = self._portal.start_task(_run_tasks)
             return self._portal
 
-    def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str, about: str = "") -> T:
-        """Run `function` in the loop and wait for its result, at most `timeout` seconds. `about` ends every error."""
+    def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str, facts: str = "") -> T:
+        """Run `function` in the loop and wait for its result, at most `timeout` seconds. `facts` ends every error."""
 
         async def bounded() -> T:
             with anyio.fail_after(timeout):
@@ -137,10 +137,10 @@ class LoopThread:
         try:
             return future.result(timeout + GRACE_SECONDS)
         except AgentUnreachable as error:
-            raise AgentUnreachable(f"{error} {about}".rstrip()) from error.__cause__
+            raise AgentUnreachable(f"{error} {facts}".rstrip()) from error.__cause__
         except (KafkaError, OSError, TimeoutError, FutureTimeout) as error:
             future.cancel()
-            raise unreachable(self.bootstrap_servers, doing, timeout, error, about) from error
+            raise unreachable(self.bootstrap_servers, doing, timeout, error, facts) from error
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `function` in the background until it ends; it handles its own errors."""
@@ -153,12 +153,12 @@ class LoopThread:
     def close(self) -> None:
         """End the loop and whatever still runs in it; a loop that is stuck is left behind with its daemon thread."""
         with self._lock:
-            manager, hosting = self._manager, self._hosting
-            self._manager = self._portal = self._hosting = None
+            manager, running_tasks = self._manager, self._running_tasks
+            self._manager = self._portal = self._running_tasks = None
         if manager is None:
             return
-        if hosting is not None:
-            hosting.cancel()
+        if running_tasks is not None:
+            running_tasks.cancel()
         ending = threading.Thread(
             target=manager.__exit__, args=(None, None, None), daemon=True, name=f"{self._name}-close"
         )
@@ -176,19 +176,19 @@ def _close_all() -> None:
         thread.close()
 
 
-async def _host(*, task_status: TaskStatus[TaskGroup]) -> None:
+async def _run_tasks(*, task_status: TaskStatus[TaskGroup]) -> None:
     async with anyio.create_task_group() as tasks:
         task_status.started(tasks)
         await anyio.sleep_forever()
 
 
 def unreachable(
-    bootstrap_servers: str, doing: str, timeout: float, error: BaseException, about: str
+    bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str
 ) -> AgentUnreachable:
     """What a caller gets for a Kafka that doesn't answer."""
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     why = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
         f"kafka is unreachable: {doing} failed: {why}; nothing was committed by it; check the brokers and "
-        f"their security settings, then restart the query; brokers={bootstrap_servers} {about}".rstrip()
+        f"their security settings, then restart the query; brokers={bootstrap_servers} {facts}".rstrip()
     )

@@ -13,7 +13,7 @@ _BUDGET_BYTES = MAX_EVENT_BYTES * 3 // 4
 """Of one record: Kafka counts its own framing too, and names may need escapes."""
 
 
-def in_events(markers: Iterable[Marker]) -> Iterator[tuple[Marker, ...]]:
+def event_chunks(markers: Iterable[Marker]) -> Iterator[tuple[Marker, ...]]:
     """The markers, each once and in order, in lists that fit one record each."""
     chunk: list[Marker] = []
     size = 0
@@ -36,10 +36,10 @@ def as_scope(markers: Iterable[Marker]) -> tuple[Marker, ...]:
     """
     distinct = tuple(dict.fromkeys(markers))
     for candidate in (distinct, whole_partitions(distinct)):
-        first = next(in_events(candidate), ())
+        first = next(event_chunks(candidate), ())
         if len(first) == len(candidate):
             return first
-    return next(in_events(whole_partitions(distinct)), ())
+    return next(event_chunks(whole_partitions(distinct)), ())
 
 
 def whole_partitions(markers: Iterable[Marker]) -> tuple[Marker, ...]:

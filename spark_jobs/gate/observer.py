@@ -11,7 +11,7 @@ import structlog
 
 from lakewarden.events import Abort
 
-What: TypeAlias = Literal[
+Step: TypeAlias = Literal[
     "intent",
     "admitted",
     "markers",
@@ -25,10 +25,10 @@ What: TypeAlias = Literal[
     "failed",
 ]
 
-MAX_TOLD = 20
+MAX_LISTED = 20
 """Overlaps told of one abort: enough to draw; all of them are in `CommitAborted.conflicts`."""
 
-_QUIET: frozenset[What] = frozenset({"intent", "admitted", "markers", "requested"})
+_DEBUG_STEPS: frozenset[Step] = frozenset({"intent", "admitted", "markers", "requested"})
 
 log = structlog.get_logger("lakewarden.gate")
 
@@ -38,7 +38,7 @@ class GateEvent:
     """One step of one transaction. `at` is this machine's wall clock: for drawing, never for ordering writers."""
 
     at: float
-    what: What
+    what: Step
     table: str
     writer: str
     transaction: str
@@ -50,9 +50,9 @@ class GateEvent:
 Observer: TypeAlias = Callable[[GateEvent], None]
 
 
-def tell(observer: Observer | None, event: GateEvent) -> None:
+def notify(observer: Observer | None, event: GateEvent) -> None:
     """Log the event and hand it on. An observer that fails is logged: watching must not stop a commit."""
-    level = log.debug if event.what in _QUIET else log.info
+    level = log.debug if event.what in _DEBUG_STEPS else log.info
     level(
         f"gate.{event.what}",
         table=event.table,
@@ -70,7 +70,7 @@ def tell(observer: Observer | None, event: GateEvent) -> None:
         log.warning("gate.observer-failed", what=event.what, error=repr(error))
 
 
-def now() -> float:
+def epoch_seconds() -> float:
     """Epoch seconds, for `GateEvent.at`."""
     return time.time()
 
@@ -86,5 +86,5 @@ def abort_detail(abort: Abort) -> dict[str, Any]:
         "reason": abort.reason,
         "retriable": abort.retriable,
         "others": sorted({entry.other_writer for entry in abort.conflicts}),
-        "conflicts": [[entry.partition, entry.file_group] for entry in abort.conflicts[:MAX_TOLD]],
+        "conflicts": [[entry.partition, entry.file_group] for entry in abort.conflicts[:MAX_LISTED]],
     }

@@ -46,17 +46,17 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Heard(Enum):
+class Change(Enum):
     """What a decision means for whoever waits."""
 
-    NOTHING = auto()
+    NONE = auto()
     ANSWER = auto()
     ABORT = auto()
     LATE_ABORT = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class GrantLease:
     """A grant in our hands, and until when on our own clock. No deadline: its `seq` was never ours."""
 
     grant: str
@@ -67,75 +67,77 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Lapsed:
+class ExpiredLease:
     """The grant that came too late, and by how much."""
 
-    held: Held
+    held: GrantLease
     late_seconds: float | None
 
 
 class Progress:
     """One transaction's state; see the rules above."""
 
-    __slots__ = ("abort", "committed", "held", "late_abort", "phase", "sends")
+    __slots__ = ("abort", "committed", "late_abort", "lease", "phase", "send_times")
 
     def __init__(self, margin_seconds: float) -> None:
         self.phase = Phase.OPENING
-        self.sends = SendTimes(margin_seconds)
+        self.send_times = SendTimes(margin_seconds)
         self.abort: Abort | None = None
         self.late_abort: Abort | None = None
         self.committed: AlreadyCommitted | None = None
-        self.held: Held | None = None
+        self.lease: GrantLease | None = None
 
-    def hear(self, decision: DecisionEventUnion, offset: int) -> Heard:
+    def apply(self, decision: DecisionEventUnion, offset: int) -> Change:
         """Take one decision, read at `offset` of `decisions`."""
         if self.phase is Phase.ENDED:
-            return Heard.NOTHING
+            return Change.NONE
         match decision:
             case Admitted():
                 if self.phase is not Phase.OPENING:
-                    return Heard.NOTHING
+                    return Change.NONE
                 self.phase = Phase.COMPUTING
-                return Heard.ANSWER
+                return Change.ANSWER
             case AlreadyCommitted():
                 if self.phase is not Phase.OPENING:
-                    return Heard.NOTHING
+                    return Change.NONE
                 self.committed = decision
                 self.phase = Phase.ENDED
-                return Heard.ANSWER
+                return Change.ANSWER
             case Abort():
-                return self._hear_abort(decision)
+                return self._apply_abort(decision)
             case CommitGranted():
-                if self.phase is not Phase.REQUESTED or self.held is not None or self.abort is not None:
-                    return Heard.NOTHING
-                deadline = self.sends.deadline(decision.seq, decision.lease_seconds)
-                self.held = Held(decision.grant, offset, decision.seq, decision.lease_seconds, deadline)
-                return Heard.ANSWER
+                if self.phase is not Phase.REQUESTED or self.lease is not None or self.abort is not None:
+                    return Change.NONE
+                deadline = self.send_times.deadline(decision.seq, decision.lease_seconds)
+                self.lease = GrantLease(
+                    decision.grant, offset, decision.seq, decision.lease_seconds, deadline
+                )
+                return Change.ANSWER
             case GrantRenewed():
                 self._renew(decision)
-                return Heard.NOTHING
+                return Change.NONE
             case _:
                 assert_never(decision)
 
-    def _hear_abort(self, abort: Abort) -> Heard:
+    def _apply_abort(self, abort: Abort) -> Change:
         if self.phase is Phase.PUBLISHING:
             if self.late_abort is not None:
-                return Heard.NOTHING
+                return Change.NONE
             self.late_abort = abort
-            return Heard.LATE_ABORT
+            return Change.LATE_ABORT
         if self.abort is not None:
-            return Heard.NOTHING
+            return Change.NONE
         self.abort = abort
-        return Heard.ABORT
+        return Change.ABORT
 
     def _renew(self, renewed: GrantRenewed) -> None:
-        held = self.held
+        held = self.lease
         if held is None or held.grant != renewed.grant:
             return
-        deadline = self.sends.deadline(renewed.seq, renewed.lease_seconds)
+        deadline = self.send_times.deadline(renewed.seq, renewed.lease_seconds)
         if deadline is None or (held.deadline is not None and deadline <= held.deadline):
             return
-        self.held = Held(held.grant, held.token, renewed.seq, renewed.lease_seconds, deadline)
+        self.lease = GrantLease(held.grant, held.token, renewed.seq, renewed.lease_seconds, deadline)
 
     def request(self) -> None:
         """The writer asks to commit; only once, and only from its body."""
@@ -145,30 +147,30 @@ class Progress:
             )
         self.phase = Phase.REQUESTED
 
-    def begin_publish(self, now: float) -> Held | Lapsed | Abort:
-        """The last look before the publish; `Held` means that it has begun."""
+    def begin_publish(self, now: float) -> GrantLease | ExpiredLease | Abort:
+        """The last look before the publish; `GrantLease` means that it has begun."""
         if self.abort is not None:
             return self.abort
         assert self.phase is Phase.REQUESTED, self.phase
-        assert self.held is not None
-        lapsed = self._lapsed(self.held, now)
+        assert self.lease is not None
+        lapsed = self._expired(self.lease, now)
         if lapsed is not None:
             return lapsed
         self.phase = Phase.PUBLISHING
-        return self.held
+        return self.lease
 
-    def still_held(self, now: float) -> Held | Lapsed | Abort:
+    def check_lease(self, now: float) -> GrantLease | ExpiredLease | Abort:
         """Whether a publish that hasn't reached the table yet may still go on."""
-        assert self.held is not None
+        assert self.lease is not None
         if self.late_abort is not None:
             return self.late_abort
-        return self._lapsed(self.held, now) or self.held
+        return self._expired(self.lease, now) or self.lease
 
     @staticmethod
-    def _lapsed(held: Held, now: float) -> Lapsed | None:
+    def _expired(held: GrantLease, now: float) -> ExpiredLease | None:
         if held.deadline is None:
-            return Lapsed(held, None)
-        return Lapsed(held, now - held.deadline) if now >= held.deadline else None
+            return ExpiredLease(held, None)
+        return ExpiredLease(held, now - held.deadline) if now >= held.deadline else None
 
     def end(self) -> None:
         """Nothing counts any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GrantTimeout, LeaseLost, OutcomeUnknown
-from lakewarden.spark_jobs.gate.progress import Lapsed
+from lakewarden.spark_jobs.gate.progress import ExpiredLease
 
 MAX_CAUSE = 300
 """Characters of a failed publish's own error: a store's answer can be a page."""
@@ -20,32 +20,32 @@ def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
     )
 
 
-def not_admitted(timeout: float, unheard: str | None, facts: str) -> GrantTimeout:
+def not_admitted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
     """The line in front didn't move."""
     return GrantTimeout(
-        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs{_of_kafka(unheard)}; see "
-        f"`lakewarden status`, then restart the query; {facts}"
+        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs"
+        f"{_heartbeat_hint(heartbeat_error)}; see `lakewarden status`, then restart the query; {facts}"
     )
 
 
-def not_granted(timeout: float, unheard: str | None, facts: str) -> GrantTimeout:
+def not_granted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
     return GrantTimeout(
-        f"no grant within {timeout:g} s{_of_kafka(unheard)}; nothing was committed; see `lakewarden status` for who is "
-        f"ahead, then restart the query; {facts}"
+        f"no grant within {timeout:g} s{_heartbeat_hint(heartbeat_error)}; nothing was committed; "
+        f"see `lakewarden status` for who is ahead, then restart the query; {facts}"
     )
 
 
-def _of_kafka(unheard: str | None) -> str:
-    """Why the wait may have been in vain: `unheard` is how this writer's last heartbeat failed, None where it did not."""
+def _heartbeat_hint(heartbeat_error: str | None) -> str:
+    """Why the wait may have been in vain: `heartbeat_error` is how this writer's last heartbeat failed, None where it did not."""
     return (
         ""
-        if unheard is None
-        else f"; this writer's heartbeats don't reach Kafka ({unheard}): look at the brokers"
+        if heartbeat_error is None
+        else f"; this writer's heartbeats don't reach Kafka ({heartbeat_error}): look at the brokers"
     )
 
 
-def lapsed(lapsed: Lapsed, facts: str) -> LeaseLost:
+def lease_expired(lapsed: ExpiredLease, facts: str) -> LeaseLost:
     """A grant came, and its lease had run out, or isn't one that this writer can count."""
     held = lapsed.held
     how = (

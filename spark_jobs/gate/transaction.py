@@ -25,24 +25,24 @@ from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
 from lakewarden.spark_jobs.gate import refusals
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.committed import Committed
-from lakewarden.spark_jobs.gate.conversation import Conversation, Intent, Timing
+from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
+from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.footprint import as_marker, markers_said
+from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
-from lakewarden.spark_jobs.gate.markers import in_events, whole_partitions
+from lakewarden.spark_jobs.gate.markers import event_chunks, whole_partitions
 from lakewarden.spark_jobs.gate.observer import (
-    MAX_TOLD,
+    MAX_LISTED,
     GateEvent,
     Observer,
-    What,
+    Step,
     abort_detail,
-    now,
+    epoch_seconds,
+    notify,
     reason_of,
-    tell,
 )
-from lakewarden.spark_jobs.gate.progress import Heard, Held, Lapsed, Phase, Progress
+from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
 
 MAX_TOUCHED = 50_000
 """Markers remembered one by one, to be a retry's scope; beyond, only their partitions are."""
@@ -61,10 +61,10 @@ class Transaction:
         clock: Callable[[], float],
         observer: Observer | None,
         *,
-        in_line: bool,
+        may_queue: bool,
     ) -> None:
-        """`in_line`: the admission may have to wait for others, so that no answer for a while doesn't mean: no agent."""
-        self._in_line = in_line
+        """`may_queue`: the admission may have to wait for others, so that no answer for a while doesn't mean: no agent."""
+        self._may_queue = may_queue
         self.id = uuid.uuid4().hex
         self.intent = intent
         self._channel = channel
@@ -73,12 +73,12 @@ class Transaction:
         self._observer = observer
         self._changed = threading.Condition()
         self._progress = Progress(timing.margin_seconds)
-        self._said = Conversation(channel, intent, self.id, timing, self._next_seq)
+        self._publisher = EventPublisher(channel, intent, self.id, timing, self._next_seq)
         self._callbacks = AbortCallbacks(self.id)
         self._touched: dict[Marker, None] = {}
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
-        self._committed: Committed | None = None
+        self._committed: CommitLookup | None = None
         self._found = False
         self.aborted_at: float | None = None
 
@@ -114,7 +114,7 @@ class Transaction:
         """Whether nothing of this transaction is, or can come, in the table: what it staged may be removed."""
         return self._found or self._grant is None or self._grant.outcome is Outcome.NOT_PUBLISHED
 
-    def recognise(self, committed: Committed) -> None:
+    def recognise(self, committed: CommitLookup) -> None:
         """Let the table tell what it has of this writer: now, under the grant, and after a publish that failed.
 
         Raises `AlreadyCommitted`, now or from `commit`, where this batch is there: skip it. A transaction without
@@ -123,7 +123,7 @@ class Transaction:
         if committed == self._committed or self.batch_id is None:
             return
         self._committed = committed
-        if self._version_there() is None:
+        if self._committed_version() is None:
             return
         with self.commit() as grant:  # finds it again, and says so
             grant.not_published()
@@ -143,15 +143,15 @@ class Transaction:
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
         """Say that this transaction is about to write all of these; returns when Kafka has them."""
-        for chunk in in_events(markers):
+        for chunk in event_chunks(markers):
             self.check()
-            partitions = sorted({marker.partition for marker in chunk})[:MAX_TOLD]
+            partitions = sorted({marker.partition for marker in chunk})[:MAX_LISTED]
             event = self._event("markers", count=len(chunk), partitions=partitions)
-            self._said.markers(chunk)
+            self._publisher.publish_markers(chunk)
             self._touched.update(dict.fromkeys(chunk))
             if len(self._touched) > MAX_TOUCHED:
                 self._touched = dict.fromkeys(whole_partitions(self._touched))
-            tell(self._observer, event)
+            notify(self._observer, event)
         self.check()
 
     def on_abort(self, callback: Callable[[CommitAborted], None]) -> None:
@@ -178,17 +178,17 @@ class Transaction:
         self.check()
         with self._changed:
             self._progress.request()
-        self._said.request()
-        self.tell("requested")
-        held = self._await_grant()
-        grant = Grant(held.grant, held.token, self._still_granted)
-        self.tell("granted", token=held.token, lease_seconds=held.lease_seconds)
+        self._publisher.publish_request()
+        self.notify("requested")
+        lease = self._await_grant()
+        grant = Grant(lease.grant, lease.token, self._require_lease)
+        self.notify("granted", token=lease.token, lease_seconds=lease.lease_seconds)
         self._require_new(grant)
         self._grant = grant
         try:
             yield grant
         except Exception as error:
-            if self._published_after_all(grant, error):
+            if self._found_in_table(grant, error):
                 return
             if grant.outcome is Outcome.UNKNOWN and not isinstance(error, GateError):
                 asked = self._committed is not None
@@ -212,8 +212,8 @@ class Transaction:
         named = abort.conflicts if abort else ()
         known = dict.fromkeys((*self._touched, *map(as_marker, named)))
         if self._intent_offset is not None:
-            said = markers_said(self._channel, self.table, self.id, self._intent_offset, timeout)
-            known.update(dict.fromkeys(said))
+            published = published_markers(self._channel, self.table, self.id, self._intent_offset, timeout)
+            known.update(dict.fromkeys(published))
         return tuple(known)
 
     # what the gate does with it
@@ -221,10 +221,12 @@ class Transaction:
     def open(self) -> None:
         """Publish the intent and wait until an agent has it in hands. What fails here is to be told to `finish`, too."""
         intent = self.intent
-        self._channel.listen(self.table, self.id, self._hear, about=self._facts())
-        self._intent_offset = self._said.intent()
-        self.tell("intent", admission=intent.admission, scope=len(intent.scope), sequence=self._intent_offset)
-        self._said.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
+        self._channel.subscribe(self.table, self.id, self._on_decision, facts=self._facts())
+        self._intent_offset = self._publisher.publish_intent()
+        self.notify(
+            "intent", admission=intent.admission, scope=len(intent.scope), sequence=self._intent_offset
+        )
+        self._publisher.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
         self._await_admission()
 
     def finish(self, error: BaseException | None) -> None:
@@ -234,11 +236,11 @@ class Transaction:
             self._progress.end()
         outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
         if outcome is Outcome.UNKNOWN:
-            self.tell("failed", outcome="unknown", error=reason_of(error))
+            self.notify("failed", outcome="unknown", error=reason_of(error))
         elif outcome is Outcome.NOT_PUBLISHED and not known and self._intent_offset is not None:
-            self._said.abandoned(reason_of(error))
-            self.tell("abandoned", reason=reason_of(error))
-        self._channel.forget(self.id)
+            self._publisher.publish_abandoned(reason_of(error))
+            self.notify("abandoned", reason=reason_of(error))
+        self._channel.unsubscribe(self.id)
 
     def seconds_since_abort(self) -> float | None:
         """How long ago the abort was heard."""
@@ -253,14 +255,14 @@ class Transaction:
 
     def _await_admission(self) -> None:
         timing = self._timing
-        timeout = timing.queue_timeout_seconds if self._in_line else timing.admission_timeout_seconds
+        timeout = timing.queue_timeout_seconds if self._may_queue else timing.admission_timeout_seconds
         with self._changed:
             self._changed.wait_for(self._answered, timeout)
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
         if abort is not None:
             raise CommitAborted(abort)
         if committed is not None:
-            self.tell("already-committed", version=committed.version)
+            self.notify("already-committed", version=committed.version)
             raise AlreadyCommitted(
                 table=self.table,
                 writer=self.writer,
@@ -269,10 +271,10 @@ class Transaction:
                 version=committed.version,
             )
         if phase is not Phase.OPENING:
-            self.tell("admitted")
+            self.notify("admitted")
             return
-        if self._in_line:
-            raise refusals.not_admitted(timeout, self._said.unheard, self._facts())
+        if self._may_queue:
+            raise refusals.not_admitted(timeout, self._publisher.heartbeat_error, self._facts())
         raise refusals.no_agent(timeout, self._channel, self._facts())
 
     def _answered(self) -> bool:
@@ -280,41 +282,41 @@ class Transaction:
 
     def _next_seq(self) -> int:
         with self._changed:
-            return self._progress.sends.sending(self._clock())
+            return self._progress.send_times.next_seq(self._clock())
 
-    def _await_grant(self) -> Held:
+    def _await_grant(self) -> GrantLease:
         timeout = self._timing.grant_timeout_seconds
         with self._changed:
             self._changed.wait_for(
-                lambda: self._progress.held is not None or self._progress.abort is not None, timeout
+                lambda: self._progress.lease is not None or self._progress.abort is not None, timeout
             )
-            if self._progress.held is None and self._progress.abort is None:
+            if self._progress.lease is None and self._progress.abort is None:
                 # From here on a grant counts no more (rule 4 of `progress`): "abandoned" stays true.
                 self._progress.end()
-                raise refusals.not_granted(timeout, self._said.unheard, self._facts())
+                raise refusals.not_granted(timeout, self._publisher.heartbeat_error, self._facts())
             verdict = self._progress.begin_publish(self._clock())
         match verdict:
-            case Held():
+            case GrantLease():
                 return verdict
-            case Lapsed():
-                raise refusals.lapsed(verdict, self._facts())
+            case ExpiredLease():
+                raise refusals.lease_expired(verdict, self._facts())
             case Abort():
                 raise CommitAborted(verdict)
 
-    def _still_granted(self) -> None:
+    def _require_lease(self) -> None:
         with self._changed:
-            verdict = self._progress.still_held(self._clock())
+            verdict = self._progress.check_lease(self._clock())
         match verdict:
-            case Held():
+            case GrantLease():
                 return
-            case Lapsed():
-                raise refusals.lapsed(verdict, self._facts())
+            case ExpiredLease():
+                raise refusals.lease_expired(verdict, self._facts())
             case Abort():
                 raise CommitAborted(verdict)
 
     # asking the table
 
-    def _version_there(self) -> str | None:
+    def _committed_version(self) -> str | None:
         if self._committed is None or self.batch_id is None:
             return None
         return self._committed(self.writer, self.batch_id)
@@ -323,9 +325,9 @@ class Transaction:
         """Under the grant: report the batch that is there; else see that asking didn't outlast the lease."""
         if self._committed is None:
             return
-        version = self._version_there()
+        version = self._committed_version()
         if version is None:
-            self._still_granted()
+            self._require_lease()
             return
         self._found, self._grant = True, grant
         grant.published(version)
@@ -334,14 +336,14 @@ class Transaction:
             table=self.table, writer=self.writer, batch_id=self.batch_id, transaction=None, version=version
         )
 
-    def _published_after_all(self, grant: Grant, error: Exception) -> bool:
+    def _found_in_table(self, grant: Grant, error: Exception) -> bool:
         """After a failed publish: whether the table has it. What the sink said of it counts first."""
         if grant.outcome is Outcome.PUBLISHED:
             self._completed(grant)
         if grant.outcome is not Outcome.UNKNOWN:
             return False
         try:
-            version = self._version_there()
+            version = self._committed_version()
         except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
             log.warning("gate.table-unreadable", facts=self._facts(), error=repr(failure))
             return False
@@ -354,34 +356,41 @@ class Transaction:
 
     # hearing
 
-    def _hear(self, decision: DecisionEventUnion, offset: int) -> None:
+    def _on_decision(self, decision: DecisionEventUnion, offset: int) -> None:
         with self._changed:
-            heard = self._progress.hear(decision, offset)
+            change = self._progress.apply(decision, offset)
             self._changed.notify_all()
-        if heard in {Heard.ABORT, Heard.LATE_ABORT}:
+        if change in {Change.ABORT, Change.LATE_ABORT}:
             assert isinstance(decision, Abort)
-            late = heard is Heard.LATE_ABORT
+            late = change is Change.LATE_ABORT
             self.aborted_at = self.aborted_at or self._clock()
             event = self._event("abort", **abort_detail(decision), late=late)
             self._callbacks.run(
-                CommitAborted(decision), callbacks=not late, first=lambda: tell(self._observer, event)
+                CommitAborted(decision), callbacks=not late, first=lambda: notify(self._observer, event)
             )
 
     # telling
 
     def _completed(self, grant: Grant) -> None:
-        self._said.completed(grant.grant, grant.version)
-        self.tell("completed", version=grant.version)
+        self._publisher.publish_completed(grant.grant, grant.version)
+        self.notify("completed", version=grant.version)
 
     def _facts(self) -> str:
         return f"table={self.table} writer={self.writer} transaction={self.id}"
 
-    def _event(self, what: What, **detail: Any) -> GateEvent:
+    def _event(self, what: Step, **detail: Any) -> GateEvent:
         intent = self.intent
         return GateEvent(
-            now(), what, intent.table, intent.writer, self.id, intent.batch_id, intent.attempt, detail
+            epoch_seconds(),
+            what,
+            intent.table,
+            intent.writer,
+            self.id,
+            intent.batch_id,
+            intent.attempt,
+            detail,
         )
 
-    def tell(self, what: What, **detail: Any) -> None:
+    def notify(self, what: Step, **detail: Any) -> None:
         """Tell the observer a step of this transaction."""
-        tell(self._observer, self._event(what, **detail))
+        notify(self._observer, self._event(what, **detail))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.commit_gate import CommitGate
-from lakewarden.spark_jobs.gate.observer import GateEvent, What
+from lakewarden.spark_jobs.gate.observer import GateEvent, Step
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
@@ -49,22 +49,22 @@ class EventsFile:
             self._file.write(f"{line}\n")
 
 
-def write_alone(sink: PaimonSink, role: str, events: EventsFile) -> Callable[[DataFrame, int], None]:
+def write_without_agent(sink: PaimonSink, role: str, events: EventsFile) -> Callable[[DataFrame, int], None]:
     """What a job does that knows of no agent, with its steps noted as the gate would."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         transaction = uuid.uuid4().hex
 
-        def note(what: What, **detail: Any) -> None:
+        def record(what: Step, **detail: Any) -> None:
             events(GateEvent(time.time(), what, sink.table, role, transaction, batch_id, 1, detail))
 
-        note("intent")
+        record("intent")
         try:
             version = sink.write(batch, batch_id)
         except Exception as error:
-            note("failed", error=str(error)[:500])
+            record("failed", error=str(error)[:500])
             raise
-        note("completed", version=version)
+        record("completed", version=version)
 
     return write
 
@@ -76,7 +76,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         options.table, mode="upsert", keys=options.keys, catalog_options=catalog_options(options.s3_endpoint)
     )
     if options.without_agent:
-        write = write_alone(sink, options.role, events)
+        write = write_without_agent(sink, options.role, events)
     else:
         gate = CommitGate(
             options.bootstrap_servers,
@@ -103,7 +103,7 @@ def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
     """What pypaimon needs for an S3 server of one's own; credentials come from the usual AWS environment."""
     if s3_endpoint is None:
         return {}
-    given = {
+    options = {
         "s3.endpoint": s3_endpoint,
         "s3.path-style-access": "true",
         "s3.region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
@@ -111,7 +111,7 @@ def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
         "s3.secret-key": os.environ.get("AWS_SECRET_ACCESS_KEY"),
         "s3.session-token": os.environ.get("AWS_SESSION_TOKEN"),
     }
-    return {name: value for name, value in given.items() if value}
+    return {name: value for name, value in options.items() if value}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

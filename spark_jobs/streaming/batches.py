@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import structlog
 
 from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
-from lakewarden.spark_jobs.gate.committed import Committed
+from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -64,7 +64,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
+class _Attempt:
     number: int
     admission: Admission
     scope: tuple[Marker, ...]
@@ -91,7 +91,7 @@ class BatchWriter:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
         self._gate = gate
         self._write = write
-        self._committed: Committed | None = getattr(write, "committed", None)
+        self._committed: CommitLookup | None = getattr(write, "committed", None)
         self._table = table
         self._writer = writer
         self._max_attempts = max_attempts
@@ -104,22 +104,22 @@ class BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, once."""
         context = batch.sparkSession.sparkContext
-        given = _Batch(batch, batch_id, wire_name(self._writer, context), context)
-        attempt = _Try(1, self._admission, self._first_scope(batch))
+        micro_batch = _Batch(batch, batch_id, wire_name(self._writer, context), context)
+        attempt = _Attempt(1, self._admission, self._first_scope(batch))
         while True:
-            given.opened.clear()
+            micro_batch.opened.clear()
             try:
-                self._attempt(given, attempt)
+                self._attempt(micro_batch, attempt)
                 return
             except AlreadyCommitted:
                 return
             except GateError as error:
                 if not error.retriable or attempt.number >= self._max_attempts:
-                    self._failed(given, attempt, error)
+                    self._report_failure(micro_batch, attempt, error)
                     raise
-                attempt = self._next(given, attempt, error)
+                attempt = self._next_attempt(micro_batch, attempt, error)
 
-    def _attempt(self, batch: _Batch, attempt: _Try) -> None:
+    def _attempt(self, batch: _Batch, attempt: _Attempt) -> None:
         with self._gate.transaction(
             table=self._table,
             writer=batch.writer,
@@ -142,7 +142,7 @@ class BatchWriter:
             finally:
                 if txn.aborted:
                     gone = jobs.wait_until_gone()
-                    txn.tell("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
+                    txn.notify("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
 
     def _first_scope(self, batch: DataFrame) -> tuple[Marker, ...]:
         if self._scope is None:
@@ -154,7 +154,7 @@ class BatchWriter:
             for named in self._scope(batch)
         )
 
-    def _next(self, batch: _Batch, last: _Try, error: GateError) -> _Try:
+    def _next_attempt(self, batch: _Batch, last: _Attempt, error: GateError) -> _Attempt:
         touched = dict.fromkeys(last.scope)
         for txn in batch.opened:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
@@ -163,13 +163,13 @@ class BatchWriter:
         )
         if not (isinstance(error, CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
-        return _Try(last.number + 1, "queued", tuple(touched))
+        return _Attempt(last.number + 1, "queued", tuple(touched))
 
-    def _failed(self, batch: _Batch, attempt: _Try, error: GateError) -> None:
+    def _report_failure(self, batch: _Batch, attempt: _Attempt, error: GateError) -> None:
         if isinstance(error, OutcomeUnknown):
             return  # the transaction has told so itself, and "not committed" would be a claim
         for txn in batch.opened:
-            txn.tell("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
+            txn.notify("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
 
 
 def wire_name(writer: str, context: SparkContext) -> str:

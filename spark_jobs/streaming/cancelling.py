@@ -64,9 +64,9 @@ class TaggedJobs:
 
     def wait_until_gone(self) -> bool:
         """Cancel until no tagged job is left; False if some still ran after `STOPPED_TIMEOUT_SECONDS`."""
-        give_up_at = time.monotonic() + STOPPED_TIMEOUT_SECONDS
+        deadline = time.monotonic() + STOPPED_TIMEOUT_SECONDS
         while self.running():
-            if time.monotonic() >= give_up_at:
+            if time.monotonic() >= deadline:
                 log.warning("jobs.still-running", tag=self.tag, seconds=STOPPED_TIMEOUT_SECONDS)
                 return False
             if not self._cancel():

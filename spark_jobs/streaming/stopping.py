@@ -26,8 +26,8 @@ def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
     ended by the agent; both are built for worse than this. The JVM ends with its driver.
     """
     _log_warnings_to_stderr()
-    signal.signal(signal.SIGTERM, _leave)
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGTERM, _exit_at_once)
+    signal.signal(signal.SIGINT, _exit_at_once)
     try:
         query = start()
         query.awaitTermination()
@@ -60,6 +60,6 @@ def _names_an_error(line: str) -> bool:
     return name.isidentifier() or (name.replace(".", "").isidentifier() and not line.startswith("at "))
 
 
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_at_once(number: int, _frame: FrameType | None) -> NoReturn:
     sys.stderr.flush()
     os._exit(128 + number)

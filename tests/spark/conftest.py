@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
-from tests.spark.bench import Bench
+from tests.spark.harness import Harness
 
 SCHEMA = pa.schema(
     [
@@ -39,10 +39,10 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def bench(kafka: KafkaServer, topic_prefix: str) -> Iterator[Bench]:
+def harness(kafka: KafkaServer, topic_prefix: str) -> Iterator[Harness]:
     """Agents and gates for one test."""
-    with Bench(kafka, topic_prefix) as bench:
-        yield bench
+    with Harness(kafka, topic_prefix) as harness:
+        yield harness
 
 
 @pytest.fixture

@@ -55,42 +55,42 @@ class FakeAgent:
     topics: Topics
     script: Script
     partitions: int = PARTITIONS
-    heard: list[WriterEventUnion] = field(default_factory=list)
-    said: list[DecisionEventUnion] = field(default_factory=list)
+    events: list[WriterEventUnion] = field(default_factory=list)
+    decisions: list[DecisionEventUnion] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait_for(self, kind: str, count: int = 1, timeout: float = 20.0) -> list[Any]:
         """The events of one type, once there are `count` of them."""
 
         def found() -> list[Any]:
-            return [event for event in self.heard if event.type == kind]
+            return [event for event in self.events if event.type == kind]
 
         with self._changed:
             assert self._changed.wait_for(lambda: len(found()) >= count, timeout), (
-                f"{kind} was not heard {count} times; heard {[event.type for event in self.heard]}"
+                f"{kind} was not heard {count} times; heard {[event.type for event in self.events]}"
             )
             return found()
 
     def types(self, *, heartbeats: bool = False) -> list[str]:
         """What was heard, in order."""
         with self._changed:
-            return [event.type for event in self.heard if heartbeats or event.type != "writer-heartbeat"]
+            return [event.type for event in self.events if heartbeats or event.type != "writer-heartbeat"]
 
-    def say(self, decision: DecisionEventUnion) -> int:
+    def publish(self, decision: DecisionEventUnion) -> int:
         """Publish a decision out of turn; its offset."""
-        return self._thread.call(lambda: self._say(decision), timeout=10, doing="saying")
+        return self._thread.call(lambda: self._publish(decision), timeout=10, doing="publishing a decision")
 
     def __post_init__(self) -> None:
         self._thread = LoopThread(self.bootstrap_servers, name="fake-agent")
 
     def start(self) -> None:
-        self._thread.call(self._starting, timeout=30, doing="starting the fake agent")
+        self._thread.call(self._start, timeout=30, doing="starting the fake agent")
 
     def stop(self) -> None:
-        self._thread.call(self._stopping, timeout=10, doing="stopping the fake agent")
+        self._thread.call(self._stop, timeout=10, doing="stopping the fake agent")
         self._thread.close()
 
-    async def _starting(self) -> None:
+    async def _start(self) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
         await admin.create_topics(
@@ -104,32 +104,32 @@ class FakeAgent:
         )
         await self._consumer.start()
         self._consumer.assign([TopicPartition(self.topics.writers, p) for p in range(self.partitions)])
-        self._thread.tasks.start_soon(self._reading)
+        self._thread.tasks.start_soon(self._read)
 
-    async def _stopping(self) -> None:
+    async def _stop(self) -> None:
         self._thread.tasks.cancel_scope.cancel()
         await self._consumer.stop()
         await self._producer.stop()
 
-    async def _reading(self) -> None:
+    async def _read(self) -> None:
         while True:
             record = await self._consumer.getone()
             event = decode(WRITER_EVENT, record.value, key=record.key)
             assert not isinstance(event, Undecodable), event
             with self._changed:
-                self.heard.append(event)
+                self.events.append(event)
                 self._changed.notify_all()
             for decision in self.script(event, record.offset):
-                await self._say(decision)
+                await self._publish(decision)
 
-    async def _say(self, decision: DecisionRecord) -> int:
+    async def _publish(self, decision: DecisionRecord) -> int:
         partition = int(decision.table.rpartition("/")[2]) if isinstance(decision, PartitionTaken) else None
         record = await self._producer.send_and_wait(
             self.topics.decisions, encode(decision), decision.table.encode(), partition=partition
         )
         if not isinstance(decision, PartitionTaken):
             with self._changed:
-                self.said.append(decision)
+                self.decisions.append(decision)
         return int(record.offset)
 
 
@@ -159,7 +159,7 @@ def _common(event: WriterEventUnion, offset: int = 0) -> dict[str, Any]:
     }
 
 
-def taken(term: str, partition: int) -> PartitionTaken:
+def partition_taken(term: str, partition: int) -> PartitionTaken:
     return PartitionTaken(
         event_id=uuid.uuid4().hex,
         table=partition_name(partition),
@@ -218,7 +218,7 @@ def aborted(
     )
 
 
-def agreeable(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
+def grant_everything(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
     """Admits and grants everything."""
     match event:
         case CommitIntent():
@@ -229,7 +229,7 @@ def agreeable(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUn
             return []
 
 
-def silent(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
+def answer_nothing(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
     """Reads, and never answers."""
     return []
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from lakewarden.agent.locks.process_group import session_members
+from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
@@ -35,7 +35,7 @@ written its file and another has not, `published` when the snapshot is durable a
 def die() -> None:
     """Everything of this session, then this process: nothing is left that could finish what was begun."""
     me = os.getpid()
-    for other in session_members(os.getsid(0)):
+    for other in posix_session_members(os.getsid(0)):
         if other != me:
             os.kill(other, signal.SIGKILL)
     os.kill(me, signal.SIGKILL)

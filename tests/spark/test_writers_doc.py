@@ -17,9 +17,9 @@ from lakewarden.events import TABLE_SERVICE_PRIORITY
 from lakewarden.spark_jobs import CommitAborted, CommitGate, Sink
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
-from tests.spark.bench import Bench
 from tests.spark.conftest import MakeTable, rows_of
-from tests.spark.fake_agent import agreeable
+from tests.spark.fake_agent import grant_everything
+from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -34,10 +34,10 @@ def blocks() -> list[str]:
 
 
 def test_every_block_runs_in_the_order_of_the_page(
-    bench: Bench, spark: SparkSession, make_table: MakeTable, tmp_path: Path
+    harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> None:
     """With this test's broker and folders in place of the page's, and real streams."""
-    agent, table = bench.agent(agreeable), make_table()
+    agent, table = harness.agent(grant_everything), make_table()
     published: dict[tuple[str, int], str] = {}
 
     def publish(_staged: object, *key: Any) -> str:
@@ -60,7 +60,7 @@ def test_every_block_runs_in_the_order_of_the_page(
         "publish": publish,
         "version_of": lambda writer, batch_id: published.get((writer, batch_id)),
     }
-    broker = f'CommitGate("{bench.kafka.bootstrap_servers}", topic_prefix="{bench.prefix}"'
+    broker = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
     try:
         for block in blocks():
@@ -115,9 +115,11 @@ def example() -> ModuleType:
     return module
 
 
-def test_the_example_table_takes_each_batch_once(bench: Bench, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_example_table_takes_each_batch_once(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
     """The agent knows of no batch here, and one publish loses its answer: the table alone tells."""
-    agent = bench.agent(agreeable)
+    agent = harness.agent(grant_everything)
     table = example().ParquetTable(tmp_path / "clicks")
     sink: Sink = table
     link = table._publish
@@ -126,7 +128,7 @@ def test_the_example_table_takes_each_batch_once(bench: Bench, spark: SparkSessi
         link(*given)
         raise OSError("connection reset after the link")
 
-    write = bench.gate().foreach_batch(sink, table=table.uri, writer="web")
+    write = harness.gate().foreach_batch(sink, table=table.uri, writer="web")
     write(spark.range(0, 3), 0)
     table._publish = lossy
     write(spark.range(3, 5), 1)
@@ -141,27 +143,27 @@ def test_the_example_table_takes_each_batch_once(bench: Bench, spark: SparkSessi
 
 
 def test_the_example_table_publishes_nothing_without_a_lease(
-    bench: Bench, spark: SparkSession, tmp_path: Path
+    harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
     """It lost its lease between the grant and the link, by an abort: what it staged is gone, and the retry commits."""
     from tests.spark.fake_agent import aborted, wait_until
 
-    agent = bench.agent(agreeable)
+    agent = harness.agent(grant_everything)
     table = example().ParquetTable(tmp_path / "clicks")
     publish = table._publish
 
     def losing(*given: Any) -> str:
         table._publish = publish
-        agent.say(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
-        wait_until(lambda: bench.only("abort"))
+        agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: harness.only("abort"))
         return str(publish(*given))
 
     table._publish = losing
     with pytest.raises(CommitAborted, match="the agent lost the table's lock"):
-        bench.gate().foreach_batch(table, table=table.uri, writer="web", max_attempts=1)(spark.range(3), 0)
+        harness.gate().foreach_batch(table, table=table.uri, writer="web", max_attempts=1)(spark.range(3), 0)
 
     assert table._commits() == []
     assert list((tmp_path / "clicks" / "data").iterdir()) == []
     agent.wait_for("transaction-abandoned")
-    bench.gate().foreach_batch(table, table=table.uri, writer="web")(spark.range(3), 0)
+    harness.gate().foreach_batch(table, table=table.uri, writer="web")(spark.range(3), 0)
     assert table.read(spark).count() == 3

@@ -25,7 +25,7 @@ FILES_CONFLICT = "File deletion conflicts detected"
 """How pypaimon says that a file which this commit removes is gone (it has no class for it)."""
 
 
-class Refused(BaseException):
+class CommitRefused(BaseException):
     """Carries a refusal through pypaimon's commit; see above why it is no `Exception`."""
 
     def __init__(self, error: GateError) -> None:
@@ -47,7 +47,7 @@ class CheckedSnapshotCommit:
         try:
             self._check()
         except GateError as error:
-            raise Refused(error) from error
+            raise CommitRefused(error) from error
         before, self.unanswered = self.unanswered, True
         published = bool(self._inner.commit(base_snapshot_uuid, snapshot, statistics))
         self.unanswered = before
@@ -85,7 +85,7 @@ def publish(
     committer.file_store_commit.snapshot_commit = checked
     try:
         committer.commit(messages, identifier, snapshot_properties=properties)
-    except Refused as refused:
+    except CommitRefused as refused:
         if not checked.unanswered:
             grant.not_published()
         raise refused.error from None
@@ -129,10 +129,10 @@ def sweep(table: Any, partition_paths: Iterable[str], prefix: str) -> int:
         folder = "/".join(
             part for part in (table.path_factory().data_file_path().rstrip("/"), partition) if part
         )
-        for bucket in _listed(io, folder):
+        for bucket in _list_files(io, folder):
             if not bucket.rpartition("/")[2].startswith("bucket-"):
                 continue
-            for file in _listed(io, f"{folder}/{bucket.rpartition('/')[2]}"):
+            for file in _list_files(io, f"{folder}/{bucket.rpartition('/')[2]}"):
                 name = file.rpartition("/")[2]
                 if name.startswith(prefix):
                     io.delete_quietly(f"{folder}/{bucket.rpartition('/')[2]}/{name}")
@@ -140,7 +140,7 @@ def sweep(table: Any, partition_paths: Iterable[str], prefix: str) -> int:
     return swept
 
 
-def _listed(io: Any, folder: str) -> list[str]:
+def _list_files(io: Any, folder: str) -> list[str]:
     if not io.exists(folder):
         return []
     return [str(status.path).rstrip("/") for status in io.list_status(folder)]

@@ -78,7 +78,7 @@ def read_frame(batch: DataFrame, table: Any, where: TableAddress, base: Base) ->
     return spark.range(0, len(splits), 1, tasks).mapInArrow(read(where, splits), schema)
 
 
-def staged(rows: DataFrame, staging: Staging) -> list[Any]:
+def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:
     """Write the rows to the table's storage; the commit messages of what is there now."""
     pickled = rows.mapInArrow(stage(staging), STAGED_SCHEMA).collect()
     return [pickle.loads(row.message) for row in pickled]  # noqa: S301 - made by our own tasks

@@ -35,7 +35,7 @@ from lakewarden.spark_jobs.sinks.paimon.frames import (
     in_table_types,
     partitions_of,
     read_frame,
-    staged,
+    stage_files,
 )
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 from lakewarden.spark_jobs.sinks.paimon.table import (
@@ -45,11 +45,11 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     TableAddress,
     address,
     changed_by,
+    deletions_of,
     find_commit,
     latest_snapshot_id,
     partition_path,
     read_base,
-    replacing,
     require_supported,
 )
 
@@ -78,7 +78,7 @@ class _Work:
     partitions: tuple[Partition, ...] = ()
     paths: tuple[str, ...] = ()
     base: Base | None = None
-    held_at: int = -1
+    unchanged_at: int = -1
     """Newest snapshot that still held the base."""
 
 
@@ -126,7 +126,7 @@ class PaimonSink:
             identifier=_identifier(txn.batch_id),
             prefix=f"data-{txn.id}-",
             channel=txn.executor_channel() if self._mode == "append" else None,
-            only=None,
+            allowed_partitions=None,
         )
         work = _Work(staging)
         try:
@@ -175,7 +175,7 @@ class PaimonSink:
     def _stage(self, table: Any, batch: DataFrame, work: _Work, txn: Transaction | None) -> None:
         rows = in_table_types(batch, table)
         if self._mode == "append":
-            work.messages = staged(all_columns(rows, table), work.staging)
+            work.messages = stage_files(all_columns(rows, table), work.staging)
             return
         keys = self._all_keys(table, rows)
         # Kept, because it is used twice and must be the same rows each time.
@@ -185,7 +185,7 @@ class PaimonSink:
             if not work.partitions:
                 return
             work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
-            work.staging = replace(work.staging, only=frozenset(work.paths))
+            work.staging = replace(work.staging, allowed_partitions=frozenset(work.paths))
             if txn is not None:
                 txn.touch_all(
                     Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
@@ -198,7 +198,7 @@ class PaimonSink:
                 merged = merged.repartition(*table.partition_keys)
             if txn is not None:
                 txn.check()  # planning took a moment, and no Spark job was there to be cancelled
-            work.messages = staged(merged, work.staging) + replacing(work.base)
+            work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
             rows.unpersist()
 
@@ -240,18 +240,18 @@ class PaimonSink:
 
     def _require_unchanged(self, table: Any, work: _Work, txn: Transaction) -> None:
         base = work.base
-        if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.held_at):
+        if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
             return
         now = read_base(table, work.partitions)
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
-            who = _blamed(changed_by(table, work.partitions, base, now))
+            changes = _changes_text(changed_by(table, work.partitions, base, now))
             raise BaseChanged(
                 f"the base changed under this batch: {len(added)} files came and {len(gone)} went in its partitions "
-                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent: {who}; nothing was published; "
+                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent: {changes}; nothing was published; "
                 f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
             )
-        work.held_at = now.snapshot_id
+        work.unchanged_at = now.snapshot_id
 
     # clearing away
 
@@ -283,7 +283,7 @@ def _identifier(batch_id: int | None) -> int:
     return UNNUMBERED if batch_id is None else batch_id
 
 
-def _blamed(changes: Mapping[str, Sequence[str]]) -> str:
+def _changes_text(changes: Mapping[str, Sequence[str]]) -> str:
     """Commit users and their files, the first few of each."""
     named = [
         f"commit user {user!r} changed {', '.join(files[:MAX_NAMED])}"

@@ -35,7 +35,7 @@ class Staging:
     """File names begin with it, so that files without an owner can be told apart; None for pypaimon's own."""
     channel: ExecutorChannel | None
     """Where `create` markers go before their bucket is written; None where the driver has said all already."""
-    only: frozenset[str] | None
+    allowed_partitions: frozenset[str] | None
     """Partition paths that may be written; None for any."""
 
 
@@ -49,10 +49,10 @@ def stage(staging: Staging) -> ArrowFunction:
         builder = table.new_stream_write_builder()
         builder.commit_user = staging.user
         write = builder.new_write()
-        announce = _announcer(staging, table)
+        publish_markers = _marker_publisher(staging, table)
         try:
-            for rows in _hand_overs(batches, arrow_schema(table)):
-                announce(rows)
+            for rows in _joined_batches(batches, arrow_schema(table)):
+                publish_markers(rows)
                 write.write_arrow_batch(rows)
             messages = write.prepare_commit(staging.identifier)
         except BaseException:
@@ -67,7 +67,7 @@ def stage(staging: Staging) -> ArrowFunction:
     return staging_task
 
 
-def _hand_overs(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
     """Spark's small batches as fewer, larger ones with the table's own types."""
     import pyarrow as pa
 
@@ -90,19 +90,19 @@ def _hand_overs(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
         yield from together()
 
 
-def _announcer(staging: Staging, table: Any) -> Callable[[Any], None]:
-    """Check and announce the buckets that rows are about to be written to, each once a task."""
+def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
+    """Check and publish_markers the buckets that rows are about to be written to, each once a task."""
     extractor = table.create_row_key_extractor()
     known: set[tuple[Any, int]] = set()
 
-    def announce(rows: Any) -> None:
+    def publish_markers(rows: Any) -> None:
         new: list[Marker] = []
         for partition, bucket, _indices in extractor.extract_partition_bucket_groups(rows):
             if (partition, bucket) in known:
                 continue
             known.add((partition, bucket))
             path = partition_path(table, partition)
-            if staging.only is not None and path not in staging.only:
+            if staging.allowed_partitions is not None and path not in staging.allowed_partitions:
                 raise RuntimeError(
                     f"the batch has rows for partition {path!r}, which it hadn't when its partitions were listed: "
                     f"the query isn't deterministic; write it from stable data; table={staging.table.uri}"
@@ -111,7 +111,7 @@ def _announcer(staging: Staging, table: Any) -> Callable[[Any], None]:
         if new and staging.channel is not None:
             staging.channel.touch_all(new)
 
-    return announce
+    return publish_markers
 
 
 def read(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
@@ -122,8 +122,8 @@ def read(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
         schema = arrow_schema(opened)
         reader = opened.new_read_builder().new_read()
         for batch in numbers:
-            wanted = [pickle.loads(splits[number]) for number in batch.column(0).to_pylist()]  # noqa: S301 - our own
-            for split in wanted:
+            chosen = [pickle.loads(splits[number]) for number in batch.column(0).to_pylist()]  # noqa: S301 - our own
+            for split in chosen:
                 yield from reader.to_arrow([split]).select(schema.names).cast(schema).to_batches()
 
     return reading_task

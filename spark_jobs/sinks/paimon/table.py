@@ -24,7 +24,7 @@ UNNUMBERED = 0x7FFF_FFFF_FFFF_FFFF
 """The commit identifier of a batch without a number, as Paimon's batch writers use it; it can't be recognised."""
 
 
-MAX_BLAMED = 50
+MAX_CHANGES_TRACED = 50
 """Snapshots searched for who changed a base: each is a scan, and only an error message needs it."""
 
 
@@ -137,12 +137,14 @@ def _file_names(table: Any, splits: Iterable[Any]) -> Iterable[str]:
 def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: Base) -> dict[str, list[str]]:
     """Who changed these partitions between two snapshots, by commit user, and the files that each added or removed.
 
-    Snapshots that are gone again, and those beyond the last `MAX_BLAMED`, are laid to the user of the next one kept.
+    Snapshots that are gone again, and those beyond the last `MAX_CHANGES_TRACED`, are laid to the user of the next one kept.
     """
     manager = table.snapshot_manager()
     changes: dict[str, list[str]] = {}
     before = base.files
-    for number in range(max(base.snapshot_id + 1, now.snapshot_id - MAX_BLAMED + 1), now.snapshot_id + 1):
+    for number in range(
+        max(base.snapshot_id + 1, now.snapshot_id - MAX_CHANGES_TRACED + 1), now.snapshot_id + 1
+    ):
         snapshot = manager.get_snapshot_by_id(number)
         if snapshot is None:
             continue
@@ -165,7 +167,7 @@ def _is_one_of(predicates: Any, keys: Iterable[str], partitions: Collection[Part
     return predicates.or_predicates([is_partition(partition) for partition in partitions])
 
 
-def replacing(base: Base) -> list[Any]:
+def deletions_of(base: Base) -> list[Any]:
     """Commit messages that take exactly the files of `base` out of the table.
 
     Committed together with the new files they make one OVERWRITE snapshot, over any number of partitions. It removes

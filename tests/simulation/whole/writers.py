@@ -1,8 +1,8 @@
 """The writers: drivers with their executors, by the rules of `spark_jobs/`.
 
-What a transaction knows is the production state machine (`progress.py`, with `lease.py`), and what it says are the production
+What a transaction knows is the production state machine (`progress.py`, with `grant_deadline.py`), and what it says are the production
 events. What is modelled, because it is made of threads and of Spark, is the waiting around it: `transaction.py` (`Attempt`),
-`conversation.py` (heartbeats, the shared counter, `completed` said twice), `channel.py` (the term that counts, a producer thrown
+`event_publisher.py` (heartbeats, the shared counter, `completed` said twice), `channel.py` (the term that counts, a producer thrown
 away when a send took too long), `batches.py` (again, as `queued`, with all that was touched), and `paimon.py`'s order of
 looking: for the batch, for the base, for the grant, publish, read back.
 
@@ -43,7 +43,7 @@ from lakewarden.events import (
     encode,
 )
 from lakewarden.spark_jobs.gate import progress
-from lakewarden.spark_jobs.gate.progress import Held, Phase, Progress
+from lakewarden.spark_jobs.gate.progress import GrantLease, Phase, Progress
 from tests.simulation.node import Node
 from tests.simulation.weather import Weather
 from tests.simulation.whole.clients import SimConsumer, SimProducer
@@ -165,7 +165,7 @@ async def _stop(producer: SimProducer) -> None:
 
 @dataclass(slots=True)
 class Try:
-    """As `batches._Try`."""
+    """As `batches._Attempt`."""
 
     number: int
     admission: Admission
@@ -249,7 +249,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class WriterTiming:
-    """As `conversation.Timing`, and what surrounds it. Seconds."""
+    """As `event_publisher.Timing`, and what surrounds it. Seconds."""
 
     heartbeat: float = 1.5
     admission_timeout: float = 10.0
@@ -368,7 +368,7 @@ class Attempt:
 
     async def _counted(self, event: Callable[[int], WriterEventUnion]) -> None:
         async with self._order:
-            sent = await self._channel.publish(event(self._progress.sends.sending(self._node.now())))
+            sent = await self._channel.publish(event(self._progress.send_times.next_seq(self._node.now())))
         await self._channel.acknowledged(sent)
 
     # -- the body ----------------------------------------------------------------------------------------------------
@@ -427,10 +427,10 @@ class Attempt:
         self._progress.request()
         await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
         await self._until(
-            lambda: self._progress.held is not None or self._progress.abort is not None,
+            lambda: self._progress.lease is not None or self._progress.abort is not None,
             self._timing.grant_timeout,
         )
-        if self._progress.held is None and self._progress.abort is None:
+        if self._progress.lease is None and self._progress.abort is None:
             self._progress.end()
             raise Failed("no grant came in time")
         self._require_held(self._progress.begin_publish(self._node.now()))
@@ -443,7 +443,7 @@ class Attempt:
             assert base is not None
             await self._land(base, began)
         self._oracles.let_go(self.id)
-        held = self._progress.held
+        held = self._progress.lease
         assert held is not None
         await self._say_completed(held.grant, self._publish.version)
 
@@ -459,8 +459,8 @@ class Attempt:
                 same = await self._ask_table(lambda: table.unchanged(base, touched, rule))
                 if not same:
                     raise Stopped("the base changed", retriable=True)
-            self._require_held(self._progress.still_held(self._node.now()))
-            held = self._progress.held
+            self._require_held(self._progress.check_lease(self._node.now()))
+            held = self._progress.lease
             assert held is not None
             assert held.deadline is not None
             deadline = self._node.clock.when(held.deadline)
@@ -539,14 +539,14 @@ class Attempt:
     # -- hearing and waiting -----------------------------------------------------------------------------------------
 
     def _hear(self, decision: DecisionEventUnion, offset: int) -> None:
-        before = self._progress.held
-        heard = self._progress.hear(decision, offset)
-        held = self._progress.held
+        before = self._progress.lease
+        change = self._progress.apply(decision, offset)
+        held = self._progress.lease
         if held is not None and held is not before and held.deadline is not None:
             self._oracles.holds(self.id, self._node, held.grant, self._node.clock.when(held.deadline))
-        if heard is not progress.Heard.NOTHING:
+        if change is not progress.Change.NONE:
             self._node.say(
-                f"{self.id} hears {decision.type}{getattr(decision, 'reason', '') and ' ' + getattr(decision, 'reason', '')}"
+                f"{self.id} applies {decision.type}{getattr(decision, 'reason', '') and ' ' + getattr(decision, 'reason', '')}"
             )
         self._changed.set()
         self._changed = anyio.Event()
@@ -562,7 +562,7 @@ class Attempt:
             raise Stopped(f"abort {abort.reason}", retriable=abort.retriable, abort=abort)
 
     def _require_held(self, verdict: Any) -> None:
-        if isinstance(verdict, Held):
+        if isinstance(verdict, GrantLease):
             return
         if isinstance(verdict, Abort):
             raise Stopped(f"abort {verdict.reason}", retriable=verdict.retriable, abort=verdict)

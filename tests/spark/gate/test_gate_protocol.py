@@ -30,18 +30,18 @@ from lakewarden.spark_jobs import (
     OutcomeUnknown,
 )
 from tests.kafka_fixture import KafkaServer
-from tests.spark.bench import Bench
 from tests.spark.fake_agent import (
     aborted,
     admitted,
-    agreeable,
     already_committed,
+    answer_nothing,
+    grant_everything,
     granted,
+    partition_taken,
     renewed,
-    silent,
-    taken,
     wait_until,
 )
+from tests.spark.harness import Harness
 
 pytestmark = pytest.mark.real
 
@@ -49,8 +49,8 @@ TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
 
 
-def test_a_transaction_from_intent_to_completion(bench: Bench) -> None:
-    agent, gate = bench.agent(agreeable), bench.gate()
+def test_a_transaction_from_intent_to_completion(harness: Harness) -> None:
+    agent, gate = harness.agent(grant_everything), harness.gate()
 
     with gate.transaction(table="/lake/flights", writer="departures", batch_id=3) as txn:
         agent.wait_for("commit-intent", timeout=0.1)  # heard before the body runs
@@ -64,12 +64,12 @@ def test_a_transaction_from_intent_to_completion(bench: Bench) -> None:
     assert (completed.version, completed.grant) == ("12", f"g-{txn.id[:6]}")
     intent = agent.wait_for("commit-intent")[0]
     assert (intent.table, intent.writer, intent.batch_id) == (TABLE, "departures", 3)
-    assert bench.whats() == ["intent", "admitted", "markers", "requested", "granted", "completed"]
+    assert harness.steps() == ["intent", "admitted", "markers", "requested", "granted", "completed"]
 
 
-def test_the_token_is_the_offset_of_the_grant_and_rises(bench: Bench) -> None:
-    bench.agent(agreeable)
-    gate, tokens = bench.gate(), []
+def test_the_token_is_the_offset_of_the_grant_and_rises(harness: Harness) -> None:
+    harness.agent(grant_everything)
+    gate, tokens = harness.gate(), []
 
     for number in range(3):
         with gate.transaction(table=TABLE, writer="w", batch_id=number) as txn, txn.commit() as grant:
@@ -78,8 +78,8 @@ def test_the_token_is_the_offset_of_the_grant_and_rises(bench: Bench) -> None:
     assert tokens == [1, 3, 5]  # between them: an `admitted` each
 
 
-def test_the_body_does_not_run_before_it_is_admitted(bench: Bench) -> None:
-    agent, gate = bench.agent(silent), bench.gate()
+def test_the_body_does_not_run_before_it_is_admitted(harness: Harness) -> None:
+    agent, gate = harness.agent(answer_nothing), harness.gate()
     ran = threading.Event()
 
     def body() -> None:
@@ -91,14 +91,14 @@ def test_the_body_does_not_run_before_it_is_admitted(bench: Bench) -> None:
     intent = agent.wait_for("commit-intent")[0]
 
     assert not ran.wait(0.5)
-    agent.say(admitted(intent))
+    agent.publish(admitted(intent))
     assert ran.wait(10)
     thread.join(10)
     assert agent.wait_for("transaction-abandoned")[0].reason == "left without commit()"
 
 
-def test_a_silent_agent_is_noticed_before_anything_is_computed(bench: Bench) -> None:
-    agent, gate = bench.agent(silent), bench.gate(admission_timeout_seconds=0.5)
+def test_a_silent_agent_is_noticed_before_anything_is_computed(harness: Harness) -> None:
+    agent, gate = harness.agent(answer_nothing), harness.gate(admission_timeout_seconds=0.5)
 
     with (
         pytest.raises(AgentUnreachable, match=r"no agent answered the commit-intent within 0\.5 s") as caught,
@@ -111,14 +111,14 @@ def test_a_silent_agent_is_noticed_before_anything_is_computed(bench: Bench) -> 
     agent.wait_for("transaction-abandoned")
 
 
-def test_who_has_lost_a_conflict_may_wait_in_line_for_longer_than_for_an_agent(bench: Bench) -> None:
+def test_who_has_lost_a_conflict_may_wait_in_line_for_longer_than_for_an_agent(harness: Harness) -> None:
     """The agent reserves what such a writer lost on, and that may take as long as the line does."""
-    agent = bench.agent(lambda event, _: [aborted(event)] if isinstance(event, CommitIntent) else [])
-    gate = bench.gate(admission_timeout_seconds=0.5, queue_timeout_seconds=30.0)
+    agent = harness.agent(lambda event, _: [aborted(event)] if isinstance(event, CommitIntent) else [])
+    gate = harness.gate(admission_timeout_seconds=0.5, queue_timeout_seconds=30.0)
     with pytest.raises(CommitAborted), gate.transaction(table=TABLE, writer="w"):
         pytest.fail("the body ran")
     agent.script = lambda event, _: [granted(event)] if isinstance(event, CommitRequested) else []
-    admission = threading.Timer(1.5, lambda: agent.say(admitted(agent.wait_for("commit-intent", 2)[-1])))
+    admission = threading.Timer(1.5, lambda: agent.publish(admitted(agent.wait_for("commit-intent", 2)[-1])))
     admission.start()
 
     with gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
@@ -143,24 +143,24 @@ def test_an_unreachable_kafka_is_named_within_its_timeout() -> None:
         pytest.fail("the body ran")
 
 
-def test_missing_topics_are_named(bench: Bench) -> None:
+def test_missing_topics_are_named(harness: Harness) -> None:
     with (
         pytest.raises(
             AgentUnreachable,
             match=rf"topics don't exist: .*\.writers.*start an agent.* table={TABLE} writer=w",
         ),
-        bench.gate().transaction(table=TABLE, writer="w"),
+        harness.gate().transaction(table=TABLE, writer="w"),
     ):
         pytest.fail("the body ran")
 
 
 @pytest.mark.timeout(150)
-def test_kafka_away_in_the_middle_of_a_transaction(bench: Bench, tmp_path: Path) -> None:
+def test_kafka_away_in_the_middle_of_a_transaction(harness: Harness, tmp_path: Path) -> None:
     """It stands still, as one that is cut off does. Nothing is published, and the same gate goes on when it is back."""
     with EmbeddedKafka(tmp_path / "kafka") as broker:
-        own = Bench(KafkaServer(broker.bootstrap_servers, "its own"), bench.prefix)
+        own = Harness(KafkaServer(broker.bootstrap_servers, "its own"), harness.prefix)
         with own:
-            agent = own.agent(agreeable)
+            agent = own.agent(grant_everything)
             gate = own.gate()
             facts = rf"table={TABLE} writer=w transaction=\w+$"
             with pytest.raises(AgentUnreachable, match=rf"publishing commit-requested failed.*{facts}"):  # noqa: SIM117
@@ -185,28 +185,28 @@ def test_kafka_away_in_the_middle_of_a_transaction(bench: Bench, tmp_path: Path)
             assert agent.wait_for("commit-completed")[0].transaction == again.id
 
 
-def test_a_batch_that_is_committed_is_not_run_again(bench: Bench) -> None:
-    bench.agent(lambda event, _: [already_committed(event)] if isinstance(event, CommitIntent) else [])
+def test_a_batch_that_is_committed_is_not_run_again(harness: Harness) -> None:
+    harness.agent(lambda event, _: [already_committed(event)] if isinstance(event, CommitIntent) else [])
 
     with (
         pytest.raises(AlreadyCommitted, match="batch 4 of writer 'w' is committed already"),
-        bench.gate().transaction(table=TABLE, writer="w", batch_id=4),
+        harness.gate().transaction(table=TABLE, writer="w", batch_id=4),
     ):
         pytest.fail("the body ran")
 
-    assert bench.whats() == ["intent", "already-committed"]
+    assert harness.steps() == ["intent", "already-committed"]
 
 
-def test_a_grant_that_came_too_late_is_refused(bench: Bench) -> None:
+def test_a_grant_that_came_too_late_is_refused(harness: Harness) -> None:
     """The agent slept through its own lease: on this writer's clock the grant has lapsed."""
 
     def sleepy(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitRequested):
             time.sleep(0.6)
             return [granted(event, lease_seconds=1.5)]
-        return agreeable(event)
+        return grant_everything(event)
 
-    agent, gate = bench.agent(sleepy), bench.gate(margin_seconds=1.0)
+    agent, gate = harness.agent(sleepy), harness.gate(margin_seconds=1.0)
 
     with pytest.raises(LeaseLost, match="nothing was published") as caught:  # noqa: SIM117
         with gate.transaction(table=TABLE, writer="w") as txn:
@@ -217,48 +217,56 @@ def test_a_grant_that_came_too_late_is_refused(bench: Bench) -> None:
     assert "LeaseLost" in agent.wait_for("transaction-abandoned")[0].reason
 
 
-def test_an_agent_that_another_has_replaced_is_not_heard(bench: Bench) -> None:
+def test_an_agent_that_another_has_replaced_is_not_heard(harness: Harness) -> None:
     """It slept, lost the table without knowing, and aborts what its successor grants."""
 
     def two(event: WriterEventUnion, _offset: int) -> list[DecisionRecord]:
         if not isinstance(event, CommitRequested):
-            return list(agreeable(event))
+            return list(grant_everything(event))
         outdated = aborted(event, MINE).model_copy(update={"term": "one"})
-        return [taken("two", 0), outdated, granted(event).model_copy(update={"term": "two"})]
+        return [partition_taken("two", 0), outdated, granted(event).model_copy(update={"term": "two"})]
 
-    bench.agent(two, partitions=1)
-    with bench.gate().transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+    harness.agent(two, partitions=1)
+    with harness.gate().transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
         grant.check()
 
 
-def test_a_grant_for_a_heartbeat_that_was_never_sent_is_refused(bench: Bench) -> None:
+def test_a_grant_for_a_heartbeat_that_was_never_sent_is_refused(harness: Harness) -> None:
     def confused(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [granted(event, seq=99)] if isinstance(event, CommitRequested) else agreeable(event)
+        return [granted(event, seq=99)] if isinstance(event, CommitRequested) else grant_everything(event)
 
-    bench.agent(confused)
+    harness.agent(confused)
     with pytest.raises(LeaseLost, match="seq 99, which this writer never sent"):  # noqa: SIM117
-        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+        with harness.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit():
                 pytest.fail("it published")
 
 
-def test_heartbeats_extend_a_running_grant(bench: Bench) -> None:
+def test_heartbeats_extend_a_running_grant(harness: Harness) -> None:
     def renewing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         if event.type == "writer-heartbeat":
             return [renewed(event, lease_seconds=2.0)]
-        return [granted(event, lease_seconds=2.0)] if isinstance(event, CommitRequested) else agreeable(event)
+        return (
+            [granted(event, lease_seconds=2.0)]
+            if isinstance(event, CommitRequested)
+            else grant_everything(event)
+        )
 
-    bench.agent(renewing)
-    with bench.gate(margin_seconds=1.0).transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
+    harness.agent(renewing)
+    with harness.gate(margin_seconds=1.0).transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
         time.sleep(1.5)  # past the first deadline
         grant.check()
 
 
-def test_without_heartbeats_heard_the_grant_runs_out(bench: Bench) -> None:
+def test_without_heartbeats_heard_the_grant_runs_out(harness: Harness) -> None:
     def once(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [granted(event, lease_seconds=1.3)] if isinstance(event, CommitRequested) else agreeable(event)
+        return (
+            [granted(event, lease_seconds=1.3)]
+            if isinstance(event, CommitRequested)
+            else grant_everything(event)
+        )
 
-    agent, gate = bench.agent(once), bench.gate(margin_seconds=1.0)
+    agent, gate = harness.agent(once), harness.gate(margin_seconds=1.0)
     with pytest.raises(LeaseLost):  # noqa: SIM117
         with gate.transaction(table=TABLE, writer="w") as txn:
             with txn.commit() as grant:
@@ -272,26 +280,26 @@ def test_without_heartbeats_heard_the_grant_runs_out(bench: Bench) -> None:
     agent.wait_for("transaction-abandoned")
 
 
-def test_no_grant_in_time(bench: Bench) -> None:
-    agent = bench.agent(lambda event, _: [admitted(event)] if isinstance(event, CommitIntent) else [])
+def test_no_grant_in_time(harness: Harness) -> None:
+    agent = harness.agent(lambda event, _: [admitted(event)] if isinstance(event, CommitIntent) else [])
     with pytest.raises(GrantTimeout, match=r"no grant within 0\.3 s"):  # noqa: SIM117
-        with bench.gate(grant_timeout_seconds=0.3).transaction(table=TABLE, writer="w") as txn:
+        with harness.gate(grant_timeout_seconds=0.3).transaction(table=TABLE, writer="w") as txn:
             with txn.commit():
                 pytest.fail("it published")
     assert "GrantTimeout" in agent.wait_for("transaction-abandoned")[0].reason
 
 
-def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
+def test_an_abort_in_the_middle_of_the_body(harness: Harness) -> None:
     """Callbacks run at once on another thread; the next word to the gate raises, and names who was in the way."""
 
     def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event, MINE)] if event.type == "marker-created" else agreeable(event)
+        return [aborted(event, MINE)] if event.type == "marker-created" else grant_everything(event)
 
-    agent, gate = bench.agent(conflicting), bench.gate()
+    agent, gate = harness.agent(conflicting), harness.gate()
     called: list[tuple[str, str]] = []
     with pytest.raises(CommitAborted) as caught, gate.transaction(table=TABLE, writer="w") as txn:
         txn.on_abort(lambda error: called.append((threading.current_thread().name, error.reason)))
-        txn._said.markers((MINE,))
+        txn._publisher.publish_markers((MINE,))
         wait_until(lambda: called)
         assert txn.aborted
         # registered late, called all the same
@@ -314,38 +322,40 @@ def test_an_abort_in_the_middle_of_the_body(bench: Bench) -> None:
     ]  # an aborted transaction has nothing more to say
 
 
-def test_what_the_body_died_of_is_the_cause_of_the_abort(bench: Bench) -> None:
+def test_what_the_body_died_of_is_the_cause_of_the_abort(harness: Harness) -> None:
     def conflicting(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [aborted(event, MINE)] if event.type == "marker-created" else agreeable(event)
+        return [aborted(event, MINE)] if event.type == "marker-created" else grant_everything(event)
 
-    bench.agent(conflicting)
-    with pytest.raises(CommitAborted) as caught, bench.gate().transaction(table=TABLE, writer="w") as txn:
-        txn._said.markers((MINE,))
+    harness.agent(conflicting)
+    with pytest.raises(CommitAborted) as caught, harness.gate().transaction(table=TABLE, writer="w") as txn:
+        txn._publisher.publish_markers((MINE,))
         wait_until(lambda: txn.aborted)
         raise RuntimeError("job 7 cancelled")
 
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_body_that_swallowed_its_abort_is_told_at_its_end(bench: Bench) -> None:
-    bench.agent(lambda event, _: [aborted(event)] if event.type == "marker-created" else agreeable(event))
-    with pytest.raises(CommitAborted), bench.gate().transaction(table=TABLE, writer="w") as txn:
-        txn._said.markers((MINE,))
+def test_a_body_that_swallowed_its_abort_is_told_at_its_end(harness: Harness) -> None:
+    harness.agent(
+        lambda event, _: [aborted(event)] if event.type == "marker-created" else grant_everything(event)
+    )
+    with pytest.raises(CommitAborted), harness.gate().transaction(table=TABLE, writer="w") as txn:
+        txn._publisher.publish_markers((MINE,))
         wait_until(lambda: txn.aborted)
 
 
-def test_a_failing_body_abandons(bench: Bench) -> None:
-    agent = bench.agent(agreeable)
-    with pytest.raises(ValueError, match="bad data"), bench.gate().transaction(table=TABLE, writer="w"):
+def test_a_failing_body_abandons(harness: Harness) -> None:
+    agent = harness.agent(grant_everything)
+    with pytest.raises(ValueError, match="bad data"), harness.gate().transaction(table=TABLE, writer="w"):
         raise ValueError("bad data")
     assert agent.wait_for("transaction-abandoned")[0].reason == "ValueError: bad data"
 
 
-def test_an_abort_after_the_publish_began_is_recorded_and_no_more(bench: Bench) -> None:
-    agent, gate = bench.agent(agreeable), bench.gate()
+def test_an_abort_after_the_publish_began_is_recorded_and_no_more(harness: Harness) -> None:
+    agent, gate = harness.agent(grant_everything), harness.gate()
     with gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
         request = agent.wait_for("commit-requested")[0]
-        agent.say(aborted(request, reason="lease-lost"))
+        agent.publish(aborted(request, reason="lease-lost"))
         wait_until(lambda: txn._progress.late_abort)
         with pytest.raises(CommitAborted):
             grant.check()
@@ -355,24 +365,24 @@ def test_an_abort_after_the_publish_began_is_recorded_and_no_more(bench: Bench) 
     assert agent.wait_for("commit-completed")[0].version == "5"
 
 
-def test_a_publish_that_fails_claims_nothing(bench: Bench) -> None:
-    agent = bench.agent(agreeable)
+def test_a_publish_that_fails_claims_nothing(harness: Harness) -> None:
+    agent = harness.agent(grant_everything)
     with pytest.raises(OutcomeUnknown, match=r"may have reached the table .*: connection reset; ") as caught:  # noqa: SIM117
-        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+        with harness.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit():
                 raise OSError("connection reset")
 
     assert not caught.value.retriable, "nobody can ask this table"
     assert not txn.discardable
     assert agent.types() == ["commit-intent", "commit-requested"]
-    assert bench.events[-1].what == "failed"
-    assert bench.events[-1].detail["outcome"] == "unknown"
+    assert harness.events[-1].what == "failed"
+    assert harness.events[-1].detail["outcome"] == "unknown"
 
 
-def test_a_publish_that_failed_and_was_read_back_is_completed(bench: Bench) -> None:
-    agent = bench.agent(agreeable)
+def test_a_publish_that_failed_and_was_read_back_is_completed(harness: Harness) -> None:
+    agent = harness.agent(grant_everything)
     with pytest.raises(OSError, match="reset"):  # noqa: SIM117
-        with bench.gate().transaction(table=TABLE, writer="w") as txn:
+        with harness.gate().transaction(table=TABLE, writer="w") as txn:
             with txn.commit() as grant:
                 grant.published("9")
                 raise OSError("connection reset")
@@ -395,13 +405,13 @@ class Ledger:
         return answer
 
 
-def test_what_the_table_has_is_reported_and_not_computed(bench: Bench) -> None:
-    agent, ledger = bench.agent(agreeable), Ledger("12")
+def test_what_the_table_has_is_reported_and_not_computed(harness: Harness) -> None:
+    agent, ledger = harness.agent(grant_everything), Ledger("12")
     with (
         pytest.raises(
             AlreadyCommitted, match=r"batch 3 of writer 'w' .* found in the table version=12"
         ) as caught,
-        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+        harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
     ):
         txn.recognise(ledger.committed)
         pytest.fail("it computed")
@@ -412,11 +422,11 @@ def test_what_the_table_has_is_reported_and_not_computed(bench: Bench) -> None:
     assert ledger.asked == [("w", 3), ("w", 3)], "before, and once more under the grant"
 
 
-def test_the_table_is_asked_again_under_the_grant(bench: Bench) -> None:
+def test_the_table_is_asked_again_under_the_grant(harness: Harness) -> None:
     """An older process of this writer published while this one computed; what this one staged may go."""
-    agent, ledger = bench.agent(agreeable), Ledger(None, "12")
+    agent, ledger = harness.agent(grant_everything), Ledger(None, "12")
     with pytest.raises(AlreadyCommitted):  # noqa: SIM117
-        with bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
+        with harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
             txn.recognise(ledger.committed)
             txn.recognise(ledger.committed)  # as a sink inside another does: asked once
             with txn.commit():
@@ -427,11 +437,11 @@ def test_the_table_is_asked_again_under_the_grant(bench: Bench) -> None:
     assert len(ledger.asked) == 2
 
 
-def test_a_publish_that_failed_is_looked_for_in_the_table(bench: Bench) -> None:
-    agent, ledger = bench.agent(agreeable), Ledger(None, None, "13")
+def test_a_publish_that_failed_is_looked_for_in_the_table(harness: Harness) -> None:
+    agent, ledger = harness.agent(grant_everything), Ledger(None, None, "13")
     with (
         capture_logs() as logs,
-        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+        harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
     ):
         txn.recognise(ledger.committed)
         with txn.commit():
@@ -444,12 +454,12 @@ def test_a_publish_that_failed_is_looked_for_in_the_table(bench: Bench) -> None:
 
 @pytest.mark.parametrize("answer", [None, OSError("no route to the table")])
 def test_a_publish_that_the_table_does_not_confirm_stays_unknown(
-    bench: Bench, answer: Exception | None
+    harness: Harness, answer: Exception | None
 ) -> None:
     """It may still be on its way. A new transaction waits until the grant has lapsed, and asks again."""
-    agent, ledger = bench.agent(agreeable), Ledger(None, None, answer)
+    agent, ledger = harness.agent(grant_everything), Ledger(None, None, answer)
     with pytest.raises(OutcomeUnknown, match="a new transaction asks the table first") as caught:  # noqa: SIM117
-        with bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
+        with harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn:
             txn.recognise(ledger.committed)
             with txn.commit():
                 raise OSError("connection reset")
@@ -460,11 +470,11 @@ def test_a_publish_that_the_table_does_not_confirm_stays_unknown(
     assert agent.types() == ["commit-intent", "commit-requested"]
 
 
-def test_a_table_that_cannot_be_asked_stops_the_batch_before_it_is_computed(bench: Bench) -> None:
-    agent, ledger = bench.agent(agreeable), Ledger(OSError("no route to the table"))
+def test_a_table_that_cannot_be_asked_stops_the_batch_before_it_is_computed(harness: Harness) -> None:
+    agent, ledger = harness.agent(grant_everything), Ledger(OSError("no route to the table"))
     with (
         pytest.raises(OSError, match="no route"),
-        bench.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
+        harness.gate().transaction(table=TABLE, writer="w", batch_id=3) as txn,
     ):
         txn.recognise(ledger.committed)
         pytest.fail("it computed")
@@ -473,9 +483,9 @@ def test_a_table_that_cannot_be_asked_stops_the_batch_before_it_is_computed(benc
     assert "no route" in agent.wait_for("transaction-abandoned")[0].reason
 
 
-def test_an_unheard_completion_is_a_warning(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.agent(agreeable)
-    gate = bench.gate()
+def test_an_unheard_completion_is_a_warning(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.agent(grant_everything)
+    gate = harness.gate()
     with capture_logs() as logs, gate.transaction(table=TABLE, writer="w") as txn, txn.commit() as grant:
         grant.version = "3"
 
@@ -484,23 +494,23 @@ def test_an_unheard_completion_is_a_warning(bench: Bench, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(gate._channel, "send", unreachable)
 
-    warned = [line for line in logs if line["event"] == "gate.completion-unheard"]
+    warned = [line for line in logs if line["event"] == "gate.completed-not-published"]
     assert warned[0]["version"] == "3"
-    assert bench.whats()[-1] == "completed"
+    assert harness.steps()[-1] == "completed"
 
 
-def test_two_topics_of_different_width_are_refused(bench: Bench) -> None:
+def test_two_topics_of_different_width_are_refused(harness: Harness) -> None:
     """An answer would go to a partition where nobody listens."""
-    bench.agent(silent, partitions=2)
-    gate = bench.gate()
+    harness.agent(answer_nothing, partitions=2)
+    gate = harness.gate()
     import asyncio
 
     from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
     async def widen() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=bench.kafka.bootstrap_servers)
+        admin = AIOKafkaAdminClient(bootstrap_servers=harness.kafka.bootstrap_servers)
         await admin.start()
-        decisions = f"{bench.prefix}.decisions"
+        decisions = f"{harness.prefix}.decisions"
         await admin.create_partitions({decisions: NewPartitions(4)})
         while len((await admin.describe_topics([decisions]))[0]["partitions"]) < 4:
             await asyncio.sleep(0.05)
@@ -514,10 +524,10 @@ def test_two_topics_of_different_width_are_refused(bench: Bench) -> None:
         pytest.fail("the body ran")
 
 
-def test_the_footprint_is_read_back_from_the_log(bench: Bench) -> None:
+def test_the_footprint_is_read_back_from_the_log(harness: Harness) -> None:
     """Markers that executors published are in it, though the driver never saw them."""
-    bench.agent(agreeable)
-    with bench.gate().transaction(table=TABLE, writer="w") as txn:
+    harness.agent(grant_everything)
+    with harness.gate().transaction(table=TABLE, writer="w") as txn:
         txn.touch("p=1", "*", "merge")
         txn.executor_channel().touch("p=2", "bucket-0", "create")
 
@@ -526,12 +536,14 @@ def test_the_footprint_is_read_back_from_the_log(bench: Bench) -> None:
     assert {(marker.partition, marker.file_group) for marker in found} == {("p=1", "*"), ("p=2", "bucket-0")}
 
 
-def test_an_answer_that_comes_at_once_is_not_missed(bench: Bench) -> None:
+def test_an_answer_that_comes_at_once_is_not_missed(harness: Harness) -> None:
     """The reader stands at the end of its partition before the intent is sent; many tables, many first times."""
-    bench.agent(agreeable)
+    harness.agent(grant_everything)
     for number in range(10):
         with (
-            bench.gate(admission_timeout_seconds=5).transaction(table=f"{TABLE}{number}", writer="w") as txn,
+            harness.gate(admission_timeout_seconds=5).transaction(
+                table=f"{TABLE}{number}", writer="w"
+            ) as txn,
             txn.commit(),
         ):
             pass

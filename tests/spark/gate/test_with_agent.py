@@ -185,12 +185,12 @@ def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSess
     )
     table = f"s3://{bucket}/wh/test.db/t"
     sink = PaimonSink(table, mode="upsert", keys=["flight"], catalog_options=options)
-    from tests.spark.bench import Bench
-    from tests.spark.fake_agent import agreeable
+    from tests.spark.fake_agent import grant_everything
+    from tests.spark.harness import Harness
 
-    with Bench(kafka, f"s3-{bucket}") as bench:
-        bench.agent(agreeable)
-        gate = bench.gate()
+    with Harness(kafka, f"s3-{bucket}") as harness:
+        harness.agent(grant_everything)
+        gate = harness.gate()
         began = time.monotonic()
         for batch_id, column in enumerate(("departure", "arrival")):
             rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]

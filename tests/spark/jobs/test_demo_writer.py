@@ -16,9 +16,9 @@ import pytest
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs.jobs.demo_writer import catalog_options
-from tests.spark.bench import Bench
 from tests.spark.conftest import MakeTable, rows_of
-from tests.spark.fake_agent import aborted, agreeable, wait_until
+from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
@@ -47,16 +47,18 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def agent_flags(bench: Bench) -> tuple[str, ...]:
-    return ("--bootstrap-servers", bench.kafka.bootstrap_servers, "--topic-prefix", bench.prefix)
+def agent_flags(harness: Harness) -> tuple[str, ...]:
+    return ("--bootstrap-servers", harness.kafka.bootstrap_servers, "--topic-prefix", harness.prefix)
 
 
-def test_it_writes_its_feed_and_notes_every_step(bench: Bench, make_table: MakeTable, tmp_path: Path) -> None:
-    bench.agent(agreeable)
+def test_it_writes_its_feed_and_notes_every_step(
+    harness: Harness, make_table: MakeTable, tmp_path: Path
+) -> None:
+    harness.agent(grant_everything)
     table = make_table()
     feed(tmp_path / "feed")
 
-    flags = (*agent_flags(bench), "--max-files-per-trigger", "1", "--available-now")
+    flags = (*agent_flags(harness), "--max-files-per-trigger", "1", "--available-now")
     done = subprocess.run(
         command(tmp_path, table, *flags), capture_output=True, text=True, timeout=150, check=False
     )
@@ -73,18 +75,18 @@ def test_it_writes_its_feed_and_notes_every_step(bench: Bench, make_table: MakeT
 
 
 def test_a_query_that_fails_is_one_line_and_an_exit_code(
-    bench: Bench, make_table: MakeTable, tmp_path: Path
+    harness: Harness, make_table: MakeTable, tmp_path: Path
 ) -> None:
     def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return (
             [aborted(event, reason="not-allowed", retriable=False)] if isinstance(event, CommitIntent) else []
         )
 
-    bench.agent(refusing)
+    harness.agent(refusing)
     feed(tmp_path / "feed", files=1)
 
     done = subprocess.run(
-        command(tmp_path, make_table(), *agent_flags(bench)),
+        command(tmp_path, make_table(), *agent_flags(harness)),
         capture_output=True,
         text=True,
         timeout=150,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from lakewarden.agent.locks.process_group import signal_session
+from lakewarden.agent.locks.posix_session import signal_posix_session
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
@@ -58,7 +58,7 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
         try:
             _, said = driver.communicate(timeout=300)
         finally:
-            signal_session(driver.pid, signal.SIGKILL)
+            signal_posix_session(driver.pid, signal.SIGKILL)
         return driver.returncode, said.decode()[-3000:]
 
     lived: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver

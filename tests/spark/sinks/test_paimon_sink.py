@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import BaseChanged, CommitAborted, OutcomeUnknown, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
-from tests.spark.bench import Bench
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, agreeable, wait_until
+from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -53,12 +53,12 @@ def foreign_append(table: str, *rows: dict[str, Any]) -> None:
 
 
 def test_append_adds_rows_and_announces_them_before_it_writes(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    agent, table = bench.agent(agreeable), make_table()
+    agent, table = harness.agent(grant_everything), make_table()
     sink = PaimonSink(table)
 
-    bench.gate().foreach_batch(sink, table=sink.table, writer="departures")(
+    harness.gate().foreach_batch(sink, table=sink.table, writer="departures")(
         departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0
     )
 
@@ -80,11 +80,11 @@ def test_append_adds_rows_and_announces_them_before_it_writes(
 
 
 def test_upsert_keeps_columns_that_the_batch_does_not_bring(
-    bench: Bench, make_table: MakeTable, departures: Frame, arrivals: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame, arrivals: Frame
 ) -> None:
     """Two feeds of the same flights, each with half of the columns; three partitions rewritten in one snapshot."""
-    agent, table = bench.agent(agreeable), make_table()
-    sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), bench.gate()
+    agent, table = harness.agent(grant_everything), make_table()
+    sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), harness.gate()
     leave = gate.foreach_batch(sink, table=sink.table, writer="departures")
     land = gate.foreach_batch(sink, table=sink.table, writer="arrivals")
 
@@ -107,11 +107,11 @@ def test_upsert_keeps_columns_that_the_batch_does_not_bring(
 
 
 def test_a_replayed_batch_is_recognised_and_not_written_twice(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     """Spark gives a batch again when the driver died between the commit and the checkpoint, and the agent forgot."""
-    agent, table = bench.agent(agreeable), make_table()
-    sink, gate = PaimonSink(table), bench.gate()
+    agent, table = harness.agent(grant_everything), make_table()
+    sink, gate = PaimonSink(table), harness.gate()
     write = gate.foreach_batch(sink, table=sink.table, writer="departures")
 
     for batch_id in (0, 1, 0, 1):
@@ -123,7 +123,7 @@ def test_a_replayed_batch_is_recognised_and_not_written_twice(
 
 
 def test_an_own_commit_found_under_the_grant_is_not_repeated(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     """An older process of the same writer commits the batch while this one computes it."""
     table = make_table()
@@ -140,10 +140,10 @@ def test_an_own_commit_found_under_the_grant_is_not_repeated(
                 pa.Table.from_pylist([{"month": 1, "day": 1, "flight": 5}], schema=_schema(opened))
             )
             builder.new_commit().commit(write.prepare_commit(3), 3)
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    agent = bench.agent(overtaken)
-    bench.gate().foreach_batch(late, table=sink.table, writer="departures")(other, 3)
+    agent = harness.agent(overtaken)
+    harness.gate().foreach_batch(late, table=sink.table, writer="departures")(other, 3)
 
     assert [row["flight"] for row in rows_of(table)] == [5]
     assert agent.wait_for("commit-completed")[0].version == "1"
@@ -157,25 +157,27 @@ def _schema(opened: Any) -> pa.Schema:
 
 
 def test_an_abort_before_the_commit_leaves_no_file(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitRequested):
             return [aborted(event, retriable=False)]
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    bench.agent(refusing)
+    harness.agent(refusing)
     table = make_table()
     sink = PaimonSink(table)
 
     with pytest.raises(CommitAborted):
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
 
     assert data_files_of(table) == set()
     assert snapshots_of(table) == []
 
 
-def test_files_of_cancelled_tasks_are_swept(bench: Bench, make_table: MakeTable, spark: SparkSession) -> None:
+def test_files_of_cancelled_tasks_are_swept(
+    harness: Harness, make_table: MakeTable, spark: SparkSession
+) -> None:
     """One task has staged its file when the abort cancels the job; nobody ever gets its commit message."""
 
     def fast_and_slow(batches: Any) -> Any:
@@ -188,10 +190,10 @@ def test_files_of_cancelled_tasks_are_swept(bench: Bench, make_table: MakeTable,
         if event.type == "marker-created":
             wait_until(lambda: data_files_of(table))
             return [aborted(event, *event.markers, retriable=False)]
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
     table = make_table()
-    bench.agent(conflicting)
+    harness.agent(conflicting)
     sink = PaimonSink(table)
     schema = "month int, day int, flight long"
     frame = (
@@ -201,13 +203,13 @@ def test_files_of_cancelled_tasks_are_swept(bench: Bench, make_table: MakeTable,
     )
 
     with pytest.raises(CommitAborted):
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(frame, 0)
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(frame, 0)
 
     assert data_files_of(table) == set()
 
 
 def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     """It appends between our read of the base and our commit. Its row stays, and the batch is computed again."""
     table = make_table()
@@ -216,11 +218,11 @@ def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
     def intruding(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitRequested) and next(intruders, None):
             foreign_append(table, {"month": 1, "day": 1, "flight": 77, "departure": "foreign"})
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    agent = bench.agent(intruding)
+    agent = harness.agent(intruding)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = bench.gate().foreach_batch(sink, table=sink.table, writer="departures")
+    write = harness.gate().foreach_batch(sink, table=sink.table, writer="departures")
 
     write(departures((1, 1, 10, "mine"), (1, 2, 11, "mine")), 0)
 
@@ -242,7 +244,7 @@ def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
     )  # the foreign one, now replaced, and ours; none of the first attempt
 
 
-def test_a_base_that_is_gone_is_retriable(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
+def test_a_base_that_is_gone_is_retriable(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     """A foreign writer rewrites the partition: pypaimon itself refuses to remove a file twice."""
     table = make_table()
     foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "old"})
@@ -256,11 +258,11 @@ def test_a_base_that_is_gone_is_retriable(bench: Bench, make_table: MakeTable, d
             rows = [{"month": 1, "day": 1, "flight": 2, "departure": "foreign"}]
             write.write_arrow(pa.Table.from_pylist(rows, schema=_schema(opened)))
             builder.new_commit().commit(write.prepare_commit())
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    bench.agent(rewriting)
+    harness.agent(rewriting)
     with pytest.raises(BaseChanged) as caught:
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
             departures((1, 1, 1, "n")), 0
         )
 
@@ -275,23 +277,23 @@ def test_a_base_that_is_gone_is_retriable(bench: Bench, make_table: MakeTable, d
 
 
 def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
-    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody asks for a grant only to be refused by the table."""
     from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
 
-    agent, table = bench.agent(agreeable), make_table()
-    staged = paimon_frames.staged
+    agent, table = harness.agent(grant_everything), make_table()
+    stage_files = paimon_frames.stage_files
 
     def intruded(rows: DataFrame, staging: Any) -> list[Any]:
-        messages = staged(rows, staging)
+        messages = stage_files(rows, staging)
         foreign_append(table, {"month": 1, "day": 1, "flight": 77})
         return messages
 
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.staged", intruded)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intruded)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     with pytest.raises(BaseChanged):
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
             departures((1, 1, 1, "n")), 0
         )
 
@@ -300,13 +302,13 @@ def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
 
 
 def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     """A source that isn't replayable gives batch 0 again with other rows: the batch id says that it is committed."""
-    bench.agent(agreeable)
+    harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table)
-    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
 
     write(departures((1, 1, 1, "first")), 0)
     write(departures((1, 1, 2, "other"), (1, 1, 3, "other")), 0)
@@ -316,7 +318,7 @@ def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
 
 @pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
 def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
-    bench: Bench,
+    harness: Harness,
     make_table: MakeTable,
     departures: Frame,
     monkeypatch: pytest.MonkeyPatch,
@@ -325,7 +327,7 @@ def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
     """Two writers of different partitions race for one snapshot id. Nobody is aborted for it."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
-    bench.agent(agreeable)
+    harness.agent(grant_everything)
     table = make_table()
     publish, tries = RenamingSnapshotCommit.commit, []
 
@@ -339,16 +341,16 @@ def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
     sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
-    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
 
     assert tries == [1, 2]
-    assert "abandoned" not in bench.whats()
+    assert "abandoned" not in harness.steps()
     assert [row["flight"] for row in rows_of(table)] == [1, 9]
-    assert bench.whats().count("completed") == 1
+    assert harness.steps().count("completed") == 1
 
 
 def test_a_publish_whose_answer_was_lost_is_read_back(
-    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
@@ -359,16 +361,16 @@ def test_a_publish_whose_answer_was_lost_is_read_back(
         raise OSError("connection reset after the write")
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", lossy)
-    agent, table = bench.agent(agreeable), make_table(**{"commit.max-retries": "0"})
+    agent, table = harness.agent(grant_everything), make_table(**{"commit.max-retries": "0"})
     sink = PaimonSink(table)
-    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
 
     assert agent.wait_for("commit-completed")[0].version == "1"
     assert len(rows_of(table)) == 1
 
 
 def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
-    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
@@ -376,37 +378,37 @@ def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
         raise OSError("timed out")
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", dead)
-    agent, table = bench.agent(agreeable), make_table(**{"commit.max-retries": "0"})
+    agent, table = harness.agent(grant_everything), make_table(**{"commit.max-retries": "0"})
     sink = PaimonSink(table)
     with pytest.raises(OutcomeUnknown, match=r"may have reached the table .* Commit failed") as caught:
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
             departures((1, 1, 1, "a")), 0
         )
 
     assert caught.value.retriable, "the table can be asked"
     assert agent.types()[-1] == "commit-requested"
     assert len(data_files_of(table)) == 1
-    assert [event.detail["outcome"] for event in bench.only("failed")] == ["unknown"]
+    assert [event.detail["outcome"] for event in harness.only("failed")] == ["unknown"]
 
 
 def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
-    bench: Bench, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The manifests are written, the snapshot isn't. The files go, and the batch is tried again."""
     from pypaimon.write.file_store_commit import FileStoreCommit
 
-    agent, table = bench.agent(agreeable), make_table()
+    agent, table = harness.agent(grant_everything), make_table()
     prepare = FileStoreCommit._try_commit_once
 
     def losing(self: Any, *given: Any, **named: Any) -> Any:
         monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
-        agent.say(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
-        wait_until(lambda: bench.only("abort"))
+        agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: harness.only("abort"))
         return prepare(self, *given, **named)
 
     monkeypatch.setattr(FileStoreCommit, "_try_commit_once", losing)
     sink = PaimonSink(table)
-    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
 
     reason = agent.wait_for("transaction-abandoned")[0].reason
     assert reason.startswith("CommitAborted: commit aborted: the agent lost the table's lock")
@@ -416,25 +418,25 @@ def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
 
 
 def test_equal_keys_in_one_batch_leave_the_greatest(
-    bench: Bench, make_table: MakeTable, departures: Frame
+    harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    bench.agent(agreeable)
+    harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     batch = departures((1, 1, 1, "05:00"), (1, 1, 1, "07:00"), (1, 1, 1, "06:00"))
-    bench.gate().foreach_batch(sink, table=sink.table, writer="w")(batch, 0)
+    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(batch, 0)
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
 
 
 def test_an_unpartitioned_table_and_types_that_differ(
-    bench: Bench, make_table: MakeTable, spark: SparkSession
+    harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
     """Spark's instants become the table's wall-clock timestamps; ints widen; nulls in keys are equal."""
-    agent = bench.agent(agreeable)
+    agent = harness.agent(grant_everything)
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("note", pa.string())])
     table = make_table("plain", partition_keys=(), schema=schema)
     sink = PaimonSink(table, mode="upsert", keys=["id"])
-    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
 
     write(spark.sql("select int(1) id, timestamp'2013-01-01 05:17:00' at union all select null, null"), 0)
     write(spark.sql("select int(1) id, 'n1' note union all select null, 'n2'"), 1)
@@ -448,22 +450,26 @@ def test_an_unpartitioned_table_and_types_that_differ(
     )
 
 
-def test_a_null_partition_is_rewritten_too(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
-    agent = bench.agent(agreeable)
+def test_a_null_partition_is_rewritten_too(
+    harness: Harness, make_table: MakeTable, departures: Frame
+) -> None:
+    agent = harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = bench.gate().foreach_batch(sink, table=sink.table, writer="w")
+    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
     for batch_id in range(2):
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
     assert [row["departure"] for row in rows_of(table)] == ["v1"]
     assert agent.wait_for("marker-created")[0].markers[0].partition == "month=1/day=__DEFAULT_PARTITION__"
 
 
-def test_an_empty_batch_commits_nothing(bench: Bench, make_table: MakeTable, departures: Frame) -> None:
-    agent, table = bench.agent(agreeable), make_table()
+def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
+    agent, table = harness.agent(grant_everything), make_table()
     for mode, keys in (("append", []), ("upsert", ["flight"])):
         sink = PaimonSink(table, mode=mode, keys=keys)  # type: ignore[arg-type]
-        bench.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")).limit(0), 0)
+        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(
+            departures((1, 1, 1, "a")).limit(0), 0
+        )
     agent.wait_for("transaction-abandoned", 2)
     assert snapshots_of(table) == []
     assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
@@ -477,15 +483,15 @@ def test_without_an_agent_an_upsert_loses_what_came_in_between(
 
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    staged = paimon_frames.staged
+    stage_files = paimon_frames.stage_files
 
     def intrude(rows: DataFrame, staging: Any) -> list[Any]:
-        messages = staged(rows, staging)
+        messages = stage_files(rows, staging)
         foreign_append(table, {"month": 1, "day": 1, "flight": 77})
         return messages
 
     sink.write(departures((1, 1, 1, "a")), 0)
-    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.staged", intrude)
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intrude)
     snapshot = sink.write(departures((1, 1, 2, "b")), 1)
 
     assert [row["flight"] for row in rows_of(table)] == [1, 2]

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from tests.spark.bench import Bench
-from tests.spark.fake_agent import aborted, agreeable, already_committed, wait_until
+from tests.spark.fake_agent import aborted, already_committed, grant_everything, wait_until
+from tests.spark.harness import Harness
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -65,12 +65,14 @@ class LoseFirst:
             self.first = self.first or event.transaction
         if event.type == "marker-created" and event.transaction == self.first:
             return [aborted(event, *event.markers)]
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
 
-def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(bench: Bench, run_query: RunQuery) -> None:
+def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(
+    harness: Harness, run_query: RunQuery
+) -> None:
     """Two jobs run, one of another thread of the body. Both are cancelled; the retry names what the loser touched."""
-    agent = bench.agent(LoseFirst())
+    agent = harness.agent(LoseFirst())
     died: list[str] = []
     attempts: list[str] = []
 
@@ -87,7 +89,7 @@ def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(bench: Bench, r
 
             thread = InheritableThread(target=other_job)
             thread.start()
-            threading.Timer(1.0, txn._said.markers, ((MINE,),)).start()
+            threading.Timer(1.0, txn._publisher.publish_markers, ((MINE,),)).start()
             try:
                 batch.rdd.mapPartitions(hold).count()
             finally:
@@ -95,7 +97,7 @@ def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(bench: Bench, r
         with txn.commit() as grant:
             grant.version = "1"
 
-    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="departures"))
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="departures"))
 
     assert len(attempts) == 2
     assert died == ["Py4JJavaError"]
@@ -107,21 +109,21 @@ def test_an_abort_stops_running_jobs_and_the_batch_waits_in_line(bench: Bench, r
     name, query_id = first.writer.split(":")
     assert name == "departures"
     assert len(query_id) == 36
-    abort, stopped = bench.only("abort")[0], bench.only("jobs-stopped")[0]
+    abort, stopped = harness.only("abort")[0], harness.only("jobs-stopped")[0]
     assert stopped.detail["gone"]
-    assert bench.whats()[-1] == "completed"
+    assert harness.steps()[-1] == "completed"
     print(f"abort to jobs stopped: {stopped.at - abort.at:.3f} s")
 
 
-def test_a_job_submitted_after_the_cancel_dies_too(bench: Bench, run_query: RunQuery) -> None:
+def test_a_job_submitted_after_the_cancel_dies_too(harness: Harness, run_query: RunQuery) -> None:
     """The body catches its first failure and goes on to the next job, as a retry loop of its own would."""
-    bench.agent(LoseFirst())
+    harness.agent(LoseFirst())
     ended: list[str] = []
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         if txn.intent.attempt == 1:
             context = batch.sparkSession.sparkContext
-            txn._said.markers((MINE,))
+            txn._publisher.publish_markers((MINE,))
             for job in ("first", "second"):
                 with pytest.raises(Exception, match="ancel"):
                     context.parallelize([1], 1).mapPartitions(hold).count()
@@ -130,18 +132,18 @@ def test_a_job_submitted_after_the_cancel_dies_too(bench: Bench, run_query: RunQ
         with txn.commit():
             pass
 
-    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"))
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
 
     assert ended == ["first", "second"]
 
 
-def test_dataframe_actions_are_cancelled_as_well(bench: Bench, run_query: RunQuery) -> None:
-    bench.agent(LoseFirst())
+def test_dataframe_actions_are_cancelled_as_well(harness: Harness, run_query: RunQuery) -> None:
+    harness.agent(LoseFirst())
     causes: list[BaseException | None] = []
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         if txn.intent.attempt == 1:
-            threading.Timer(0.5, txn._said.markers, ((MINE,),)).start()
+            threading.Timer(0.5, txn._publisher.publish_markers, ((MINE,),)).start()
             try:
                 batch.mapInArrow(hold_arrow, batch.schema).collect()
             except Exception as error:
@@ -150,7 +152,7 @@ def test_dataframe_actions_are_cancelled_as_well(bench: Bench, run_query: RunQue
         with txn.commit():
             pass
 
-    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"))
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
 
     assert len(causes) == 1
     assert "cancel" in str(causes[0]).lower()
@@ -162,20 +164,20 @@ def hold_arrow(batches: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def test_a_query_that_always_loses_fails_and_says_why(bench: Bench, run_query: RunQuery) -> None:
+def test_a_query_that_always_loses_fails_and_says_why(harness: Harness, run_query: RunQuery) -> None:
     def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitRequested):
             return [aborted(event, MINE)]
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    agent = bench.agent(refusing)
+    agent = harness.agent(refusing)
 
     def write(_batch: DataFrame, txn: Transaction) -> None:
         with txn.commit():
             pytest.fail("it published")
 
     with pytest.raises(StreamingQueryException) as caught:
-        run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=3))
+        run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=3))
 
     assert (
         "CommitAborted: commit aborted: partition month=1/day=3 also written by writer 'arrivals:q2'"
@@ -183,28 +185,28 @@ def test_a_query_that_always_loses_fails_and_says_why(bench: Bench, run_query: R
     )
     intents = agent.wait_for("commit-intent", 3)
     assert [intent.admission for intent in intents] == ["optimistic", "queued", "queued"]
-    assert [event.attempt for event in bench.only("failed")] == [3]
+    assert [event.attempt for event in harness.only("failed")] == [3]
 
 
-def test_what_is_not_retriable_is_raised_at_once(bench: Bench, run_query: RunQuery) -> None:
+def test_what_is_not_retriable_is_raised_at_once(harness: Harness, run_query: RunQuery) -> None:
     def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return (
             [aborted(event, reason="not-allowed", retriable=False)] if isinstance(event, CommitIntent) else []
         )
 
-    agent = bench.agent(refusing)
+    agent = harness.agent(refusing)
     with pytest.raises(StreamingQueryException, match="the agent doesn't serve this table"):
-        run_query(bench.gate().foreach_batch(lambda *_: pytest.fail("it ran"), table=TABLE, writer="w"))
+        run_query(harness.gate().foreach_batch(lambda *_: pytest.fail("it ran"), table=TABLE, writer="w"))
     assert len(agent.wait_for("commit-intent")) == 1
 
 
-def test_committed_batches_are_skipped_and_the_query_goes_on(bench: Bench, run_query: RunQuery) -> None:
+def test_committed_batches_are_skipped_and_the_query_goes_on(harness: Harness, run_query: RunQuery) -> None:
     def remembering(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitIntent) and event.batch_id == 0:
             return [already_committed(event)]
-        return agreeable(event, offset)
+        return grant_everything(event, offset)
 
-    agent = bench.agent(remembering)
+    agent = harness.agent(remembering)
     written: list[int | None] = []
 
     def write(_batch: DataFrame, txn: Transaction) -> None:
@@ -212,16 +214,16 @@ def test_committed_batches_are_skipped_and_the_query_goes_on(bench: Bench, run_q
         with txn.commit():
             pass
 
-    run_query(bench.gate().foreach_batch(write, table=TABLE, writer="w"), files=2)
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"), files=2)
 
     assert written == [1]
     assert [intent.batch_id for intent in agent.wait_for("commit-intent", 2)] == [0, 1]
 
 
 def test_the_tag_is_gone_after_the_batch_and_the_query_keeps_its_group(
-    bench: Bench, run_query: RunQuery, spark: SparkSession
+    harness: Harness, run_query: RunQuery, spark: SparkSession
 ) -> None:
-    bench.agent(agreeable)
+    harness.agent(grant_everything)
     tags: list[set[str]] = []
     groups: list[str | None] = []
     context = spark.sparkContext
@@ -239,7 +241,7 @@ def test_the_tag_is_gone_after_the_batch_and_the_query_keeps_its_group(
         tags.append({tag for tag in context.getJobTags() if tag.startswith("lakewarden-")})
         groups.append(before)
 
-    inner = bench.gate().foreach_batch(write, table=TABLE, writer="w")
+    inner = harness.gate().foreach_batch(write, table=TABLE, writer="w")
     run_query(around, files=2)
 
     assert [len(found) for found in tags] == [1, 0, 1, 0]
@@ -247,14 +249,14 @@ def test_the_tag_is_gone_after_the_batch_and_the_query_keeps_its_group(
     assert groups[0] is not None
 
 
-def test_a_scope_is_named_before_the_batch_is_computed(bench: Bench, spark: SparkSession) -> None:
-    agent = bench.agent(agreeable)
+def test_a_scope_is_named_before_the_batch_is_computed(harness: Harness, spark: SparkSession) -> None:
+    agent = harness.agent(grant_everything)
 
     def write(_batch: DataFrame, txn: Transaction) -> None:
         with txn.commit():
             pass
 
-    bench.gate().foreach_batch(
+    harness.gate().foreach_batch(
         write,
         table=TABLE,
         writer="compaction",
@@ -271,8 +273,8 @@ def test_a_scope_is_named_before_the_batch_is_computed(bench: Bench, spark: Spar
     ]
 
 
-def test_markers_of_executors_come_before_the_request(bench: Bench, spark: SparkSession) -> None:
-    agent = bench.agent(agreeable)
+def test_markers_of_executors_come_before_the_request(harness: Harness, spark: SparkSession) -> None:
+    agent = harness.agent(grant_everything)
 
     def write(batch: DataFrame, txn: Transaction) -> None:
         channel = txn.executor_channel()
@@ -286,7 +288,7 @@ def test_markers_of_executors_come_before_the_request(bench: Bench, spark: Spark
         with txn.commit():
             pass
 
-    bench.gate().foreach_batch(write, table=TABLE, writer="w")(spark.range(0, 20, 1, 2), 0)
+    harness.gate().foreach_batch(write, table=TABLE, writer="w")(spark.range(0, 20, 1, 2), 0)
 
     touched = {
         marker.file_group for event in agent.wait_for("marker-created", 20) for marker in event.markers
@@ -306,8 +308,8 @@ def test_executors_without_kafka_fail_in_bounded_time(spark: SparkSession) -> No
         channel.touch("", "f", "create")
 
 
-def test_aborts_reach_the_observer_in_order(bench: Bench, spark: SparkSession) -> None:
-    bench.agent(LoseFirst())
+def test_aborts_reach_the_observer_in_order(harness: Harness, spark: SparkSession) -> None:
+    harness.agent(LoseFirst())
 
     def write(_batch: DataFrame, txn: Transaction) -> None:
         txn.touch(MINE.partition, "*", "merge")
@@ -315,13 +317,13 @@ def test_aborts_reach_the_observer_in_order(bench: Bench, spark: SparkSession) -
         with txn.commit():
             pass
 
-    bench.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=2)(spark.range(1), 0)
+    harness.gate().foreach_batch(write, table=TABLE, writer="w", max_attempts=2)(spark.range(1), 0)
 
-    assert bench.whats() == [
+    assert harness.steps() == [
         *("intent", "admitted", "markers", "abort", "jobs-stopped"),
         *("intent", "admitted", "markers", "requested", "granted", "completed"),
     ]
-    assert bench.only("abort")[0].detail["others"] == ["arrivals:q2"]
+    assert harness.only("abort")[0].detail["others"] == ["arrivals:q2"]
 
 
 def test_an_abort_is_an_exception_that_pickles() -> None:

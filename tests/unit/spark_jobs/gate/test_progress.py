@@ -25,8 +25,8 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant_deadline import MAX_REMEMBERED, SendTimes
-from lakewarden.spark_jobs.gate.markers import as_scope, in_events
-from lakewarden.spark_jobs.gate.progress import Heard, Held, Lapsed, Phase, Progress
+from lakewarden.spark_jobs.gate.markers import as_scope, event_chunks
+from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
 
 COMMON: dict[str, Any] = {
     "table": "file:///lake/t",
@@ -57,90 +57,90 @@ def renewed(seq: int, lease: float = 20.0, grant: str = "g") -> GrantRenewed:
 
 def requested(*, sent_at: float = 100.0) -> tuple[Progress, int]:
     progress = Progress(margin_seconds=1.0)
-    progress.hear(ADMITTED, 0)
+    progress.apply(ADMITTED, 0)
     progress.request()
-    return progress, progress.sends.sending(sent_at)
+    return progress, progress.send_times.next_seq(sent_at)
 
 
 def test_the_lease_runs_from_before_the_named_seq_was_sent() -> None:
     """Sent at 100, lease 20, margin 1: the deadline is 119, however late the grant was heard."""
     progress, seq = requested(sent_at=100.0)
-    progress.sends.sending(110.0)  # a later heartbeat, which the agent hadn't seen
+    progress.send_times.next_seq(110.0)  # a later heartbeat, which the agent hadn't seen
 
-    progress.hear(granted(seq), 77)
+    progress.apply(granted(seq), 77)
 
-    assert progress.begin_publish(118.999) == Held("g", 77, seq, 20.0, 119.0)
+    assert progress.begin_publish(118.999) == GrantLease("g", 77, seq, 20.0, 119.0)
 
 
 def test_a_grant_at_its_deadline_is_no_grant() -> None:
     progress, seq = requested(sent_at=100.0)
-    progress.hear(granted(seq), 77)
+    progress.apply(granted(seq), 77)
 
-    assert progress.begin_publish(119.5) == Lapsed(Held("g", 77, seq, 20.0, 119.0), 0.5)
+    assert progress.begin_publish(119.5) == ExpiredLease(GrantLease("g", 77, seq, 20.0, 119.0), 0.5)
     assert progress.phase is Phase.REQUESTED
 
 
 def test_a_grant_for_an_unknown_seq_gives_no_lease() -> None:
     progress, seq = requested()
-    progress.hear(granted(seq + 5), 77)
-    assert progress.begin_publish(100.0) == Lapsed(Held("g", 77, seq + 5, 20.0, None), None)
+    progress.apply(granted(seq + 5), 77)
+    assert progress.begin_publish(100.0) == ExpiredLease(GrantLease("g", 77, seq + 5, 20.0, None), None)
 
 
 def test_a_renewal_extends_and_never_shortens() -> None:
     progress, seq = requested(sent_at=100.0)
-    progress.hear(granted(seq), 77)
-    beat = progress.sends.sending(110.0)
+    progress.apply(granted(seq), 77)
+    beat = progress.send_times.next_seq(110.0)
 
-    progress.hear(renewed(beat), 78)
-    progress.hear(renewed(seq), 79)
-    progress.hear(renewed(beat, lease=500.0, grant="another"), 80)
+    progress.apply(renewed(beat), 78)
+    progress.apply(renewed(seq), 79)
+    progress.apply(renewed(beat, lease=500.0, grant="another"), 80)
 
-    assert isinstance(held := progress.begin_publish(128.0), Held)
+    assert isinstance(held := progress.begin_publish(128.0), GrantLease)
     assert (held.deadline, held.token) == (129.0, 77)
-    assert isinstance(progress.still_held(129.0), Lapsed)
+    assert isinstance(progress.check_lease(129.0), ExpiredLease)
 
 
 def test_an_abort_before_the_publish_wins_over_the_grant() -> None:
     progress, seq = requested()
-    progress.hear(granted(seq), 77)
+    progress.apply(granted(seq), 77)
 
-    assert progress.hear(ABORT, 78) is Heard.ABORT
+    assert progress.apply(ABORT, 78) is Change.ABORT
     assert progress.begin_publish(100.0) == ABORT
 
 
 def test_an_abort_after_the_publish_began_is_recorded_only() -> None:
     progress, seq = requested()
-    progress.hear(granted(seq), 77)
+    progress.apply(granted(seq), 77)
     progress.begin_publish(100.0)
 
-    assert progress.hear(ABORT, 78) is Heard.LATE_ABORT
+    assert progress.apply(ABORT, 78) is Change.LATE_ABORT
     assert progress.abort is None
-    assert progress.still_held(100.0) == ABORT
+    assert progress.check_lease(100.0) == ABORT
 
 
 def test_the_first_verdict_stands() -> None:
     progress, seq = requested()
-    assert progress.hear(ABORT, 1) is Heard.ABORT
-    assert progress.hear(ABORT, 2) is Heard.NOTHING
-    assert progress.hear(granted(seq), 3) is Heard.NOTHING
-    assert progress.held is None
+    assert progress.apply(ABORT, 1) is Change.ABORT
+    assert progress.apply(ABORT, 2) is Change.NONE
+    assert progress.apply(granted(seq), 3) is Change.NONE
+    assert progress.lease is None
 
 
 def test_a_grant_counts_only_while_we_wait_for_it() -> None:
     early = Progress(1.0)
-    early.hear(ADMITTED, 0)
-    assert early.hear(granted(early.sends.sending(1.0)), 1) is Heard.NOTHING
+    early.apply(ADMITTED, 0)
+    assert early.apply(granted(early.send_times.next_seq(1.0)), 1) is Change.NONE
 
     late, seq = requested()
     late.end()
-    assert late.hear(granted(seq), 2) is Heard.NOTHING
+    assert late.apply(granted(seq), 2) is Change.NONE
 
 
 def test_already_committed_ends_it() -> None:
     progress = Progress(1.0)
-    assert progress.hear(COMMITTED, 0) is Heard.ANSWER
+    assert progress.apply(COMMITTED, 0) is Change.ANSWER
     assert progress.phase is Phase.ENDED
-    assert progress.hear(ADMITTED, 1) is Heard.NOTHING
+    assert progress.apply(ADMITTED, 1) is Change.NONE
 
 
 def test_committing_twice_is_a_mistake_of_the_caller() -> None:
@@ -150,11 +150,11 @@ def test_committing_twice_is_a_mistake_of_the_caller() -> None:
 
 
 def test_send_times_are_bounded() -> None:
-    sends = SendTimes(1.0)
+    times = SendTimes(1.0)
     for number in range(MAX_REMEMBERED + 10):
-        assert sends.sending(float(number)) == number
-    assert sends.deadline(9, 5.0) is None
-    assert sends.deadline(10, 5.0) == 14.0
+        assert times.next_seq(float(number)) == number
+    assert times.deadline(9, 5.0) is None
+    assert times.deadline(10, 5.0) == 14.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(1.1, 100.0), st.data())
@@ -162,15 +162,15 @@ def test_our_deadline_is_never_later_than_the_agents(
     gaps: list[float], lease: float, data: st.DataObject
 ) -> None:
     """The agent counts from when it read a seq, which is never before that seq was sent."""
-    sends, now, sent_at = SendTimes(1.0), 0.0, []
+    times, now, sent_at = SendTimes(1.0), 0.0, []
     for gap in gaps:
         now += gap
         sent_at.append(now)
-        sends.sending(now)
+        times.next_seq(now)
     seq = data.draw(st.integers(0, len(gaps) - 1))
     read_at = sent_at[seq] + data.draw(st.floats(0, 100))
 
-    deadline = sends.deadline(seq, lease)
+    deadline = times.deadline(seq, lease)
     assert deadline is not None
     assert deadline <= read_at + lease
 
@@ -204,7 +204,7 @@ def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
 def test_markers_are_cut_to_what_a_record_holds(pairs: list[tuple[str, str]]) -> None:
     markers = [Marker(partition=p, file_group=g, operation="create") for p, g in pairs]
 
-    chunks = list(in_events(markers))
+    chunks = list(event_chunks(markers))
 
     assert [marker for chunk in chunks for marker in chunk] == list(dict.fromkeys(markers))
     for chunk in chunks:

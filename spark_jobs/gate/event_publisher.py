@@ -38,7 +38,7 @@ from lakewarden.spark_jobs.gate.errors import GateError
 MAX_REASON = 500
 """Characters of an exception that travel in `transaction-abandoned`."""
 
-SAY_COMPLETED_TRIES = 2
+COMPLETED_ATTEMPTS = 2
 """A producer that failed is replaced once; after that the agent has to find the commit by itself."""
 
 log = structlog.get_logger("lakewarden.gate")
@@ -70,7 +70,7 @@ class Intent:
     attempt: int = 1
 
 
-class _Common(TypedDict):
+class _Header(TypedDict):
     event_id: str
     table: str
     transaction: str
@@ -78,7 +78,7 @@ class _Common(TypedDict):
     at: datetime
 
 
-class Conversation:
+class EventPublisher:
     """The writer's side of one transaction's talk with the agent."""
 
     def __init__(
@@ -89,16 +89,16 @@ class Conversation:
         self._transaction = transaction
         self._timing = timing
         self._next_seq = next_seq
-        self._order = anyio.Lock()
-        self.unheard: str | None = None
+        self._seq_order = anyio.Lock()
+        self.heartbeat_error: str | None = None
         """How the last heartbeat failed; None where Kafka took it."""
 
-    def intent(self) -> int:
+    def publish_intent(self) -> int:
         """Open the transaction; the offset of the intent is its place among all transactions of the table."""
         intent = self._intent
         return self._channel.send(
             CommitIntent(
-                **self._common(),
+                **self._header(),
                 batch_id=intent.batch_id,
                 admission=intent.admission,
                 priority=intent.priority,
@@ -109,62 +109,62 @@ class Conversation:
             )
         )
 
-    def markers(self, markers: tuple[Marker, ...]) -> None:
+    def publish_markers(self, markers: tuple[Marker, ...]) -> None:
         """Say what is about to be written; one event's worth of it."""
-        self._channel.send(MarkerCreated(**self._common(), markers=markers))
+        self._channel.send(MarkerCreated(**self._header(), markers=markers))
 
-    def request(self) -> None:
+    def publish_request(self) -> None:
         """Ask for the grant."""
 
-        async def requesting() -> None:
-            await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
+        async def publish() -> None:
+            await self._publish_with_seq(lambda seq: CommitRequested(**self._header(), seq=seq))
 
         self._channel.run(
-            requesting,
+            publish,
             doing="publishing commit-requested",
-            about=f"table={self._intent.table} writer={self._intent.writer} transaction={self._transaction}",
+            facts=f"table={self._intent.table} writer={self._intent.writer} transaction={self._transaction}",
         )
 
     def start_heartbeats(self, *, until: Callable[[], bool]) -> None:
         """Say again and again, in the background, that this writer lives."""
 
-        async def beating() -> None:
+        async def publish_heartbeats() -> None:
             while True:
                 await anyio.sleep(self._timing.heartbeat_seconds)
                 if until():
                     return
-                await self._beat()
+                await self._publish_heartbeat()
 
-        self._channel.spawn(beating)
+        self._channel.spawn(publish_heartbeats)
 
-    async def _beat(self) -> None:
+    async def _publish_heartbeat(self) -> None:
         try:
             with anyio.fail_after(self._channel.timeout):
-                await self._counted(lambda seq: WriterHeartbeat(**self._common(), seq=seq))
+                await self._publish_with_seq(lambda seq: WriterHeartbeat(**self._header(), seq=seq))
         except (KafkaError, OSError, TimeoutError, GateError) as error:
-            self.unheard = " ".join(str(error).split()) or type(error).__name__
+            self.heartbeat_error = " ".join(str(error).split()) or type(error).__name__
             log.warning("gate.heartbeat-failed", **self._names(), error=repr(error))
         else:
-            self.unheard = None
+            self.heartbeat_error = None
 
-    async def _counted(self, event: Callable[[int], WriterEventUnion]) -> None:
-        async with self._order:
+    async def _publish_with_seq(self, event: Callable[[int], WriterEventUnion]) -> None:
+        async with self._seq_order:
             acknowledged: Awaitable[int] = await self._channel.publish(event(self._next_seq()))
         await acknowledged
 
-    def completed(self, grant: str, version: str | None) -> None:
+    def publish_completed(self, grant: str, version: str | None) -> None:
         """Say that the commit is durable."""
         event = CommitCompleted(
-            **self._common(), grant=grant, version=version, batch_id=self._intent.batch_id
+            **self._header(), grant=grant, version=version, batch_id=self._intent.batch_id
         )
-        for left in reversed(range(SAY_COMPLETED_TRIES)):
+        for left in reversed(range(COMPLETED_ATTEMPTS)):
             try:
                 self._channel.send(event)
             except GateError as error:
                 if not left:
                     advice = "the commit is durable; the agent asks the table when the lease has run out"
                     log.warning(
-                        "gate.completion-unheard",
+                        "gate.completed-not-published",
                         **self._names(),
                         version=version,
                         advice=advice,
@@ -173,17 +173,17 @@ class Conversation:
             else:
                 return
 
-    def abandoned(self, reason: str) -> None:
+    def publish_abandoned(self, reason: str) -> None:
         """Say that this writer gives up, and that nothing was committed."""
         try:
-            self._channel.send(TransactionAbandoned(**self._common(), reason=reason[:MAX_REASON]))
+            self._channel.send(TransactionAbandoned(**self._header(), reason=reason[:MAX_REASON]))
         except GateError as error:
-            log.warning("gate.abandon-unheard", **self._names(), error=str(error))
+            log.warning("gate.abandoned-not-published", **self._names(), error=str(error))
 
     def _names(self) -> dict[str, str]:
         return {"table": self._intent.table, "writer": self._intent.writer, "transaction": self._transaction}
 
-    def _common(self) -> _Common:
+    def _header(self) -> _Header:
         return {
             "event_id": uuid.uuid4().hex,
             "table": self._intent.table,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Committed(Protocol):
+class CommitLookup(Protocol):
     """Asks the table: the version in which `writer` committed batch `batch_id`, or None where it hasn't."""
 
     def __call__(self, writer: str, batch_id: int, /) -> str | None: ...

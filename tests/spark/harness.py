@@ -10,7 +10,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.spark.fake_agent import PARTITIONS, FakeAgent, Script, fake_agent
 
 
-class Bench(ExitStack):
+class Harness(ExitStack):
     """Makes agents and gates, remembers what the gates told their observer, and closes all of them."""
 
     def __init__(self, kafka: KafkaServer, prefix: str) -> None:
@@ -35,7 +35,7 @@ class Bench(ExitStack):
         )
         return self.enter_context(gate)
 
-    def whats(self) -> list[str]:
+    def steps(self) -> list[str]:
         """In the order in which they happened; several threads tell them."""
         return [event.what for event in sorted(self.events, key=lambda event: event.at)]
 
