@@ -1,10 +1,10 @@
 """The writers: drivers with their executors, by the rules of `spark_jobs/`.
 
-What a transaction knows is the production state machine (`progress.py`, with `grant_deadline.py`), and what it says are the production
+What a transaction knows is the production state machine (`progress.py`, with `grant_deadline.py`), and it publishes the production
 events. What is modelled, because it is made of threads and of Spark, is the waiting around it: `transaction.py` (`Attempt`),
-`event_publisher.py` (heartbeats, the shared counter, `completed` said twice), `channel.py` (the term that counts, a producer thrown
-away when a send took too long), `batches.py` (again, as `queued`, with all that was touched), and `paimon.py`'s order of
-looking: for the batch, for the base, for the grant, publish, read back.
+`event_publisher.py` (heartbeats, the shared counter, `commit-completed` published twice), `channel.py` (the term that counts, a
+producer discarded when a send took too long), `batches.py` (retries as `queued`, with everything that was touched), and
+`sinks/paimon/`'s order of lookups: for the batch, for the base, for the grant; publish; read back.
 
 A driver is a process. What survives it is its `Job`: its name, and how far Spark's checkpoint is. Executors are no processes
 here: their markers reach Kafka whenever they do, in one or two copies, also when nobody waits for them any more.
