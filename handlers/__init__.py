@@ -1,5 +1,10 @@
-"""Decide: the pure core. `(state, input) -> effects`, and nothing else: no I/O, clock, randomness, logging or await.
+"""Decide: the pure core. It maps a state and an input to effects, without I/O, clock, randomness, logging or `await`.
 
-Start reading at `table.py` (transactions, conflicts, grants) and `lease.py` (the lock). Each file has its rules
-at its top.
+| folder | decides | start at |
+| --- | --- | --- |
+| `table/` | which transaction starts, commits or is aborted | `table/machine.py` |
+| `lease/` | when to acquire, renew and release one lock | `lease/machine.py` |
+| `explain/` | nothing: it explains past decisions to operators | `explain/transaction.py` |
+
+The docstring of each module states the rules that the module implements.
 """

@@ -1,21 +1,29 @@
-"""Who may start computing, and who is told that there is nothing to do.
+"""Which transactions may start to compute, and which batches are skipped.
 
-- A batch that the ledger knows as committed is skipped: `already-committed`. Batch ids of a writer rise, so a
-  smaller id than the last committed one is committed too (Delta's `txnVersion` works the same way). One that turns
-  out to be committed while a later attempt computes it again aborts that attempt (`superseded`, retriable): its
-  retry is told to skip.
-- A new transaction of a writer supersedes its older open ones: it restarted. One of them that holds a grant may
-  be in the middle of its publish: the new one waits until that is heard of or its lease has run out.
-- `optimistic`: at once.
-- `queued`: when nothing ahead overlaps the scope: nobody who computes, and nobody queued before it (a writer
-  protected by its losses first, then the larger priority, then the order of the log). Disjoint scopes run side by
-  side. A silent one at the head is in nobody's way for longer than its heartbeat limit (`liveness.py`).
-- A protected writer's transaction that has named nothing: what the lost ones touched, whole partitions of it, is
-  *reserved* for it with its admission, and counts as its markers. Otherwise it would lose to commits that land before it
-  says where it writes, for ever. It waits for whoever it would lose to in those partitions: a running grant, or one
-  that stands before it in the line; whoever else computes there loses to it.
-- Bounds: a table takes `max_open` transactions; one more is refused, as is one that names a table or a lock
-  out of bounds (the shell knows which: `placement.py`).
+Each intent is answered by the first rule that applies:
+
+| case | answer |
+| --- | --- |
+| the table has more than `max_open` open transactions | `abort` (`not-allowed`, retriable) |
+| an older transaction of its writer is granted | none yet: it waits until that one ends or its grant lapses |
+| the ledger has this batch, or a later one of the writer, as committed | `already-committed` |
+| `queued`, and its scope conflicts with a transaction ahead | none yet: it waits |
+| it gets a reservation, and another transaction blocks that | none yet: it waits |
+| otherwise | `admitted` |
+
+(The shell refuses tables and locks outside its configuration before the core reads their intents: `placement.py`.)
+
+- **Ahead** of a queued transaction are those that compute, and those before it in the admission queue. Disjoint scopes run
+  side by side. A silent transaction at the head blocks the queue until its heartbeats are missed (`liveness.py`).
+- **Queue order:** protected writers, then larger priority, then earlier intent.
+- **Batch ids** of a writer rise, so a smaller id than the last committed one is committed too, as with Delta's `txnVersion`.
+- **Restarted writer:** a new transaction aborts the older open ones of its writer (`superseded`).
+- **Late completion:** if a batch turns out to be committed while another transaction computes it again, that transaction is
+  aborted (`superseded`, retriable). Its retry gets `already-committed`.
+- **Reservation:** a protected writer's transaction that has touched nothing gets, with its admission, the partitions in which
+  the writer lost before. They count as its markers. Without them, it would lose to every commit that lands before its first
+  marker. It is blocked by a grant that runs in these partitions and by transactions before it in the queue order. The others
+  that compute there lose to it.
 """
 
 from __future__ import annotations
@@ -32,7 +40,7 @@ from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch
 
 
 def judge_intent(context: StepContext, intent: CommitIntent) -> None:
-    """What a new intent does to others, and whether it is within the bounds."""
+    """Abort the writer's older transactions, and refuse the new one if the table has too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
     for older in state.open():
@@ -43,7 +51,7 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
 
 
 def judge_unanswered_intents(context: StepContext) -> None:
-    """The same after a replay, of every intent that it left without an answer, in one pass over all that are open."""
+    """Do the same for every intent that a replay left unanswered, in one pass over the open transactions."""
     state = context.state
     last: dict[str, Transaction] = {}
     count = 0
@@ -61,37 +69,38 @@ def judge_unanswered_intents(context: StepContext) -> None:
 
 def _supersede(context: StepContext, older: Transaction, newer: Transaction) -> None:
     if older.grant is None or not older.grant.revoked:
-        context.abort(older, "superseded", retriable=False, detail=f"its writer began {newer.id}")
+        context.abort(older, "superseded", retriable=False, detail=f"the newer transaction is {newer.id}")
 
 
 def _refuse_over_limit(context: StepContext, transaction: Transaction) -> None:
     limit = context.state.settings.max_open
-    context.abort(
-        transaction, "not-allowed", detail=f"{limit} transactions of this table are open; try again later"
-    )
+    detail = f"{limit} transactions of this table are open, the limit of max_open; retry when some have ended"
+    context.abort(transaction, "not-allowed", detail=detail)
 
 
 def abort_repeated_batch(context: StepContext, writer: str) -> None:
-    """Abort whoever computes a batch that has turned out to be committed; its retry is told to skip it."""
+    """Abort a transaction that computes a batch which is committed by now. Its retry gets `already-committed`."""
     done = context.state.ledger.get(writer)
     for each in context.state.open():
         computing = each.phase in (Phase.ACTIVE, Phase.WAITING)
         if computing and each.writer == writer and done is not None and _already_committed(each, done):
-            detail = f"{done.transaction} has committed batch {done.batch_id}: begin again, and it is skipped"
+            detail = (
+                f"transaction {done.transaction} committed batch {done.batch_id}; a retry skips this batch"
+            )
             context.abort(each, "superseded", retriable=True, detail=detail)
 
 
 def admit_ready(context: StepContext) -> list[Transaction]:
-    """Answer every intent whose time has come; those that were admitted."""
+    """Answer every intent that nothing blocks, and return the transactions that were admitted."""
     state = context.state
-    line = [each for each in state.open() if each.phase is Phase.QUEUED]
-    if not line:
+    queue = [each for each in state.open() if each.phase is Phase.QUEUED]
+    if not queue:
         return []
     admitted: list[Transaction] = []
     running = state.running()
-    for transaction in sorted(line, key=lambda each: _queue_position(state, each)):
+    for transaction in sorted(queue, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
-            continue  # it may be in the middle of an older publish
+            continue  # the writer's older transaction may be publishing
         cause = Cause(transaction.intent_id, context.cause.offset)
         done = state.ledger.get(transaction.writer)
         if done is not None and _already_committed(transaction, done):
@@ -107,7 +116,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
 
 
 def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
-    """The place in the line; smaller is earlier. The same order in which conflicts are won."""
+    """Sort key in the admission queue, earliest first. The order is that in which conflicts are won."""
     protected = state.is_protected(transaction.writer)
     return (not protected, 0 if protected else -transaction.priority, transaction.sequence)
 
@@ -117,31 +126,28 @@ def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
 
 
 def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
-    """What is to be kept for a transaction with its admission."""
-    named = transaction.markers > 0
-    return () if named or not state.is_protected(transaction.writer) else state.lost_on[transaction.writer]
+    """The partitions to reserve for a transaction when it is admitted."""
+    if transaction.markers > 0 or not state.is_protected(transaction.writer):
+        return ()
+    return state.lost_on[transaction.writer]
 
 
 def blocking_overlaps(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
-    """What holds a queued transaction back: its overlaps with those who compute, or stand before it in the line."""
+    """The overlaps that block a queued transaction: with transactions that compute, or precede it in the queue."""
     mine = _queue_position(state, transaction)
     for overlap in state.footprints.overlaps(transaction):
         other = overlap.other.transaction
-        first = other.phase in COMPUTING or (
-            other.phase is Phase.QUEUED and _queue_position(state, other) < mine
-        )
-        if first and operations_conflict(
+        queued_before = other.phase is Phase.QUEUED and _queue_position(state, other) < mine
+        if (other.phase in COMPUTING or queued_before) and operations_conflict(
             rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
         ):
             yield overlap
 
 
 def reservation_blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
-    """Whom it would lose to in what is to be reserved for it."""
-    mine, partitions = (
-        _queue_position(state, transaction),
-        {each.partition for each in _markers_to_reserve(state, transaction)},
-    )
+    """The transactions that block the reservation of a transaction."""
+    mine = _queue_position(state, transaction)
+    partitions = {each.partition for each in _markers_to_reserve(state, transaction)}
     for other in state.open() if partitions else ():
         if other.phase is Phase.GRANTED or _queue_position(state, other) < mine:
             theirs = [*other.footprint, *(each.partition for each in _markers_to_reserve(state, other))]
@@ -150,7 +156,7 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
 
 
 def blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
-    """Whom a transaction that is not admitted yet waits for."""
+    """The transactions for which a transaction waits before it is admitted."""
     if transaction.admission == "queued":
         yield from (each.other.transaction for each in blocking_overlaps(state, transaction))
     yield from reservation_blockers(state, transaction)

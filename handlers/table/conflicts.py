@@ -1,17 +1,30 @@
-"""When two transactions conflict, and which of them is the victim.
+"""When two transactions conflict, and which of them loses.
 
-Conflict rules. `file-group` (Hudi): both touch the file group, whatever the operations. `deleted-file` (Paimon):
-both delete it, or one deletes what the other still builds on (`merge`); two adds never conflict. Each transaction
-brings its rule; where the two differ the stricter, `file-group`, judges the pair.
+Rule. Each transaction names its rule. If the two rules of a pair differ, the stricter one, `file-group`, applies.
 
-What counts against a transaction: whoever computes at the same time (kind `marker`), and whoever has landed since
-it began (kind `commit`; RFC-56's "check commit conflict"). A queued transaction computes nothing yet: it waits
-instead of losing, and it beats only those who come after it in the line.
+| rule | two operations on one file group conflict |
+| --- | --- |
+| `file-group` (Hudi) | always |
+| `deleted-file` (Paimon) | if both are `delete`, or one is `delete` and the other `merge`: it builds on what is deleted |
 
-Victim. A landed transaction has won. A granted one is never a victim. Then, in this order: a writer that lost
-`max_losses` times in a row is protected and wins; the lower priority loses; the later sequence loses (RFC-56: the
-earlier never yields to the later, so that two never abort each other). Between two protected ones the sequence alone
-decides: a higher priority would win each time, and the other would wait for ever.
+Counterpart. A transaction is in conflict only with these others:
+
+| the other is | kind | why |
+| --- | --- | --- |
+| active, waiting or granted | `marker` | it computes at the same time |
+| landed after this one began | `commit` | its commit is missing in this one's base (RFC-56's "check commit conflict") |
+| queued with an earlier intent | `marker` | its scope is a reservation against later intents |
+
+Victim. The first rule that applies decides:
+
+1. A landed transaction wins.
+2. A granted transaction wins.
+3. A protected writer wins: one that lost `max_losses` conflicts in a row. Between two protected writers rule 5 applies, not
+   rule 4: the one with the larger priority would win every time and starve the other.
+4. The larger priority wins.
+5. The earlier intent wins (RFC-56). No pair of transactions can abort each other.
+
+A queued or granted loser is not aborted, so there is no victim: the queued one waits, the granted one may be publishing.
 """
 
 from __future__ import annotations
@@ -23,26 +36,26 @@ from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Touch, Transaction
 
 MAX_EVIDENCE = 100
-"""Entries in one abort: enough to see what happened, small enough for every record limit."""
+"""Entries per abort: enough to understand the conflict, small enough for any limit on the size of a record."""
 
 _BUILDS_ON: frozenset[Operation] = frozenset({"merge", "delete"})
 
 
 def rule_for(mine: Transaction, other: Transaction) -> ConflictRule:
-    """The rule that judges a pair: the stricter of the two."""
+    """The rule for a pair of transactions: the stricter of the two."""
     both_lenient = mine.conflict_rule == other.conflict_rule == "deleted-file"
     return "deleted-file" if both_lenient else "file-group"
 
 
 def operations_conflict(rule: ConflictRule, mine: Operation, other: Operation) -> bool:
-    """Whether two operations on one file group exclude each other."""
+    """Whether two operations on one file group conflict."""
     if rule == "file-group":
         return True
     return "delete" in (mine, other) and mine in _BUILDS_ON and other in _BUILDS_ON
 
 
 def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
-    """How `other` counts against `mine`: alive, landed since mine began, or (None) not at all."""
+    """The kind of a conflict of `mine` with `other`; None if there can't be one."""
     if other.phase in LANDED:
         return "commit" if other.ended > mine.began else None
     if other.phase in COMPUTING:
@@ -53,7 +66,7 @@ def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
 def loser_of(
     mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
 ) -> Transaction | None:
-    """The victim of a conflict between the two; None where neither is: the one that would lose is still in line."""
+    """The victim of a conflict between the two. None if the loser is queued or granted and therefore not aborted."""
     if other.phase in LANDED:
         loser = mine
     elif mine.phase is Phase.GRANTED or other.phase is Phase.GRANTED:
@@ -70,7 +83,7 @@ def _rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> 
 
 
 def touches_conflict(mine: Touch, other: Touch) -> bool:
-    """Whether `mine` is in conflict with `other`, which it met: by the pair's rule, with a side that counts."""
+    """Whether two touches that share a place are a conflict for `mine`."""
     one, another = mine.transaction, other.transaction
     return (
         one is not another
@@ -80,12 +93,12 @@ def touches_conflict(mine: Touch, other: Touch) -> bool:
 
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:
-    """Those overlaps that are conflicts for `mine`."""
+    """The overlaps that are conflicts for `mine`."""
     return [each for each in overlaps if touches_conflict(each.mine, each.other)]
 
 
 def evidence(overlaps: Iterable[Overlap]) -> tuple[ConflictEntry, ...]:
-    """The entries of an abort of `mine`: partition, file group and operation as its own markers had them."""
+    """The conflict entries of an abort of `mine`, with the partition, file group and operation of its own markers."""
     entries: dict[tuple[str, str, str], ConflictEntry] = {}
     for overlap in overlaps:
         other = overlap.other.transaction

@@ -1,22 +1,31 @@
-"""Who is aborted for a conflict, and when it is looked for.
+"""When conflicts are looked for, and which transaction is aborted.
 
-- On arrival: the markers of an event are checked against everybody who touched the same, as `conflicts.py` judges
-  it. Check and create are one step, because a table's events are read in one order by one owner: RFC-56's
-  transactional strategy without its locks.
-- What a transaction names before it is admitted is judged when it is admitted: until then it computes nothing, so
-  it neither loses nor makes others lose.
-- A batch of markers that loses to anyone aborts its own transaction and nobody else, with every reason in one
-  abort. Otherwise each one that loses to it is aborted, oldest first.
-- When a transaction lands (committed, or its outcome is unknown) whoever began before it and still computes on
-  the same is aborted.
-- At grant time a transaction is checked once more against all that landed since it began.
-- `early_detection` off: only the last of these, which is plain optimistic control, except that it too yields to a
-  protected writer that computes on the same. Policy `first-committer`:
-  markers alone abort nobody; who computes on the same as the one that is granted is aborted at that moment,
-  unless it is protected by its losses: then the one about to be granted yields.
-- A granted transaction is never a victim, whatever it touches late.
-- After a replay everything is judged once more. Whether two are in conflict follows from their touches, not from the place:
-  each combination that meets is judged once, and only who is in a conflict is looked at place by place.
+`conflicts.py` defines what a conflict is and which transaction loses. With `early_detection` on, the agent checks at these
+moments:
+
+| moment | policy `first-intent` aborts | policy `first-committer` aborts |
+| --- | --- | --- |
+| it reads markers | the losers | the marking transaction, if it overlaps a landed or granted one |
+| it admits a transaction with a scope | the losers | the same as for markers |
+| before it grants | the transaction, if a commit landed since it began | the same, or if a protected writer computes there |
+| after it grants | – | the others that compute there |
+| a transaction lands | the others that compute there and began before | the same |
+| after a replay | as for markers | as for markers |
+
+With `early_detection` off, only the check before a grant remains, as under `first-committer`. This is optimistic concurrency
+control, except that a protected writer takes precedence over the writer about to be granted.
+
+Rules for all checks:
+
+1. One owner reads a table's events in one order, so a marker is checked and added in one step. This is RFC-56's transactional
+   strategy without its locks.
+2. If a batch of markers loses to any transaction, only its own transaction is aborted. One abort carries all conflicts.
+   Otherwise every transaction that loses to the batch is aborted, oldest first.
+3. The scope of a queued transaction is checked when it is admitted. Until then it never loses, and wins only against markers
+   of transactions with later intents.
+4. A granted transaction is never aborted for a conflict, whatever it touches later.
+5. After a replay, each combination of touches that share a place is checked once. Only the footprints of transactions that
+   are in a conflict are visited place by place.
 """
 
 from __future__ import annotations
@@ -31,13 +40,13 @@ from lakewarden.handlers.table.verdicts import ReportConflict
 
 
 def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
-    """What follows from markers of `transaction` that met others."""
+    """Decide the conflicts of a transaction whose markers overlap those of others."""
     state = context.state
     if not state.settings.early_detection or transaction.phase not in COMPUTING:
         return
     conflicts = conflicting(overlaps)
     if state.settings.policy == "first-committer":
-        # Only what has landed, or is granted, counts before somebody is granted.
+        # Before a grant, only landed and granted transactions conflict.
         conflicts = [each for each in conflicts if each.other.transaction.phase in LANDED | {Phase.GRANTED}]
     losing, winning = _split_by_loser(context, transaction, conflicts)
     if losing:
@@ -47,7 +56,7 @@ def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iter
 
 
 def judge_landing(context: StepContext, landed: Transaction) -> None:
-    """What follows for the others from a transaction that has just landed."""
+    """Abort the transactions that conflict with one that has just landed."""
     if context.state.settings.early_detection and landed.id in context.state.transactions:
         seen_from_others = [
             each.flipped()
@@ -58,9 +67,9 @@ def judge_landing(context: StepContext, landed: Transaction) -> None:
 
 
 def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
-    """The last check before a grant.
+    """Check a transaction once more before its grant.
 
-    False: it has been aborted, for what landed since it began, or for a protected one.
+    Return False if the check aborted it: for a commit that landed since it began, or for a protected writer.
     """
     state = context.state
     conflicts = conflicting(state.footprints.overlaps(transaction))
@@ -69,7 +78,7 @@ def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
         _abort_victim(context, transaction, landed)
         return False
     if state.settings.policy == "first-intent" and state.settings.early_detection:
-        return True  # markers alone have judged those who compute
+        return True  # conflicts with transactions that compute were decided when their markers were read
     alive = [each for each in conflicts if each.other.transaction.phase in COMPUTING]
     protected = [each for each in alive if _is_protected(context, each.other.transaction)]
     if protected and not _is_protected(context, transaction):
@@ -79,7 +88,7 @@ def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
 
 
 def judge_grant(context: StepContext, granted: Transaction) -> None:
-    """Under `first-committer`: whoever computes on the same as the one that was just granted is aborted now."""
+    """Under `first-committer`, abort the transactions that conflict with the one just granted."""
     state = context.state
     if state.settings.policy != "first-committer" or not state.settings.early_detection:
         return
@@ -88,7 +97,7 @@ def judge_grant(context: StepContext, granted: Transaction) -> None:
 
 
 def sweep(context: StepContext) -> None:
-    """Everything once more, from the index alone: what a replay may have left undecided."""
+    """Check the whole index, to decide the conflicts that a replay left undecided."""
     footprints = context.state.footprints
     for transaction in _transactions_in_conflict(footprints):
         if transaction.phase in COMPUTING:
@@ -96,12 +105,12 @@ def sweep(context: StepContext) -> None:
 
 
 def _transactions_in_conflict(footprints: Footprints) -> list[Transaction]:
-    """Who computes and has a conflict, oldest first."""
+    """The computing transactions that are in a conflict, oldest first."""
     found: set[Transaction] = set()
     for touches in footprints.touch_combinations():
         for mine in touches:
-            done = mine.transaction in found or mine.transaction.phase not in COMPUTING
-            if not done and any(touches_conflict(mine, other) for other in touches):
+            skip = mine.transaction in found or mine.transaction.phase not in COMPUTING
+            if not skip and any(touches_conflict(mine, other) for other in touches):
                 found.add(mine.transaction)
     return sorted(found, key=lambda each: each.sequence)
 
@@ -127,7 +136,7 @@ def _abort_losers(context: StepContext, conflicts: list[Overlap]) -> None:
 
 
 def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
-    """One list for each other transaction, oldest first."""
+    """The overlaps by other transaction, the oldest one's first."""
     groups: dict[int, list[Overlap]] = {}
     for each in conflicts:
         groups.setdefault(each.other.transaction.sequence, []).append(each)

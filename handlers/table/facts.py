@@ -1,6 +1,7 @@
-"""What an event or a published verdict changes. No decisions here: the same code runs live and in a replay.
+"""What an event or a published verdict changes in a table's state.
 
-Every fact, whatever it changes, advances the table's `moment` by one.
+This module makes no decisions. The same code runs live and during a replay, so a replay rebuilds the same state. Every fact
+advances the table's `moment` by one, even if it changes nothing else.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ from lakewarden.handlers.table.verdicts import (
 
 
 def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
-    """Enter a writer's event; what its markers met of other transactions. Repeated or late events change nothing."""
+    """Apply a writer's event and return the overlaps of its markers with other transactions.
+
+    Repeated events, and events of ended transactions, change nothing. The exception is a late `commit-completed`, which
+    still enters the ledger.
+    """
     state.moment += 1
     if isinstance(event, CommitIntent):
         return _open_transaction(state, event, offset, now)
@@ -74,15 +79,15 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
 
 
 def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Enter a decision, ours or one read back from the log.
+    """Apply a verdict: one just decided, or one read back from the log.
 
-    One about a transaction that is not known changes nothing, but for what is remembered of it.
+    A verdict about an unknown transaction changes nothing, except that an `unknown-transaction` abort is remembered.
     """
     state.moment += 1
     transaction = state.transactions.get(verdict.transaction)
     if transaction is None:
         if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":
-            # Told once: whoever sends more of it has the answer in the log.
+            # Published once: the writer finds the answer to further events in the log.
             keep_closed(state, verdict.transaction, _closed_by(verdict, verdict.writer, None))
         return
     match verdict:
@@ -110,7 +115,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
 
 
 def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
-    """Forget a transaction, but for how it ended."""
+    """Remove a transaction and keep how it ended."""
     state.footprints.remove(transaction)
     del state.transactions[transaction.id]
     transaction.phase = closed.phase
@@ -119,14 +124,14 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
 
 
 def keep_closed(state: TableState, transaction: str, closed: Closed) -> None:
-    """Keep how it ended, within the bound."""
+    """Keep how a transaction ended, for the last `MAX_CLOSED` transactions."""
     state.closed[transaction] = closed
     if len(state.closed) > MAX_CLOSED:
         del state.closed[next(iter(state.closed))]
 
 
 def drop_old_evidence(state: TableState) -> None:
-    """Drop landed transactions that no open one can conflict with: each of those began after it had landed."""
+    """Drop a landed transaction once every open transaction began after it: none of them can conflict with it."""
     landed = state.landed()
     if not landed:
         return
@@ -164,14 +169,14 @@ def _apply_completion(state: TableState, event: CommitCompleted, transaction: Tr
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
         batch_id = transaction.batch_id
         if transaction.phase is not Phase.UNKNOWN:
-            # A commit that was heard of late had landed before its lease ran out: that moment stands.
+            # After a lapse the commit counts from the lapse: it landed before the grant lease expired.
             transaction.ended = state.moment
         transaction.phase, transaction.grant = Phase.COMMITTED, None
         if state.losses.pop(writer, None):
             del state.lost_on[writer]
             state.unrecorded_losses[writer] = ""
     elif transaction is None:
-        # Ended, or older than what is remembered: that it committed is a fact all the same.
+        # The transaction has ended or is older than the log. Its commit is a fact and belongs in the ledger.
         closed = state.closed.get(event.transaction)
         batch_id = event.batch_id if closed is None else closed.batch_id
         if closed is not None and closed.phase is Phase.UNKNOWN:
@@ -204,7 +209,7 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
 
 
 def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
-    """Where its writer has lost in a row, this time included."""
+    """The partitions in which the writer has lost since its last commit, those of this transaction first."""
     places = dict.fromkeys(
         Marker(partition=partition, file_group=ALL_FILE_GROUPS, operation=operation)
         for partition in islice(transaction.footprint, MAX_LOST_ON)

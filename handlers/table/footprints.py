@@ -1,11 +1,13 @@
-"""Who touched what: one index a table, by partition and file group, as a pair and never as one string.
+"""The footprints of all transactions of one table, indexed by partition and file group.
 
     index[partition][file_group] = (Touch, Touch, …)      the `*` of a partition is an entry like any other
 
-A marker is checked against the entry it lands in, so a check costs the same however many markers there are. `*` meets
-every entry of its partition, and every entry meets the partition's `*`. A repeated marker changes nothing.
-Almost every entry has one touch; that tuple is shared by all markers of its transaction and operation, so that a marker
-costs its two strings and one slot.
+- Partition and file group are compared as a pair, never as one joined string.
+- A marker is checked only against the entry of its own file group, so the cost doesn't depend on the size of the index.
+- `*` overlaps every entry of its partition, and every entry overlaps the partition's `*`.
+- A repeated marker changes nothing.
+- Almost every entry has one touch. All markers of a transaction with the same operation share that one-element tuple, so a
+  marker costs its two strings and one slot.
 """
 
 from __future__ import annotations
@@ -19,30 +21,30 @@ from lakewarden.handlers.table.transactions import Touch, Transaction
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two transactions in one place, seen from `mine`."""
+    """Two transactions that touch the same file group, from the side of `mine`."""
 
     partition: str
     file_group: str
-    """As mine's marker has it; `other_file_group` as the other's has it: they differ where one of them is `*`."""
+    """The file group in the marker of `mine`. It differs from `other_file_group` if one of the two is `*`."""
     other_file_group: str
     mine: Touch
     other: Touch
 
     def flipped(self) -> Overlap:
-        """The same, seen from the other."""
+        """The same overlap from the side of `other`."""
         return Overlap(self.partition, self.other_file_group, self.file_group, self.other, self.mine)
 
 
 @dataclass(slots=True)
 class Footprints:
-    """The index, with the counts that bound it."""
+    """The index of one table."""
 
     index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
 
     def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
-        """Enter markers; what they meet of other transactions, whether or not that is a conflict."""
+        """Add markers and return their overlaps with other transactions, whether or not they are conflicts."""
         overlaps: list[Overlap] = []
-        # Neighbours mostly share partition and operation: what follows from these is looked up when they change.
+        # Consecutive markers mostly share partition and operation, so their look-ups are repeated only on a change.
         partition: str | None = None
         operation: Operation | None = None
         groups: dict[str, tuple[Touch, ...]] = {}
@@ -74,7 +76,7 @@ class Footprints:
         return overlaps
 
     def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
-        """Everything that this transaction shares with others, seen from it."""
+        """All overlaps of this transaction with others."""
         for partition, file_groups in transaction.footprint.items():
             groups = self.index[partition]
             starred = ALL_FILE_GROUPS in groups
@@ -86,7 +88,7 @@ class Footprints:
                             yield from self._overlaps_at(partition, file_group, touch)
 
     def touch_combinations(self) -> set[tuple[Touch, ...]]:
-        """The touches that meet in one place, each combination once: a sweep judges these, not all the places."""
+        """Each distinct combination of touches that share a place. A sweep checks these instead of every place."""
         found: set[tuple[Touch, ...]] = set()
         for groups in self.index.values():
             starred = groups.get(ALL_FILE_GROUPS, ())
@@ -96,7 +98,7 @@ class Footprints:
         return found
 
     def remove(self, transaction: Transaction) -> None:
-        """Take all that the transaction touched out of the index."""
+        """Remove the transaction's footprint from the index."""
         for partition, file_groups in transaction.footprint.items():
             groups = self.index[partition]
             for file_group in file_groups:

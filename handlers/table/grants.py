@@ -1,25 +1,31 @@
-"""Who may commit, for how long, and what happens when nothing is heard of it.
+"""Which transaction may commit, for how long, and what happens if its writer doesn't report.
 
-- One grant a table at a time, in the order in which the commits were requested.
-- Only under the table's lock, and only for what is left of it: `lease_seconds` ≤ end of the lock lease minus now (the
-  drift is already taken off that end). Less than half of the configured lease is not worth a grant: the renewal of
-  the lock is waited for. After an adoption nothing new is granted before `quiet_until` (`lease.py`).
-- The grant names the writer's latest `seq` that was read. The writer counts from when it *sent* that one, so its
-  deadline is never later than ours, whatever their clocks say.
-- A heartbeat of the writer extends a running grant, as far as the lock reaches; after an adoption not before
-  `quiet_until`: a former owner that woke up would not know of it, and could grant another when the grant's first
-  lease is over.
-- A lock that was adopted has another owner: the grant that it covers now is published once more, with what is left of
-  its lease from the same `seq`, so that the log names the owner and the next agent can adopt the lock again.
-- A grant whose lease ran out unheard is published as `abort(outcome-unknown)` of its own transaction, before
-  anything follows from it: from then on its footprint counts as committed. Not before all has been read that was in the log
-  when the lease ended (`CaughtUp`, `liveness.py`): the completion may be in it, unread, and nobody else is granted meanwhile.
-- The lock is lost: the running grant's writer is told at once (`lease-lost`). It may be in the middle of its
-  publish, so nobody else is granted before the grant's own end, even if the lock is back sooner.
-- The lock is forbidden (an object that is no lock, a store that refuses): whoever is open and not granted is
-  aborted with the reason; computing on would be in vain.
-- The lock is wanted while the table has open transactions (`while-active`), or only while one waits or is granted
-  (`per-commit`: then it is also released between two grants, so that a foreign writer gets its turn).
+Granting
+1. A table has at most one granted transaction. Others are granted in the order of their `commit-requested` events.
+2. A grant needs the table's lock. `lease_seconds` is at most the rest of the lock lease, whose end has the drift subtracted.
+3. If less than half of the configured grant lease would remain, the agent waits for the next renewal of the lock.
+4. The grant names the writer's latest `seq` that the agent has read. The writer counts its lease from when it *sent* that
+   `seq`, so its deadline is never later than the agent's, whatever their clocks show.
+5. A heartbeat extends the running grant, as far as the lock lease reaches.
+6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
+   may still be running. It would not know of an extension, and could grant another transaction after the first lease.
+
+Lapse
+7. A grant whose lease expires without a report is published as `abort(outcome-unknown)` of its own transaction. That record is
+   the lapse. From then on the footprint counts as committed.
+8. The lapse is published only when the agent has read everything that was in the log at the end of the lease (`CaughtUp` in
+   `liveness.py`). The completion may be among it. Nothing else is granted meanwhile.
+
+Lock
+9. The agent requests the lock while the table has open transactions (`while-active`), or only while one waits for a grant or
+   is granted (`per-commit`). With `per-commit` it also releases the lock between two grants, so that foreign writers can
+   acquire it.
+10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
+    is granted before the grant's own end, even if the agent acquires the lock again sooner.
+11. If the lock is forbidden (the store denies access, or the object is no lock), the agent also aborts all other open
+    transactions (`not-allowed`). Their compute would be in vain.
+12. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
+    rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
 """
 
 from __future__ import annotations
@@ -39,13 +45,13 @@ from lakewarden.handlers.table.verdicts import (
 )
 
 MIN_LEASE_SHARE = 0.5
-"""Share of the configured lease below which a grant is not given."""
+"""The smallest share of the configured grant lease for which a grant is decided."""
 
 
 def grant_next(context: StepContext) -> None:
-    """Grant the first in line for whom everything holds."""
+    """Grant the first transaction of the queue that passes the check before a grant."""
     state = context.state
-    while state.running() is None and (line := _grant_queue(state)):
+    while state.running() is None and (queue := _grant_queue(state)):
         lease = _available_lease(context)
         lock = state.lock
         if (
@@ -54,7 +60,7 @@ def grant_next(context: StepContext) -> None:
             or lease < MIN_LEASE_SHARE * state.settings.grant_lease
         ):
             return
-        first = line[0]
+        first = queue[0]
         if not validate_for_grant(context, first):
             continue
         state.lock_used = True
@@ -73,7 +79,7 @@ def grant_next(context: StepContext) -> None:
 
 
 def extend_grant(context: StepContext, transaction: Transaction) -> None:
-    """A heartbeat of a granted writer: its lease goes on, as far as the lock reaches."""
+    """Extend a running grant after a heartbeat, as far as the lock lease reaches."""
     grant = transaction.grant
     lock = context.state.lock
     if grant is None or grant.revoked or lock is None or context.now < lock.quiet_until:
@@ -94,7 +100,7 @@ def extend_grant(context: StepContext, transaction: Transaction) -> None:
 
 
 def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
-    """Publish that a grant's lease ran out unheard; `caught_up` is None while the agent lags."""
+    """Publish the lapse of a grant whose lease expired without a report."""
     running = context.state.running()
     if caught_up is None or running is None or running.grant is None:
         return
@@ -107,14 +113,14 @@ def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
             context.cause,
             "outcome-unknown",
             retriable=True,
-            detail="its lease ran out and nothing was heard: look for the commit in the table before writing again",
+            detail="the grant lease expired without a report; check whether the table contains the batch before writing it again",
         )
     )
     judge_landing(context, running)
 
 
 def on_lock_gone(context: StepContext, detail: str) -> None:
-    """Tell the running grant's writer that the lock is gone."""
+    """Abort the granted transaction, because the lock that covers its grant is lost."""
     context.state.lock, context.state.lock_used = None, False
     running = context.state.running()
     if running is not None and running.grant is not None and not running.grant.revoked:
@@ -122,14 +128,14 @@ def on_lock_gone(context: StepContext, detail: str) -> None:
 
 
 def on_lock_forbidden(context: StepContext, detail: str) -> None:
-    """Nobody can be granted until a person has changed something: say so now."""
+    """Abort all others: no transaction can be granted until an operator changes something."""
     for transaction in context.state.open():
         if transaction.phase is not Phase.GRANTED:
             context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
 def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
-    """The lock is ours, or still ours."""
+    """Enter an acquired or renewed lock lease."""
     state = context.state
     if not state.lock_requested:
         return
@@ -141,7 +147,7 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
 
 
 def _publish_lock_owner(context: StepContext, running: Transaction, lock: LockView) -> None:
-    """Put into the log whose lock covers a running grant now: whoever comes after us must know it when it finds it."""
+    """Publish the lock owner that now covers a running grant, so that the next agent recognises the lock."""
     grant = running.grant
     if grant is None or grant.revoked or grant.lock_owner == lock.owner or context.now >= grant.deadline:
         return
@@ -152,23 +158,23 @@ def _publish_lock_owner(context: StepContext, running: Transaction, lock: LockVi
 
 
 def request_or_release_lock(context: StepContext) -> None:
-    """Ask for the lock, or give it back, as the hold policy says."""
+    """Request or release the lock as the hold policy requires."""
     state = context.state
     if state.settings.hold == "while-active":
-        wanted = any(each.phase in OPEN for each in state.transactions.values())
-        if wanted and state.lock_requested:
+        needed = any(each.phase in OPEN for each in state.transactions.values())
+        if needed and state.lock_requested:
             return
         running = state.running()
     else:
         running = state.running()
-        wanted = bool(_grant_queue(state)) or running is not None
+        needed = bool(_grant_queue(state)) or running is not None
         if state.lock_used and running is None:
             _release_lock(context)
-    if wanted and not state.lock_requested:
+    if needed and not state.lock_requested:
         adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
         context.emit([AcquireLock(adopt)])
         state.lock_requested = True
-    elif not wanted and state.lock_requested:
+    elif not needed and state.lock_requested:
         _release_lock(context)
 
 

@@ -1,7 +1,7 @@
-"""The periodic self-audit: whether the index and the transactions agree.
+"""The periodic check that the parts of a table's state agree.
 
-A bounded share of the transactions' entries is looked at each time, going round; the counts that cost nothing are
-checked always. What is found here is a bug of ours: the table stops, loudly, and everything else goes on.
+Each check covers all transactions, and up to `entries_per_check` entries of the index. The next check continues where this
+one ended. A violation is a bug in lakewarden: the agent stops the table, logs the message, and continues with the others.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phas
 
 
 class InvariantBrokenError(Exception):
-    """The table's state contradicts itself. The table is stopped; restart the agent to rebuild it from the log."""
+    """The table's state contradicts itself. The agent stops the table; restart the agent to rebuild the state from the log."""
 
 
 def check_invariants(state: TableState) -> None:
-    """Raise `InvariantBrokenError`, with the story, if something does not agree."""
+    """Raise `InvariantBrokenError`, with the transaction and what is wrong, if the state contradicts itself."""
     granted = [each.id for each in state.transactions.values() if each.phase is Phase.GRANTED]
-    _require(state, f"two grants run: {granted}", holds=len(granted) <= 1)
+    _require(state, f"{len(granted)} transactions are granted at once: {granted}", holds=len(granted) <= 1)
     for each in state.transactions.values():
-        where = f"transaction {each.id} is {each.phase.value}"
+        name = f"transaction {each.id} ({each.phase.value})"
         landed = each.phase in LANDED
-        _require(state, f"{where} and still kept", holds=landed or each.phase in OPEN)
-        _require(state, f"{where}: grant", holds=(each.phase is Phase.GRANTED) == (each.grant is not None))
-        _require(state, f"{where}: ended={each.ended}", holds=landed == (each.ended >= 0))
-        asked = each.phase is not Phase.WAITING or each.requested >= 0
-        _require(state, f"{where} but never asked for its commit", holds=asked)
-        _require(state, f"{where} but never began", holds=each.phase not in COMPUTING or each.began >= 0)
+        _require(state, f"{name} should have been removed", holds=landed or each.phase in OPEN)
+        has_grant = each.grant is not None
+        _require(state, f"{name} has grant {each.grant}", holds=(each.phase is Phase.GRANTED) == has_grant)
+        _require(state, f"{name} has ended={each.ended}", holds=landed == (each.ended >= 0))
+        requested = each.phase is not Phase.WAITING or each.requested >= 0
+        _require(state, f"{name} never requested its commit", holds=requested)
+        _require(state, f"{name} never began", holds=each.phase not in COMPUTING or each.began >= 0)
     _check_index(state)
 
 
 def _check_index(state: TableState) -> None:
     index, known = state.footprints.index, state.transactions
-    looked_at = 0
+    checked = 0
     for transaction, partition, file_groups in _next_entries(state, state.settings.entries_per_check):
         groups = index.get(partition, {})
         for file_group in file_groups:
@@ -46,16 +47,19 @@ def _check_index(state: TableState) -> None:
                     agree = False
                     break
             if not agree:
-                raise _broken(state, f"index and {transaction.id} disagree on {partition!r} {file_group!r}")
-        looked_at += len(file_groups)
+                problem = (
+                    f"the index and transaction {transaction.id} disagree on {partition!r} {file_group!r}"
+                )
+                raise _broken(state, problem)
+        checked += len(file_groups)
     _check_index_size(state)
     state.next_entry_to_check = (
-        state.next_entry_to_check + looked_at if looked_at == state.settings.entries_per_check else 0
+        state.next_entry_to_check + checked if checked == state.settings.entries_per_check else 0
     )
 
 
-def _next_entries(state: TableState, wanted: int) -> Iterator[tuple[Transaction, str, list[str]]]:
-    """The next so many entries after those audited last; what comes before is stepped over, not walked through."""
+def _next_entries(state: TableState, count: int) -> Iterator[tuple[Transaction, str, list[str]]]:
+    """The next `count` entries after those checked last. Whole transactions and partitions are skipped by their size."""
     skip = state.next_entry_to_check
     for transaction in state.transactions.values():
         if skip and transaction.markers <= skip:
@@ -65,33 +69,34 @@ def _next_entries(state: TableState, wanted: int) -> Iterator[tuple[Transaction,
             if skip and len(file_groups) <= skip:
                 skip -= len(file_groups)
                 continue
-            share = file_groups[skip : skip + wanted]
-            skip, wanted = 0, wanted - len(share)
+            share = file_groups[skip : skip + count]
+            skip, count = 0, count - len(share)
             yield transaction, partition, share
-            if not wanted:
+            if not count:
                 return
 
 
 def _check_index_size(state: TableState) -> None:
-    """As many entries in the index as the transactions say: one more is one that nobody would ever remove.
+    """Require that the index has as many entries as the transactions: no transaction would ever remove an extra one.
 
-    The whole index is counted, so only where it is within the bound of one audit.
+    The whole index is counted, so only if it is no larger than `entries_per_check`.
     """
     touched = sum(each.markers for each in state.transactions.values())
     if touched > state.settings.entries_per_check:
         return
-    entered = sum(
+    indexed = sum(
         len(touches) if len(touches) == 1 else len({touch.transaction.id for touch in touches})
         for groups in state.footprints.index.values()
         for touches in groups.values()
     )
-    _require(state, f"{entered} entries in the index, {touched} in transactions", holds=entered == touched)
+    problem = f"the index has {indexed} entries, its transactions {touched}"
+    _require(state, problem, holds=indexed == touched)
 
 
-def _require(state: TableState, story: str, *, holds: bool) -> None:
+def _require(state: TableState, problem: str, *, holds: bool) -> None:
     if not holds:
-        raise _broken(state, story)
+        raise _broken(state, problem)
 
 
-def _broken(state: TableState, story: str) -> InvariantBrokenError:
-    return InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {story}")
+def _broken(state: TableState, problem: str) -> InvariantBrokenError:
+    return InvariantBrokenError(f"table {state.uri} at moment {state.moment}: {problem}")

@@ -1,14 +1,28 @@
-"""The machine of one table: `step` alone moves it live, `replay_*` alone in a replay.
+"""The state machine of one table.
 
-The rules are in the files it calls.
+Three functions change a `TableState`, and nothing else does:
 
-    facts.py      what an event or a verdict changes
-    detection.py  who is aborted for a conflict        conflicts.py   the rules and the victim
-    admission.py  who may start                        grants.py      who may commit
-    liveness.py   which writers live                   audit.py       does the state agree with itself
+| function | when | effect |
+| --- | --- | --- |
+| `step` | live | applies one input and decides what follows |
+| `replay_event`, `replay_verdict` | during a replay | apply facts, decide nothing |
+| `restore_batch`, `restore_losses` | before a replay | enter what the ledger contains |
 
-After every input the machine looks at what it owes: admissions, then the grant, then the lock. Nothing is
-remembered as "to be done": what is owed follows from the state, so a restart owes the same.
+The rules are in the modules that they call:
+
+| module | question |
+| --- | --- |
+| `facts.py` | What does an event or a verdict change? |
+| `conflicts.py` | Do two transactions conflict, and which one loses? |
+| `detection.py` | When is a conflict looked for, and which transaction is aborted? |
+| `admission.py` | Which transaction may start to compute? |
+| `grants.py` | Which transaction may commit, and for how long? |
+| `liveness.py` | Which writers are lost? |
+| `invariants.py` | Does the state agree with itself? |
+
+After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
+the records for the ledger. There is no list of pending work beside the state. What is outstanding follows from the state
+alone, so a restarted agent makes the same decisions.
 """
 
 from __future__ import annotations
@@ -58,26 +72,28 @@ from lakewarden.handlers.table.verdicts import (
 
 @dataclass(frozen=True, slots=True)
 class EventRead:
-    """A writer's event, as the log has it. Times are monotonic seconds."""
+    """The agent read a writer's event from the log. Times are monotonic seconds."""
 
     event: WriterEventUnion
     offset: int
     now: float
     read_at: float
+    """When Kafka returned the record; `now` is later if the agent had a backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The periodic check. `caught_up`: the span for which the log is known (`liveness.py`); None while the agent lags."""
+    """The periodic check is due."""
 
     now: float
     offset: int
     caught_up: CaughtUp | None
+    """Until when the agent has read everything in the log (`liveness.py`). None while the agent lags."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockConfirmed:
-    """The lock was acquired or renewed."""
+    """The agent acquired or renewed the table's lock."""
 
     now: float
     offset: int
@@ -86,7 +102,7 @@ class LockConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class LockGone:
-    """The lock is not ours any more."""
+    """The agent no longer holds the table's lock."""
 
     now: float
     offset: int
@@ -95,7 +111,7 @@ class LockGone:
 
 @dataclass(frozen=True, slots=True)
 class LockForbidden:
-    """The lock can't be had until a person has changed something."""
+    """The agent can't acquire the lock until an operator changes something, for example a permission."""
 
     now: float
     offset: int
@@ -104,7 +120,7 @@ class LockForbidden:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The replay is over: decide what it left undecided."""
+    """The replay has ended. Everything that it left undecided is decided now."""
 
     now: float
     offset: int
@@ -114,7 +130,7 @@ Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden |
 
 
 def step(state: TableState, input_: Input) -> list[Effect]:
-    """Take one input; what follows from it, in order. The verdicts among it are already in the state."""
+    """Apply one input and return its effects in order. The verdicts among them are already applied to the state."""
     event_id = input_.event.event_id if isinstance(input_, EventRead) else None
     read_at = input_.read_at if isinstance(input_, EventRead) else input_.now
     offset = input_.offset
@@ -145,19 +161,22 @@ def step(state: TableState, input_: Input) -> list[Effect]:
 
 
 def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
-    """Enter an event during the replay: facts only."""
+    """Apply an event during a replay: its facts, without decisions."""
     apply_event(state, event, offset, now)
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Enter a published verdict during the replay."""
+    """Apply a published verdict during a replay."""
     apply_verdict(state, verdict, now)
 
 
 def restore_batch(
     state: TableState, writer: str, batch: CommittedBatch, *, record_again: bool = False
 ) -> None:
-    """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
+    """Enter a writer's last committed batch from the ledger, before the replay.
+
+    `record_again`: the ledger topic needs a new record, because compaction would keep another one (`replay.py`).
+    """
     known = state.ledger.get(writer)
     if known is None or known.batch_id < batch.batch_id:
         state.ledger[writer] = batch
@@ -166,7 +185,7 @@ def restore_batch(
 
 
 def restore_losses(state: TableState, lost: RecordLosses, *, record_again: bool = False) -> None:
-    """Enter what the ledger says, before the replay; `again`: it is to be told so once more."""
+    """Enter a writer's lost conflicts from the ledger, before the replay. `record_again` as in `restore_batch`."""
     if record_again:
         state.unrecorded_losses[lost.writer] = lost.transaction
     state.losses.pop(lost.writer, None)
@@ -198,7 +217,8 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
         return
     if transaction.markers > state.settings.max_markers and transaction.phase is not Phase.GRANTED:
         limit = state.settings.max_markers
-        context.abort(transaction, "not-allowed", retriable=False, detail=f"more than {limit} markers")
+        detail = f"it published more than {limit} markers, the limit of max_markers; split the batch"
+        context.abort(transaction, "not-allowed", retriable=False, detail=detail)
         return
     if isinstance(event, WriterHeartbeat) and event.seq > seq_before:
         extend_grant(context, transaction)
@@ -207,7 +227,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
 
 
 def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -> None:
-    """An event of a transaction that is not open here: ended, or never heard of."""
+    """Answer an event of a transaction that has ended, or whose intent the agent never read."""
     state = context.state
     closed = state.closed.get(event.transaction)
     if isinstance(event, CommitCompleted):
@@ -216,7 +236,7 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
-            detail = "no intent of it is known here: it may be older than the log; begin a new transaction"
+            detail = "the log no longer contains its intent, or the intent was never published"
             verdict = AbortTransaction(
                 event.transaction,
                 event.writer,
@@ -241,10 +261,7 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
 
 
 def _decide_outstanding(context: StepContext) -> None:
-    """What the state owes now.
-
-    Answers to intents, judgement of what the admitted named beforehand, the lock, the grant.
-    """
+    """Decide what follows from the state: admissions, the lock, the next grant, records for the ledger."""
     state = context.state
     while True:
         decided = len(context.effects)
@@ -258,7 +275,7 @@ def _decide_outstanding(context: StepContext) -> None:
             grant_next(context)
         if len(context.effects) == decided:
             break
-        # Each round ends or starts somebody, which may let somebody else in: as many rounds as there are transactions.
+        # Each round ends or starts a transaction, which may unblock another: at most one round per transaction.
     for writer in sorted(state.unrecorded_batches):
         batch = state.ledger[writer]
         context.emit([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])

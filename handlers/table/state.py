@@ -1,4 +1,8 @@
-"""What the agent knows of one table. Data only: `facts.py` alone changes it, `table.py` decides when."""
+"""What the agent knows about one table.
+
+This module holds data only. `facts.py` applies events and verdicts to it, `grants.py` the state of the lock, and `machine.py`
+decides when.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +14,46 @@ from lakewarden.handlers.table.footprints import Footprints
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Phase, Transaction
 
 MAX_CLOSED = 1_000
-"""Ended transactions remembered a table: late events come within seconds, and the log has the rest."""
+"""Ended transactions kept per table. Late events arrive within seconds; the log has all others."""
 MAX_LOST_ON = 100
-"""Partitions remembered of a writer that loses: more are rarely contended for."""
+"""Partitions kept per losing writer. Conflicts in more partitions are rare."""
 MAX_LOST_ON_CHARACTERS = 100_000
-"""Of their names: they travel in one record of less than 1 MB, even where each character takes six bytes in JSON."""
+"""Total length of their names. They fit into one record of 1 MB, even if each character takes six bytes in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """How a table is coordinated. Durations in seconds."""
+    """How the agent coordinates a table. Durations are in seconds."""
 
     early_detection: bool = True
-    """Off: plain optimistic control, judged when the commit is requested."""
+    """Off: plain optimistic concurrency control. Conflicts are found when a transaction is about to be granted."""
     policy: Literal["first-intent", "first-committer"] = "first-intent"
     hold: Literal["while-active", "per-commit"] = "while-active"
     grant_lease: float = 20.0
     heartbeat_misses: int = 3
     max_losses: int = 3
     max_open: int = 1_000
-    """Open transactions a table: each costs a place in every sweep."""
+    """Open transactions per table. Each sweep visits all of them."""
     max_markers: int = 2_000_000
-    """Markers a transaction: about 200 bytes each."""
+    """Markers per transaction, about 200 bytes each."""
     entries_per_check: int = 4_000
-    """Index entries that one periodic self-audit looks at, about 1 ms; the next goes on where it ended."""
+    """Index entries per periodic invariant check, which takes about 1 ms. The next check continues where this one ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """The lock as far as grants depend on it. Times are monotonic."""
+    """The part of the lock's state on which grants depend. Times are monotonic seconds."""
 
     owner: str
     expires_at: float
+    """End of the lock lease, with the drift subtracted."""
     quiet_until: float
+    """After an adoption: no new grant, and no extension of one, before this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """A writer's last batch known to be committed."""
+    """The last batch of a writer that is known to be committed."""
 
     batch_id: int
     transaction: str
@@ -56,56 +62,56 @@ class CommittedBatch:
 
 @dataclass(slots=True)
 class TableState:
-    """One table: its transactions, what they touch, who committed what, and the lock."""
+    """One table: its transactions, their footprints, the last batch of each writer, and the lock."""
 
     uri: str
     settings: TableSettings
     transactions: dict[str, Transaction] = field(default_factory=dict)
-    """The open ones, and the landed ones that an open one may still conflict with; in the order of the log."""
+    """Open transactions, and landed ones that an open one may still conflict with. In the order of the log."""
     closed: dict[str, Closed] = field(default_factory=dict)
     footprints: Footprints = field(default_factory=Footprints)
     ledger: dict[str, CommittedBatch] = field(default_factory=dict)
     unrecorded_batches: set[str] = field(default_factory=set)
-    """Writers whose last batch the ledger topic has not been told of."""
+    """Writers whose last batch is not yet recorded in the ledger topic."""
     losses: dict[str, int] = field(default_factory=dict)
-    """Conflicts lost in a row, by writer."""
+    """Conflicts that each writer has lost in a row."""
     lost_on: dict[str, tuple[Marker, ...]] = field(default_factory=dict)
-    """By writer with such losses: the partitions that its losing transactions touched, the last one's first."""
+    """The partitions that the losing transactions of each such writer touched, the latest transaction's first."""
     unrecorded_losses: dict[str, str] = field(default_factory=dict)
-    """Writers of whose losses the ledger topic has not been told, and the transaction that lost last (empty: none)."""
+    """Writers whose losses are not yet recorded in the ledger topic, each with its last losing transaction (empty: none)."""
     moment: int = 0
-    """Facts taken so far: the clock by which transactions began and ended."""
+    """Number of facts applied so far: the logical clock of `Transaction.began` and `ended`."""
     lock: LockView | None = None
     lock_requested: bool = False
     lock_used: bool = False
-    """A grant was given under the lock as it is held now."""
+    """Whether a grant has been decided under the current lock lease."""
     next_entry_to_check: int = 0
-    """Where the next self-audit goes on."""
+    """Where the next invariant check continues."""
 
     def open(self) -> list[Transaction]:
-        """The transactions that have not ended, oldest first."""
+        """The open transactions, oldest first."""
         return [each for each in self.transactions.values() if each.phase in OPEN]
 
     def phases(self) -> set[Phase]:
-        """Where its transactions stand: one pass, for who only asks whether there is any."""
+        """The phases that occur among its transactions, found in one pass."""
         return {each.phase for each in self.transactions.values()}
 
     def landed(self) -> list[Transaction]:
-        """The ended ones that still count as evidence."""
+        """The landed transactions that an open one may still conflict with."""
         return [each for each in self.transactions.values() if each.phase in LANDED]
 
     def running(self) -> Transaction | None:
-        """The transaction whose grant runs."""
+        """The granted transaction, if there is one."""
         return next((each for each in self.transactions.values() if each.phase is Phase.GRANTED), None)
 
     def is_protected(self, writer: str) -> bool:
-        """Whether it has lost so often in a row that it wins next."""
+        """Whether the writer has lost `max_losses` conflicts in a row and wins the next one."""
         return self.losses.get(writer, 0) >= self.settings.max_losses
 
     def idle(self) -> bool:
-        """Whether nothing can happen here without an event."""
+        """Whether nothing happens to this table until a writer's event arrives."""
         return not self.transactions and not self.lock_requested
 
     def oldest_needed(self) -> int | None:
-        """Offset of the oldest intent that a replay must see: of an open transaction, or of evidence against one."""
+        """Offset of the oldest intent that a replay needs: of an open transaction, or of a landed one that still matters."""
         return min((each.sequence for each in self.transactions.values()), default=None)

@@ -1,4 +1,4 @@
-"""One step's decisions: each is applied to the state as it is made, so that the next one sees it."""
+"""The context of one step: the state, the time, the cause, and the effects so far."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from lakewarden.handlers.table.verdicts import AbortTransaction, Cause, Effect, 
 
 @dataclass(slots=True)
 class StepContext:
-    """The state, the time, what led here, and what has been decided so far."""
+    """Collects the effects of one step. Each verdict is applied to the state at once, so the next decision sees it."""
 
     state: TableState
     now: float
     """Monotonic seconds."""
     read_at: float
-    """When the event that is being decided upon was read; monotonic."""
+    """When Kafka returned the event that is being processed, in monotonic seconds."""
     cause: Cause
     effects: list[Effect] = field(default_factory=list)
 
     def decide(self, verdict: Verdict) -> None:
-        """Publish, and count as a fact from here on."""
+        """Publish a verdict and apply it to the state."""
         apply_verdict(self.state, verdict, self.now)
         self.effects.append(verdict)
 
     def emit(self, effects: Iterable[Effect]) -> None:
-        """Ask the shell for something that is no verdict."""
+        """Add effects that are not verdicts."""
         self.effects.extend(effects)
 
     def abort(
@@ -42,7 +42,7 @@ class StepContext:
         conflicts: tuple[ConflictEntry, ...] = (),
         detail: str | None = None,
     ) -> None:
-        """Abort, with the reason and all the evidence."""
+        """Abort a transaction. After a conflict, the verdict carries how many its writer has lost in a row."""
         losses = self.state.losses.get(transaction.writer, 0) + 1 if reason == "conflict" else None
         self.decide(
             AbortTransaction(

@@ -2,17 +2,18 @@
 
                commit-intent      admitted         commit-requested       commit-granted
     (unknown) ─────────────▶ QUEUED ──────▶ ACTIVE ───────────────▶ WAITING ───────────▶ GRANTED ─▶ COMMITTED
-                                │             │                        │                    │ its lease ran out
-                                └─────────────┴─────── ABORTED ◀───────┘                    ▼ unheard
+                                │             │                        │                    │ the grant lease expires
+                                └─────────────┴─────── ABORTED ◀───────┘                    ▼ without a report
                                                                                          UNKNOWN
 
-- Order is the log's: `sequence` is the offset of the intent.
-- `began` and `ended` are *moments*: the table's own count of the facts it has taken (events and verdicts alike),
-  the same after a replay because the facts and their order are the same. A transaction began when it was
-  admitted, for its writer reads its base only then: what had landed before is in that base.
-- Two committed transactions overlap in time exactly if `other.ended > mine.began`.
-- `revoked`: its grant was taken back (lease lost, superseded), but its writer may be in the middle of its
-  publish. It still counts as granted until it is heard of or its lease has run out.
+- Transactions are ordered by the log: `sequence` is the offset of the intent.
+- `began` and `ended` are *moments*: the number of facts (events and verdicts) that the table had applied by then. A replay
+  applies the same facts in the same order, so it yields the same moments.
+- A transaction begins when it is admitted, because its writer reads its base version only then. Everything that landed before
+  is part of that base.
+- Two committed transactions overlapped in time exactly if `other.ended > mine.began`.
+- A *revoked* grant was withdrawn (lock lease lost, or transaction superseded), but its writer may already be publishing. The
+  transaction stays granted until its writer reports the outcome or the grant lease expires.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from lakewarden.events import AbortReason, Admission, ConflictEntry, ConflictRul
 
 
 class Phase(Enum):
-    """Where a transaction stands."""
+    """The phase of a transaction."""
 
     QUEUED = "queued"
     ACTIVE = "active"
@@ -35,20 +36,23 @@ class Phase(Enum):
     ABORTED = "aborted"
 
     __hash__ = object.__hash__
-    """By identity, which is what equality is: Python 3.11's hashes the name, in Python, at each `phase in OPEN`."""
+    """Hash by identity, which matches equality. Enum's own hash in Python 3.11 is Python code, run at each `phase in OPEN`."""
 
 
 COMPUTING = frozenset({Phase.ACTIVE, Phase.WAITING, Phase.GRANTED})
-"""Admitted and not ended: what it touches counts against others."""
+"""Admitted and not ended: its markers conflict with those of others."""
 OPEN = frozenset({Phase.QUEUED, Phase.ACTIVE, Phase.WAITING, Phase.GRANTED})
 """Not ended."""
 LANDED = frozenset({Phase.COMMITTED, Phase.UNKNOWN})
-"""In the table, or perhaps: what it touched counts against all who began before."""
+"""In the table, or possibly so: its markers conflict with those of every transaction that began before."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touch:
-    """One transaction's use of a file group. Shared by all its markers of the operation: a marker costs no object."""
+    """One transaction's operation on a file group.
+
+    All markers of a transaction with the same operation share one `Touch`, so a marker costs no object.
+    """
 
     transaction: Transaction
     operation: Operation
@@ -56,20 +60,20 @@ class Touch:
 
 @dataclass(slots=True)
 class Grant:
-    """A running grant as the agent counts it."""
+    """A running grant."""
 
     id: str
     deadline: float
-    """Monotonic; never before the writer's own."""
+    """When it expires, in the agent's monotonic time. Never earlier than the writer's own deadline."""
     lock_owner: str | None
     seq: int
-    """The writer's count from which its lease runs."""
+    """The writer counts the grant lease from when it sent this `seq`."""
     revoked: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """What is known of one attempt to commit."""
+    """One attempt of a writer to commit a batch."""
 
     id: str
     writer: str
@@ -82,23 +86,23 @@ class Transaction:
     heartbeat_seconds: float
     began: int
     opened_at: float
-    """When the intent was read; monotonic."""
+    """When the intent was applied, in monotonic seconds."""
     last_event_at: float
-    """When the writer's last event was read; monotonic."""
+    """When the last event of this transaction was applied, in monotonic seconds."""
     phase: Phase = Phase.QUEUED
     ended: int = -1
     seq: int = 0
     requested: int = -1
-    """Moment of the first `commit-requested`: the place in the line for the grant."""
+    """Moment of the first `commit-requested`: its place in the grant queue. -1: none yet."""
     requested_id: str | None = None
     grant: Grant | None = None
     footprint: dict[str, list[str]] = field(default_factory=dict)
-    """File groups by partition, each once, in the order in which they were touched."""
+    """File groups by partition, each once, in the order of their first markers."""
     markers: int = 0
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
 
     def touch(self, operation: Operation) -> tuple[Touch]:
-        """This transaction's shared touch, in the form that the index stores."""
+        """The shared touch of an operation, as the one-element tuple that the index stores."""
         found = self.touches.get(operation)
         if found is None:
             found = self.touches[operation] = (Touch(self, operation),)
@@ -107,7 +111,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """What is remembered of a transaction that ended, so that a late event finds the same answer."""
+    """How a transaction ended. A late event gets the same answer from it."""
 
     phase: Phase
     writer: str

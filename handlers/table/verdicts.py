@@ -1,7 +1,8 @@
-"""What the core asks of the shell, and the facts that change its state: one class a case.
+"""The effects of a step: one class per case.
 
-A `Verdict` is a published decision. The core applies it to its own state when it decides, and again, by the same code,
-when it reads it back from the log: that is how a restart changes nothing. The rest only asks the shell for something.
+- A *verdict* is a decision that is published. The core applies it to its state when it decides, and again, by the same code,
+  when it reads it back from the log. Therefore a restart doesn't change the state.
+- The other effects are requests to the shell. They change no state.
 """
 
 from __future__ import annotations
@@ -26,26 +27,28 @@ from lakewarden.events import (
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What led to a verdict: an event, or None for a clock or a periodic check; and how far the log had been read."""
+    """The input that led to a verdict."""
 
     event_id: str | None
+    """None for the periodic check and for changes of the lock."""
     offset: int
+    """Offset in `writers` up to which the agent had read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Start computing."""
+    """The transaction may start to compute."""
 
     transaction: str
     writer: str
     cause: Cause
     reserved: tuple[Marker, ...] = ()
-    """What counts as touched from here on, though its writer has not named it."""
+    """Partitions that count as touched from now on, although the writer has published no marker there."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbortTransaction:
-    """Stop; commit nothing."""
+    """The transaction must stop and commit nothing."""
 
     transaction: str
     writer: str
@@ -55,12 +58,12 @@ class AbortTransaction:
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
     losses: int | None = None
-    """Of a conflict: how many its writer has lost in a row, this one included."""
+    """After a conflict: how many its writer has lost in a row, this one included."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantCommit:
-    """Commit within the lease."""
+    """The transaction may commit within the lease."""
 
     transaction: str
     writer: str
@@ -73,7 +76,7 @@ class GrantCommit:
 
 @dataclass(frozen=True, slots=True)
 class RenewGrant:
-    """The lease of a running commit goes on, or is covered by another lock owner from now on."""
+    """A running grant is extended, or another lock owner covers it from now on."""
 
     transaction: str
     writer: str
@@ -86,7 +89,7 @@ class RenewGrant:
 
 @dataclass(frozen=True, slots=True)
 class SkipBatch:
-    """The batch is committed already."""
+    """The batch is already committed."""
 
     transaction: str
     writer: str
@@ -100,7 +103,7 @@ Verdict: TypeAlias = Admit | AbortTransaction | GrantCommit | RenewGrant | SkipB
 
 @dataclass(frozen=True, slots=True)
 class ReportConflict:
-    """Tell the operators who lost to whom on what."""
+    """Report a conflict to operators: victim, winner and file groups."""
 
     victim: str
     victim_writer: str
@@ -115,18 +118,18 @@ class ReportConflict:
 
 @dataclass(frozen=True, slots=True)
 class RecordLosses:
-    """Put the conflicts that a writer lost in a row, and on what, into the ledger."""
+    """Record in the ledger how many conflicts a writer has lost in a row, and in which partitions."""
 
     writer: str
     losses: int
     lost_on: tuple[Marker, ...] = ()
     transaction: str = ""
-    """The one that lost last."""
+    """The transaction that lost last."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """Put a writer's last committed batch into the ledger."""
+    """Record a writer's last committed batch in the ledger."""
 
     transaction: str
     writer: str
@@ -136,21 +139,23 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class AcquireLock:
-    """The table's lock is needed; `adopt` is the owner that covers a running grant which we found in the log."""
+    """Acquire the table's lock and keep it."""
 
     adopt: str | None = None
+    """Owner of the lock that covers a running grant, according to the log. The agent replaces this owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLock:
-    """The table's lock is needed no more."""
+    """Release the table's lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Something that people should know of and that changes nothing."""
+    """Log a warning for operators."""
 
     event: str
+    """Name of the log event."""
     transaction: str
     writer: str
 
@@ -159,7 +164,7 @@ Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | Acqu
 
 
 def verdict_of(event: DecisionEventUnion) -> Verdict:
-    """The fact that a published decision states."""
+    """The verdict in a published decision."""
     cause = Cause(event.cause, event.cause_offset)
     match event:
         case Admitted():
