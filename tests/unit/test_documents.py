@@ -1,0 +1,75 @@
+"""The prose that people read first: the README's size, links that resolve, a complete index, and words that it avoids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+
+MOST_LINES, MOST_COLUMNS = 150, 100
+
+AVOIDED = re.compile(
+    r"\b(whoever|somebody|nobody|anew|tells?|told|hears?|heard|whisper\w*|mend(s|ed|ing)?|(gives?|gave|given|giving) up"
+    r"|stands? still|stood still|standing still|in (its |their |our )?hands|what it lost to|take[ns]? up)\b",
+    re.IGNORECASE,
+)
+"""CONTRIBUTING.md, "Language": people and programs publish, report and consume."""
+
+
+def prose_of(page: Path) -> str:
+    """The page without code: neither what programs print nor names in backticks are prose."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "``", text)
+
+
+def links_of(page: Path) -> Iterator[str]:
+    """The targets of the links and pictures of a page, but for those on the web."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub names them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+
+    assert len(lines) <= MOST_LINES
+    assert [line for line in lines if len(line) > MOST_COLUMNS] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_or_heading_resolves(page: Path) -> None:
+    broken = []
+    for link in links_of(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("folder", [DOCS, DOCS / "decisions"], ids=["docs", "decisions"])
+def test_the_index_of_a_folder_lists_every_page(folder: Path) -> None:
+    index = folder / "README.md"
+
+    assert {page.name for page in folder.glob("*.md")} - {"README.md"} <= set(links_of(index))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_in_plain_english(page: Path) -> None:
+    assert [match.group() for match in AVOIDED.finditer(prose_of(page))] == []
