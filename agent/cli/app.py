@@ -22,14 +22,14 @@ from rich.table import Table
 from rich.tree import Tree
 
 from lakewarden.agent.cli.dev import run_dev
-from lakewarden.agent.cli.explain_text import candidate_lines, story_lines
+from lakewarden.agent.cli.explain_text import candidate_lines, explanation_lines
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.options import (
-    Bootstrap,
+    BootstrapServers,
     Config,
-    Form,
     LockRoot,
     Output,
+    OutputFormat,
     S3Endpoint,
     run,
     show_help_without_command,
@@ -37,7 +37,8 @@ from lakewarden.agent.cli.options import (
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.logs import configure_logging
-from lakewarden.agent.operators.explain import AmbiguousError, explain, story_json
+from lakewarden.agent.operators.explain import AmbiguousError, explain
+from lakewarden.agent.operators.explain_json import explanation_json
 from lakewarden.agent.operators.status import TableView, conflicts, status
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
@@ -69,7 +70,7 @@ Allow = Annotated[
 ]
 
 
-def _tell_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
     if asked:
         typer.echo(f"lakewarden {version('lakewarden')}")
         raise typer.Exit
@@ -82,7 +83,7 @@ def _root(
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
     _: Annotated[
         bool,
-        typer.Option("--version", help="Say which version this is.", callback=_tell_version, is_eager=True),
+        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     if verbose:
@@ -92,7 +93,7 @@ def _root(
 
 @app.command()
 def agent(
-    bootstrap_servers: Bootstrap = None,
+    bootstrap_servers: BootstrapServers = None,
     allow: Allow = None,
     lock_root: LockRoot = None,
     s3_endpoint: S3Endpoint = None,
@@ -159,8 +160,8 @@ def dev(
 def conflicts_command(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the conflicts to come.")] = False,
-    output: Form = Output.TEXT,
-    bootstrap_servers: Bootstrap = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
     """Print the conflicts: who lost to whom, on what, after how long."""
@@ -181,8 +182,8 @@ def conflicts_command(
 @app.command(name="status", short_help="Print each table's lock and open transactions.")
 def status_command(
     table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
-    output: Form = Output.TEXT,
-    bootstrap_servers: Bootstrap = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
     """Print who holds each table's lock and until when, and which transactions are open, since when, waiting on what."""
@@ -215,8 +216,8 @@ def explain_command(
         str | None,
         typer.Option("--table", metavar="T", help="Its table, where transactions of several begin so."),
     ] = None,
-    output: Form = Output.TEXT,
-    bootstrap_servers: Bootstrap = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
     """Print what happened to a transaction and why, event by event, from the log alone.
@@ -229,7 +230,7 @@ def explain_command(
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
         wanted = None if table is None else canonical_table(table)
-        story = run(lambda: explain(settings, transaction, wanted))
+        explanation = run(lambda: explain(settings, transaction, wanted))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except AmbiguousError as ambiguous:
@@ -238,9 +239,9 @@ def explain_command(
                 typer.echo(line)
         raise
     if output is Output.JSON:
-        typer.echo(story_json(story))
+        typer.echo(explanation_json(explanation))
     else:
-        for line in story_lines(story):
+        for line in explanation_lines(explanation):
             typer.echo(line)
 
 
@@ -253,11 +254,11 @@ def main() -> None:
     except typer.Abort:
         sys.exit(128 + signal.SIGINT)
     except typer.TyperException as error:
-        _fail(_wrong_call(error), EXIT_USAGE)
+        _exit_with_error(_usage_error_text(error), EXIT_USAGE)
     except SettingsError as error:
-        _fail(str(error), EXIT_USAGE)
+        _exit_with_error(str(error), EXIT_USAGE)
     except AgentError as error:
-        _fail(str(error), EXIT_FAILED)
+        _exit_with_error(str(error), EXIT_FAILED)
     except BrokenPipeError:
         # Whoever read our output has gone: nothing to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -265,7 +266,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("LAKEWARDEN_VERBOSE"):
             raise
-        _fail(
+        _exit_with_error(
             f"unexpected: {error!r}; run it again with --verbose for the traceback, and report it",
             EXIT_FAILED,
         )
@@ -273,13 +274,13 @@ def main() -> None:
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _fail(message: str, status_code: int) -> None:
+def _exit_with_error(message: str, status_code: int) -> None:
     line = " ".join(message.split())
     typer.echo(f"lakewarden: {line}", err=True)
     sys.exit(status_code)
 
 
-def _wrong_call(error: typer.TyperException) -> str:
+def _usage_error_text(error: typer.TyperException) -> str:
     """What was wrong, and which help to read."""
     context: typer.Context | None = getattr(error, "ctx", None)
     told = error.format_message().replace("Value error, ", "").rstrip(".")

@@ -14,17 +14,17 @@ import typer
 
 from lakewarden.agent.cli import lock_text
 from lakewarden.agent.cli.options import (
-    Bootstrap,
+    BootstrapServers,
     Config,
-    Form,
     LockRoot,
     Output,
+    OutputFormat,
     S3Endpoint,
     run,
     show_help_without_command,
 )
 from lakewarden.agent.locks import commands as lock_commands
-from lakewarden.agent.locks.hold import GRACE_SECONDS, Order, hold
+from lakewarden.agent.locks.hold import GRACE_SECONDS, HoldOptions, hold
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError
@@ -68,7 +68,7 @@ def probe_command(
     Writes one small object below URI and removes it; at most 4 requests. Exit status: 0 locks may be kept there, 1 they must not.
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
-    root = _named(lambda: _place(uri))
+    root = _usage_checked(lambda: _lock_folder(uri))
     probed = _run(lambda: lock_commands.probe_place(settings, root))
     typer.echo(
         f"{root} honours both conditions (write if absent, write if unchanged): locks may be kept there; "
@@ -82,7 +82,7 @@ def show_command(
     table: Table,
     lock: Lock = None,
     hudi: Hudi = False,
-    output: Form = Output.TEXT,
+    output: OutputFormat = Output.TEXT,
     lock_root: LockRoot = None,
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
@@ -92,7 +92,7 @@ def show_command(
     Only reads. Exit status: 0 whatever it says, or if it is absent; 1 if it could not be read.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint)
-    _check(table, lock)
+    _check_uris(table, lock)
 
     async def show() -> lock_commands.LockView:
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
@@ -147,10 +147,12 @@ def hold_command(
     if shell is not None and command:
         raise typer.BadParameter("give --exec or a command after --, not both")
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
-    _check(table, lock)
+    _check_uris(table, lock)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    order = Order(locate, seconds, wait, argv, _say, _whisper if argv else _announce)
+    order = HoldOptions(
+        locate, seconds, wait, argv, _print_message, _print_if_verbose if argv else _print_line
+    )
     raise typer.Exit(_run(lambda: hold(settings, order)))
 
 
@@ -176,9 +178,9 @@ def release_command(
     Exit status: 0 that owner holds it no more; 1 nothing was written.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
-    _check(table, lock)
+    _check_uris(table, lock)
 
-    async def release() -> tuple[lock_commands.Given, str]:
+    async def release() -> tuple[lock_commands.ReleaseResult, str]:
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
         return await lock_commands.release(settings, found, owner), found.place.uri
 
@@ -199,8 +201,8 @@ def audit_command(
             help="How much two agents' clocks may differ; default: the settings' drift_seconds, hudi_drift_seconds.",
         ),
     ] = None,
-    output: Form = Output.TEXT,
-    bootstrap_servers: Bootstrap = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
     """Prove from the audit log that no two owners held one lock at once, or show where they did.
@@ -208,7 +210,7 @@ def audit_command(
     Exit status: 0 proven; 1 not: two owners at once, or records that can't be read.
     """
     settings = _settings(config, bootstrap_servers=bootstrap_servers)
-    wanted = None if table is None else _named(lambda: canonical_table(table))
+    wanted = None if table is None else _usage_checked(lambda: canonical_table(table))
     ours = settings.drift_seconds if drift is None else drift
     hudi = settings.hudi_drift_seconds if drift is None else drift
     audited = _run(lambda: lock_commands.audit(settings, wanted, Drifts(ours * 1000, hudi * 1000)))
@@ -232,23 +234,23 @@ def _settings(config: Path | None, table: str | None = None, **flags: object) ->
     settings = Settings.load(config, **flags)
     if table is None:
         return settings
-    return settings.model_copy(update={"allow": (_named(lambda: canonical_table(table)),)})
+    return settings.model_copy(update={"allow": (_usage_checked(lambda: canonical_table(table)),)})
 
 
-def _check(table: str, lock: str | None) -> None:
-    _named(lambda: canonical_table(table))
+def _check_uris(table: str, lock: str | None) -> None:
+    _usage_checked(lambda: canonical_table(table))
     if lock is not None:
-        _named(lambda: canonical_table(lock))
+        _usage_checked(lambda: canonical_table(lock))
 
 
-def _named(read: Callable[[], _Value]) -> _Value:
+def _usage_checked(read: Callable[[], _Value]) -> _Value:
     try:
         return read()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-def _place(uri: str) -> str:
+def _lock_folder(uri: str) -> str:
     """A bucket or folder, spelled as locations are; a bucket alone is a place, though no table."""
     try:
         return canonical_table(f"{uri}/probed").removesuffix("/probed")
@@ -263,16 +265,16 @@ def _print(lines: Iterable[str]) -> None:
         typer.echo(line)
 
 
-def _say(line: str) -> None:
+def _print_message(line: str) -> None:
     typer.echo(f"lakewarden: {line}", err=True)
 
 
-def _announce(line: str) -> None:
+def _print_line(line: str) -> None:
     typer.echo(line)
     sys.stdout.flush()
 
 
-def _whisper(line: str) -> None:
+def _print_if_verbose(line: str) -> None:
     """What went well round a command: it has the word."""
     if os.environ.get("LAKEWARDEN_VERBOSE"):
-        _say(line)
+        _print_message(line)

@@ -22,7 +22,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-Bootstrap = Annotated[
+BootstrapServers = Annotated[
     str | None,
     typer.Option(
         "--bootstrap-servers",
@@ -48,7 +48,7 @@ S3Endpoint = Annotated[
         "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
     ),
 ]
-Form = Annotated[Output, typer.Option("--output", help="text or json")]
+OutputFormat = Annotated[Output, typer.Option("--output", help="text or json")]
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
@@ -58,10 +58,10 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
     except KeyboardInterrupt:
         raise typer.Abort from None
     except BaseExceptionGroup as problems:
-        raise _only(problems) from problems
+        raise _most_useful_error(problems) from problems
 
 
-def _only(problems: BaseExceptionGroup[BaseException]) -> BaseException:
+def _most_useful_error(problems: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first problem that says what to do, else the first."""
     known, _ = problems.split(AgentError)
     leaf: BaseException = known or problems

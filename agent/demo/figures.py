@@ -1,6 +1,6 @@
 """The demo's figures, each defined here: how fast losers stopped, what that saved, and whether all accounts agree.
 
-*Stopped after*: from the moment at which a conflict arose until the loser's last Spark job had ended. A conflict
+*Stopped after*: from the moment at which a conflict since until the loser's last Spark job had ended. A conflict
 arises when the younger of the two markers on the same file group is published (its event's own `at`); the loser's
 driver notes when its jobs have ended. Publishing, Kafka, the agent, the abort's way back and Spark's cancelling all
 lie in between. All processes run on one machine and share its clock.
@@ -43,20 +43,20 @@ class Waste:
 
 
 def stop_seconds(trace: Trace, log: ConflictLog) -> Stops:
-    """How long after each conflict arose its loser had stopped."""
-    arose = conflicts_arose(log)
+    """How long after each conflict since its loser had stopped."""
+    since = conflict_times(log)
     waits = [
-        max(0.0, stopped.at - arose[attempt.transaction])
+        max(0.0, stopped.at - since[attempt.transaction])
         for attempt in trace.attempts
-        if attempt.transaction in arose
+        if attempt.transaction in since
         and (stopped := attempt.first("jobs-stopped")) is not None
         and stopped.detail.get("gone", True)
     ]
     return Stops(median(waits), max(waits), len(waits)) if waits else Stops(None, None, 0)
 
 
-def conflicts_arose(log: ConflictLog) -> dict[str, float]:
-    """When the conflict of each victim arose: both sides had marked, the younger marker just now."""
+def conflict_times(log: ConflictLog) -> dict[str, float]:
+    """When the conflict of each victim since: both sides had marked, the younger marker just now."""
     marks: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for event in log.writer_events:
         if isinstance(event, MarkerCreated | CommitRequested):
@@ -64,12 +64,12 @@ def conflicts_arose(log: ConflictLog) -> dict[str, float]:
             marks[event.transaction] += [
                 (at, marker.partition, marker.file_group) for marker in event.markers
             ]
-    arose: dict[str, float] = {}
+    since: dict[str, float] = {}
     for conflict in log.conflicts:
         moments = list(_moments(conflict, marks))
         if moments:
-            arose.setdefault(conflict.victim, min(moments))
-    return arose
+            since.setdefault(conflict.victim, min(moments))
+    return since
 
 
 def _moments(conflict: ConflictDetected, marks: dict[str, list[tuple[float, str, str]]]) -> Iterable[float]:
@@ -122,7 +122,7 @@ def _computed_seconds(attempt: Attempt) -> float:
     return max(0.0, end - attempt.computing_since)
 
 
-def doubts(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
+def discrepancies(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
     """Where conflicts topic, third query and writers tell different stories, and what didn't stop when told to."""
     published = {conflict.victim for conflict in log.conflicts}
     heard = {attempt.transaction for attempt in trace.of(Outcome.CONFLICT)}

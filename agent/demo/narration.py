@@ -20,7 +20,7 @@ class Line:
     style: str = ""
 
 
-def tell(step: Step, attempt: Attempt | None) -> Line | None:
+def line_for_step(step: Step, attempt: Attempt | None) -> Line | None:
     """The line for a step, or None where a watcher learns nothing from it. `attempt` has the step already."""
     match step.what:
         case "intent":

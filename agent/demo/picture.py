@@ -179,7 +179,7 @@ def _conflict(axes: Axes, attempt: Attempt, rows: dict[str, int], begin: float) 
         markeredgewidth=1.3,
         zorder=7,
     )
-    winner = rows.get(attempt.lost_to or "")
+    winner = rows.get(attempt.winner or "")
     if winner is not None and winner != row:
         towards = 1 if winner < row else -1
         axes.add_patch(

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.locks.process_group import session_members
+from lakewarden.agent.locks.posix_session import posix_session_members
 
 ORDERLY_SECONDS = 15.0
 """The agent releases its locks and stops Kafka in this time; a Spark driver needs about two seconds."""
@@ -56,7 +56,7 @@ class Child:
         """None while it runs."""
         return self._process.poll()
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line of its log that says something, for a message of one line."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
@@ -64,7 +64,7 @@ class Child:
             return "no log"
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
 
-    def ask_to_stop(self) -> None:
+    def terminate(self) -> None:
         """SIGTERM to the leader; returns at once."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
@@ -73,23 +73,25 @@ class Child:
     def remaining(self) -> list[int]:
         """Every process of its session that still runs, the leader included."""
         leader = [self.pid] if self._process.poll() is None else []
-        return leader + [pid for pid in session_members(self.pid) if pid != self.pid]
+        return leader + [pid for pid in posix_session_members(self.pid) if pid != self.pid]
 
 
 def stop_all(children: Iterable[Child], orderly_seconds: float = ORDERLY_SECONDS) -> None:
     """End all of them together, in bounded time: ask, wait, tell what is left, wait, kill."""
     running = list(children)
     for child in running:
-        child.ask_to_stop()
-    if _gone(running, orderly_seconds, leaders_only=True) and _gone(running, LEFTOVER_SECONDS):
+        child.terminate()
+    if _wait_until_gone(running, orderly_seconds, leaders_only=True) and _wait_until_gone(
+        running, LEFTOVER_SECONDS
+    ):
         return
     _signal(running, signal.SIGTERM)
-    if not _gone(running, LEFTOVER_SECONDS):
+    if not _wait_until_gone(running, LEFTOVER_SECONDS):
         _signal(running, signal.SIGKILL)
-        _gone(running, LEFTOVER_SECONDS)
+        _wait_until_gone(running, LEFTOVER_SECONDS)
 
 
-def _gone(children: Sequence[Child], seconds: float, *, leaders_only: bool = False) -> bool:
+def _wait_until_gone(children: Sequence[Child], seconds: float, *, leaders_only: bool = False) -> bool:
     deadline = time.monotonic() + seconds
     while True:
         left = [

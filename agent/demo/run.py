@@ -81,16 +81,16 @@ class Demo:
     def run(self) -> Report:
         """Start everything, follow it to its end, stop everything, judge."""
         began = time.monotonic()
-        settings, say = self.settings, self.screen.say
+        settings, note = self.settings, self.screen.note
         for name in ("logs", "events"):
             (self.folder / name).mkdir()
         flights = load_flights(settings.days)
         feeds = write_feeds(flights, self.folder / "feeds", settings.batch_days)
         files = " and ".join(f"{feed.name} ({feed.rows:,} rows in {feed.files} files)" for feed in feeds)
-        say(f"{flights.num_rows:,} flights of {settings.days} days as two feeds: {files}")
+        note(f"{flights.num_rows:,} flights of {settings.days} days as two feeds: {files}")
         place = self._place()
         table = create_table(place)
-        say(f"one Paimon table, partitioned by month and day: {table}")
+        note(f"one Paimon table, partitioned by month and day: {table}")
 
         commands = Commands(
             settings.programs,
@@ -107,7 +107,7 @@ class Demo:
         if servers is not None and third is not None:
             log = read_log(servers, table)
             in_parquet = self._await_parquet(third, {conflict.victim for conflict in log.conflicts})
-        say("stopping everything, and reading the table")
+        note("stopping everything, and reading the table")
         self.stop()
         seconds = time.monotonic() - began
         check = compare(read_table(place), expected_table(flights))
@@ -131,21 +131,21 @@ class Demo:
 
     def _start_agent(self, commands: Commands) -> str:
         """Kafka and the agent; returns the address of Kafka once both serve."""
-        self.screen.say("starting Kafka and the agent (lakewarden dev)")
+        self.screen.note("starting Kafka and the agent (lakewarden dev)")
         dev = self._start("dev", commands.dev())
         deadline = time.monotonic() + DEV_READY_SECONDS
         while time.monotonic() < deadline:
             if (servers := _ready_servers(dev.out)) is not None:
                 return servers
             if dev.exit_code() is not None:
-                raise DemoError(f"the agent did not start: {dev.last_words()}")
+                raise DemoError(f"the agent did not start: {dev.last_log_line()}")
             time.sleep(_POLL_SECONDS)
-        raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_words()}")
+        raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_log_line()}")
 
     def _write(self, feeds: tuple[Feed, ...], commands: Commands, servers: str | None) -> list[Writer]:
         """Both queries side by side, until each has brought its whole feed."""
         third = ", and a third that follows the conflicts" if servers else ", without an agent"
-        self.screen.say(f"starting two Spark streaming queries{third}")
+        self.screen.note(f"starting two Spark streaming queries{third}")
 
         def start(feed: Feed, events: Path, times: int) -> Child:
             return self._start(
@@ -158,7 +158,7 @@ class Demo:
         for event in follow(writers, tick=self._tick):
             if isinstance(event, Restarted):
                 self.notes.append(f"the {event.writer} query was started again after {event.reason}")
-                self.screen.say(self.notes[-1], "yellow")
+                self.screen.note(self.notes[-1], "yellow")
             else:
                 self.screen.show(event)
         return writers
@@ -167,11 +167,13 @@ class Demo:
         self.screen.tick(time.time())
         for child in self.children:
             if child.name == "dev" and child.exit_code() is not None:
-                raise DemoError(f"Kafka and the agent ended in the middle of the run: {child.last_words()}")
+                raise DemoError(
+                    f"Kafka and the agent ended in the middle of the run: {child.last_log_line()}"
+                )
 
     def _await_parquet(self, third: Child, victims: set[str]) -> set[str] | None:
         """What the third query wrote, once that is all of `victims` or it has had its time."""
-        self.screen.say("waiting for the third query to write down the last conflict")
+        self.screen.note("waiting for the third query to write down the last conflict")
         deadline = time.monotonic() + PARQUET_SECONDS
         while True:
             ended = third.exit_code() is not None
@@ -179,7 +181,7 @@ class Demo:
             if (found or set()) >= victims or time.monotonic() > deadline:
                 return found
             if ended:
-                self.notes.append(f"the third query ended by itself: {third.last_words()}")
+                self.notes.append(f"the third query ended by itself: {third.last_log_line()}")
                 return found
             time.sleep(_POLL_SECONDS)
 
@@ -194,7 +196,7 @@ class Demo:
         trace, with_agent = self.screen.trace, self.settings.with_agent
         conflicts = len({conflict.victim for conflict in log.conflicts})
         if with_agent:
-            self.notes += figures.doubts(trace, log, in_parquet)
+            self.notes += figures.discrepancies(trace, log, in_parquet)
         batches = len(trace.of(Outcome.COMMITTED))
         picture = self.settings.picture
         evidence = with_agent and not check.clean

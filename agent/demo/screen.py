@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from lakewarden.agent.demo.narration import Line, tell
+from lakewarden.agent.demo.narration import Line, line_for_step
 from lakewarden.agent.demo.trace import Attempt, Outcome, Step, Trace
 
 COLOURS = {"departures": "blue", "arrivals": "magenta"}
@@ -52,14 +52,14 @@ class Screen:
         """Show a bar for a writer that has this many batches to commit."""
         self._bars[writer] = self._progress.add_task(self._name(writer), total=batches)
 
-    def say(self, text: str, style: str = "") -> None:
+    def note(self, text: str, style: str = "") -> None:
         """A line of the demo's own."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, step: Step) -> None:
         """Take a writer's step in, and print its line if it has one."""
         attempt = self.trace.add(step)
-        line = tell(step, attempt)
+        line = line_for_step(step, attempt)
         if line is not None:
             self._print(step, line)
         if step.what in ("completed", "already-committed") and step.writer in self._bars:

@@ -111,7 +111,7 @@ class Attempt:
         return Outcome.ABORTED if self.at("abandoned") is not None else Outcome.RUNNING
 
     @property
-    def lost_to(self) -> str | None:
+    def winner(self) -> str | None:
         """The writer that an abort named as the other one."""
         abort = self.first("abort")
         others = abort.detail.get("others") if abort else None

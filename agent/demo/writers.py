@@ -50,7 +50,7 @@ class Writer:
         path = self._events / f"{self.feed.name}-{self.restarts}.jsonl"
         return self._start(self.feed, path, self.restarts), StepsFile(path)
 
-    def look(self) -> Iterator[Step | Restarted]:
+    def poll(self) -> Iterator[Step | Restarted]:
         """What has happened since the last look."""
         code = None if self.done else self._child.exit_code()
         yield from self._steps.read_new()
@@ -59,7 +59,7 @@ class Writer:
         if code == 0:
             self.done = True
             return
-        reason = self._child.last_words()
+        reason = self._child.last_log_line()
         if self.restarts == MAX_RESTARTS:
             raise DemoError(
                 f"the {self.feed.name} query failed {MAX_RESTARTS + 1} times, at last with: {reason}"
@@ -75,7 +75,7 @@ def follow(
     """Everything that the writers do, as it happens, until all are done. `tick` runs between two looks."""
     heard = time.monotonic()
     while True:
-        news = [event for writer in writers for event in writer.look()]
+        news = [event for writer in writers for event in writer.poll()]
         # Only steps have a time; a restart goes last, as it was noticed last.
         yield from sorted(news, key=lambda event: event.at if isinstance(event, Step) else float("inf"))
         if all(writer.done for writer in writers):

@@ -67,7 +67,7 @@ def kafka_jars(on_progress: Progress) -> Path:
     if home.is_dir():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(home.with_name(f"{home.name}.lock"), on_progress):
+    with _exclusive_lock(home.with_name(f"{home.name}.lock"), on_progress):
         if not home.is_dir():  # else another process fetched it while we waited
             _fetch(home, on_progress)
     return home
@@ -80,7 +80,7 @@ def _fetch(home: Path, on_progress: Progress) -> None:
             partial, ignore_errors=True
         )  # left by a process that was killed, or by the last attempt
         try:
-            _fill(partial, on_progress)
+            _download_all(partial, on_progress)
         except Exception as failure:
             reason = " ".join(str(failure).split()) or type(failure).__name__
             if attempt == ATTEMPTS:
@@ -95,7 +95,7 @@ def _fetch(home: Path, on_progress: Progress) -> None:
             return
 
 
-def _fill(partial: Path, on_progress: Progress) -> None:
+def _download_all(partial: Path, on_progress: Progress) -> None:
     """Resolve and fetch everything into `partial/jars`."""
     jars = partial / "jars"
     jars.mkdir(parents=True)
@@ -160,7 +160,7 @@ def _fetch_one(artifact: Any, jars: Path) -> int:
 
 
 @contextmanager
-def _alone(path: Path, on_progress: Progress) -> Iterator[None]:
+def _exclusive_lock(path: Path, on_progress: Progress) -> Iterator[None]:
     """Hold the lock file `path`, waiting for whoever has it."""
     with path.open("w") as file:
         try:

@@ -138,7 +138,7 @@ class EmbeddedKafka:
     ) -> None:
         self.data_dir = data_dir.resolve()
         self._properties = dict(properties or {})
-        self._wanted_port = port
+        self._requested_port = port
         self._on_progress = on_progress
         self._port: int | None = None
         self._java: Path | None = None
@@ -165,7 +165,7 @@ class EmbeddedKafka:
         try:
             for attempt in range(1, PORT_ATTEMPTS + 1):
                 self._spawn()
-                if self._becomes_ready(last=attempt == PORT_ATTEMPTS):
+                if self._wait_until_ready(last=attempt == PORT_ATTEMPTS):
                     return
         except BaseException:
             self.kill()
@@ -196,7 +196,7 @@ class EmbeddedKafka:
         if port is None:
             port = self._port or 0
         self.stop()
-        self._wanted_port = port
+        self._requested_port = port
         self.start()
 
     def __enter__(self) -> Self:
@@ -215,7 +215,7 @@ class EmbeddedKafka:
             for attempt in range(1, PORT_ATTEMPTS + 1):
                 self._spawn()
                 last = attempt == PORT_ATTEMPTS
-                if await anyio.to_thread.run_sync(self._becomes_ready, last, abandon_on_cancel=True):
+                if await anyio.to_thread.run_sync(self._wait_until_ready, last, abandon_on_cancel=True):
                     break
         except BaseException:
             self.kill()
@@ -256,16 +256,16 @@ class EmbeddedKafka:
             start_new_session=True,
         ) as self._fetching:
             assert self._fetching.stdout is not None
-            said = "it ended without a word"
+            last_line = "it ended without a word"
             try:
                 for line in self._fetching.stdout:
-                    said = line.strip()
-                    self._on_progress(said)
+                    last_line = line.strip()
+                    self._on_progress(last_line)
             except BaseException:
                 self._fetching.kill()
                 raise
         if self._fetching.returncode != 0:
-            raise KafkaUnavailable(said)
+            raise KafkaUnavailable(last_line)
         return jars
 
     def _format(self) -> None:
@@ -290,9 +290,9 @@ class EmbeddedKafka:
     def _spawn(self) -> None:
         """Launch the broker on free ports."""
         assert self._lock is not None, "prepared before it is spawned"
-        self._port = self._wanted_port or _free_port()
+        self._port = self._requested_port or free_port()
         _require_free(self._port)
-        self._write_settings(self._port, controller_port=_free_port())
+        self._write_settings(self._port, controller_port=free_port())
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
                 bound(self._command("kafka.Kafka", str(self._settings))),
@@ -303,16 +303,16 @@ class EmbeddedKafka:
                 pass_fds=[self._lock],
             )
 
-    def _becomes_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
+    def _wait_until_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
         """Wait until the broker answers. False where only a port was taken meanwhile, and another try may go well."""
         process = self._process
         assert process is not None, "spawned before it is waited for"
         assert self._port is not None, "spawned before it is waited for"
         deadline = time.monotonic() + START_SECONDS
-        while not _answers(self._port):
+        while not _answers_metadata(self._port):
             status = process.poll()
             if status is not None:
-                if not last and not self._wanted_port and "Address already in use" in self._log_tail():
+                if not last and not self._requested_port and "Address already in use" in self._log_tail():
                     return False
                 ended = signal.Signals(-status).name if status < 0 else f"status {status}"
                 raise self._failure(f"Kafka ended while it started ({ended})")
@@ -400,7 +400,7 @@ def _lock_folder(data_dir: Path) -> int:
     return descriptor
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that nobody listens on at this moment."""
     with socket.create_server((HOST, 0)) as server:
         port: int = server.getsockname()[1]
@@ -416,7 +416,7 @@ def _require_free(port: int) -> None:
         ) from error
 
 
-def _answers(port: int) -> bool:
+def _answers_metadata(port: int) -> bool:
     """Whether a metadata request is answered with the broker in it (Kafka protocol: Metadata, version 1, no topics)."""
     request = struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 0)
     try:

@@ -1,16 +1,15 @@
-"""What an answer of an S3-speaking store means to the lock: `TABLE`, which the code goes through from the top.
+"""What the answer of an S3-compatible store means to the lock: `TABLE`, of which the first row that applies counts.
 
-The documentation's `store-answers.md` is written from it (`python -m lakewarden.agent.stores.classify`), and
-`tests/contract/test_s3_answers.py` has a server give every answer in it.
+`docs/store-answers.md` is generated from the table (`python -m lakewarden.agent.stores.classify`). In
+`tests/contract/test_s3_answers.py` a server sends every answer of the table.
 
-*Unknown* and *refused* differ in who acts next: after *unknown* the lock reads back and goes on by itself; after
-*refused*, which is said only where nothing was written, somebody has to change something. In doubt it is *unknown*,
-never *lost*: a lock that believes it lost while its own write landed would wait for itself.
+*Unknown* and *refused* differ in who acts next. After *unknown* the lock reads the object back and continues by itself.
+After *refused* an operator must change something; it is returned only where nothing was written. In doubt the outcome is
+*unknown*, never *lost*: a lock that believes it lost although its write was applied would wait for itself.
 
-Of a wrong ETag only what is certain is judged. One that repeats the version written over is a write that did not
-happen, since no two writes of a lock are equal. That an ETag isn't the body's MD5 says nothing: neither is that of an
-encrypted object (SSE-KMS, SSE-C), which looks the same. Nor does it have to be judged: a write under a wrong ETag
-loses, and what a loss means is read back.
+Only one wrong ETag can be recognised. An ETag equal to the overwritten version means that nothing was written, since no two
+writes of a lock are equal. An ETag that differs from the body's MD5 proves nothing: the ETag of an encrypted object (SSE-KMS,
+SSE-C) differs too. It need not be recognised: the next write under a wrong ETag loses, and the lock reads back.
 """
 
 from __future__ import annotations
@@ -38,48 +37,49 @@ from lakewarden.handlers.lease.conditional import (
 )
 
 _MESSAGE_CHARACTERS: Final = 150
-"""Of what the store says; the reason before it, and the status and the code after it, must still fit."""
+"""Limit for the store's own message, so that the reason before it and the status and code after it still fit."""
 
 _THROTTLES: Final = ("SlowDown", "Throttl", "RequestLimitExceeded", "TooManyRequests", "RequestThrottled")
-"""Beginnings of codes: MinIO says SlowDownRead and SlowDownWrite, others Throttling and ThrottlingException."""
+"""Prefixes of codes: MinIO returns SlowDownRead and SlowDownWrite, others Throttling and ThrottlingException."""
 
 _NO_OBJECT: Final = ("", "NoSuchKey", "BlobNotFound", "PathNotFound")
-"""What S3, Google and Azure call it, some stand-ins for them nothing at all. Any other 404 is about the bucket."""
+"""The codes of S3, Google and Azure for a missing object; some emulators send none. Any other 404 concerns the bucket."""
 
 _DAMAGED: Final = ("RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch")
-"""A 400 about the way the request came, and not about what it asks."""
+"""Codes of a 400 that concern the transfer of the request, not its content."""
 
 _VERSION: Final = re.compile(r'"[^"\s]+"|[^"\s,*]+')
-"""What can follow `If-Match:` and name one version: `*` matches every one, and a comma makes a list of two."""
+"""An ETag that names one version in `If-Match`: `*` matches every version, and a comma separates two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back, or why nothing did, reduced to what decides."""
+    """The parts of a store's answer that decide its meaning, or the reason why there is none."""
 
     status: int = 0
     code: str = ""
     message: str = ""
     version: str | None = None
-    """The ETag as it came."""
+    """The ETag, unchanged."""
     body: bytes = b""
-    """Of a read."""
-    unasked_bytes: int = 0
-    """Length of the body that came with the answer to a write."""
+    """The object, for a read."""
+    unexpected_bytes: int = 0
+    """Length of a body in the answer to a write, which should have none."""
     encoding: str = ""
-    """`Content-Encoding`: the body is not the object's bytes."""
-    fault: Literal["unsent", "silence", "stranger", "too long"] | None = None
+    """`Content-Encoding`. If set, the body is not the object's bytes."""
+    fault: Literal["not sent", "no answer", "not the store", "too long"] | None = None
+    """Why there is no usable answer of the store. *Not the store*: something in front of it answered, such as a proxy."""
 
     @property
-    def said(self) -> str:
-        """The answer in one line: facts for a log, never the whole page."""
+    def summary(self) -> str:
+        """The answer in one line, for logs and error messages; an error page is cut."""
         if not self.status:
             return shorten(self.message)
-        said = shorten(self.message)[:_MESSAGE_CHARACTERS] or "no message"
-        return f"{said}: status={self.status} code={self.code or '-'}"
+        message = shorten(self.message)[:_MESSAGE_CHARACTERS] or "no message"
+        return f"{message}: status={self.status} code={self.code or '-'}"
 
 
-Asked: TypeAlias = Condition | None
+RequestCondition: TypeAlias = Condition | None
 """The condition of a write; None for a read."""
 
 Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "refused"]
@@ -87,18 +87,19 @@ Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "ref
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of answer; None where the kind can't be an answer to that request."""
+    """One kind of answer. A meaning is None where this answer can't follow that request."""
 
     answer: str
-    applies: Callable[[Answer, Asked], bool]
+    applies: Callable[[Answer, RequestCondition], bool]
     means: tuple[Meaning | None, Meaning | None, Meaning | None]
-    """To a write if-absent, to a write if-match, to a read."""
+    """For a write if-absent, a write if-match, and a read."""
     why: str
+    """The reason that the outcome carries into logs and error messages."""
 
-    def meaning(self, asked: Asked) -> Meaning:
-        """What it means to who asked so."""
+    def meaning(self, condition: RequestCondition) -> Meaning:
+        """The meaning for a request with this condition."""
         if_absent, if_match, read = self.means
-        match asked:
+        match condition:
             case IfAbsent():
                 meaning = if_absent
             case IfMatch():
@@ -106,39 +107,39 @@ class Row:
             case None:
                 meaning = read
             case _:
-                assert_never(asked)
-        assert meaning is not None, f"{self.answer!r} can't answer {asked!r}"
+                assert_never(condition)
+        assert meaning is not None, f"{self.answer!r} can't follow a request with {condition!r}"
         return meaning
 
 
-def _done(answer: Answer) -> bool:
+def _succeeded(answer: Answer) -> bool:
     return answer.status in {200, 201}
 
 
 TABLE: Final = (
     Row(
-        "nothing was sent, nor will be: no credentials, no region, an untrusted certificate",
-        lambda answer, _: answer.fault == "unsent",
+        "request not sent: no credentials, no region, an untrusted certificate",
+        lambda answer, _: answer.fault == "not sent",
         ("refused", "refused", "refused"),
-        "nothing was sent",
+        "the request was not sent",
     ),
     Row(
-        "none, or no whole one: no connection, reset before or after the body was sent, timeout, cut short",
-        lambda answer, _: answer.fault == "silence",
+        "no complete answer: no connection, a reset before or after the body was sent, a timeout, a truncated body",
+        lambda answer, _: answer.fault == "no answer",
         ("unknown", "unknown", "unknown"),
-        "no whole answer came",
+        "no complete answer arrived",
     ),
     Row(
-        "404 that is no error of S3: a page of a proxy, or nothing",
-        lambda answer, _: answer.fault == "stranger",
+        "404 that is not an S3 error: a proxy's page, or an empty body",
+        lambda answer, _: answer.fault == "not the store",
         ("unknown", "unknown", "unknown"),
-        "something before the store answered",
+        "a proxy in front of the store may have answered",
     ),
     Row(
         "an object longer than 1 MiB",
         lambda answer, _: answer.fault == "too long",
         (None, None, "refused"),
-        "that is no lock object",
+        "this is not a lock object",
     ),
     Row(
         "412; code PreconditionFailed under any status",
@@ -150,104 +151,106 @@ TABLE: Final = (
         "429; code SlowDown, Throttling, … under any status",
         lambda answer, _: answer.status == 429 or answer.code.startswith(_THROTTLES),
         ("throttled", "throttled", "throttled"),
-        "the store asks for patience",
+        "the store throttles requests",
     ),
     Row(
         "200, 201 with any other error in the body",
-        lambda answer, _: _done(answer) and answer.code != "",
+        lambda answer, _: _succeeded(answer) and answer.code != "",
         ("unknown", "unknown", "unknown"),
-        "success and an error in one",
+        "the answer reports both success and an error",
     ),
     Row(
         "200, 201 with a body, to a write",
-        lambda answer, _: _done(answer) and answer.unasked_bytes > 0,
+        lambda answer, _: _succeeded(answer) and answer.unexpected_bytes > 0,
         ("unknown", "unknown", None),
-        "a store answers a write without a body, so something else may have answered",
+        "stores answer a write without a body, so a proxy may have answered",
     ),
     Row(
         "200 with a compressed body, to a read",
-        lambda answer, _: _done(answer) and answer.encoding not in {"", "identity", "aws-chunked"},
+        lambda answer, _: _succeeded(answer) and answer.encoding not in {"", "identity", "aws-chunked"},
         (None, None, "refused"),
-        "nobody asked for a compressed body; keep proxies from compressing",
+        "the body is compressed, which was not requested; configure proxies not to compress",
     ),
     Row(
         "200, 201 with a weak ETag",
-        lambda answer, _: _done(answer) and (answer.version or "").startswith("W/"),
+        lambda answer, _: _succeeded(answer) and (answer.version or "").startswith("W/"),
         ("unknown", "unknown", "refused"),
-        "a weak etag is no version to write over; keep proxies from rewriting it",
+        "If-Match can't name a weak ETag; configure proxies not to rewrite ETags",
     ),
     Row(
-        "200, 201 without an ETag, or with one that names no version: empty, *, a list",
-        lambda answer, _: _done(answer) and not _VERSION.fullmatch(answer.version or ""),
+        "200, 201 without an ETag, or with one that names no single version: empty, *, a list",
+        lambda answer, _: _succeeded(answer) and not _VERSION.fullmatch(answer.version or ""),
         ("unknown", "unknown", "unknown"),
-        "the answer has no etag",
+        "the answer has no usable ETag",
     ),
     Row(
-        "200, 201 with the ETag that was to be written over",
-        lambda answer, asked: (
-            _done(answer) and isinstance(asked, IfMatch) and _bare(asked.version) == _bare(answer.version)
+        "200, 201 with the ETag that If-Match named",
+        lambda answer, condition: (
+            _succeeded(answer)
+            and isinstance(condition, IfMatch)
+            and _unquoted(condition.version) == _unquoted(answer.version)
         ),
         (None, "unknown", None),
-        "the version is the one from before, so nothing was written",
+        "the ETag has not changed, so nothing was written",
     ),
     Row(
         "200, 201 with an ETag",
-        lambda answer, _: _done(answer),
+        lambda answer, _: _succeeded(answer),
         ("won", "won", "found"),
-        "the store did it",
+        "success",
     ),
     Row(
         "304",
         lambda answer, _: answer.status == 304,
         ("unknown", "unknown", "unknown"),
-        "nobody asked whether it was modified, so a cache may have answered",
+        "the request did not ask for modifications, so a cache may have answered",
     ),
     Row(
         "404 for the object: code NoSuchKey, BlobNotFound",
         lambda answer, _: answer.status == 404 and answer.code in _NO_OBJECT,
         ("refused", "lost", "absent"),
-        "no object is there",
+        "the object does not exist",
     ),
     Row(
         "408; 400 with code RequestTimeout, IncompleteBody, BadDigest",
         lambda answer, _: answer.status == 408 or answer.code in _DAMAGED,
         ("unknown", "unknown", "unknown"),
-        "the request did not come through whole",
+        "the request arrived damaged or incomplete",
     ),
     Row(
         "409",
         lambda answer, _: answer.status == 409,
         ("unknown", "unknown", "unknown"),
-        "two writes met, and either may have landed",
+        "two writes collided, and either may have been applied",
     ),
     Row(
         "301, 302, 307, …; 400, 403, 404 for the bucket, every other 4xx; 501",
         lambda answer, _: 300 <= answer.status < 500 or answer.status == 501,
         ("refused", "refused", "refused"),
-        "the store refuses",
+        "the store refused the request",
     ),
     Row(
         "500, 502, 503, every other 5xx",
         lambda answer, _: 500 <= answer.status < 600,
         ("unknown", "unknown", "unknown"),
-        "the store may have acted",
+        "the store may have applied the request",
     ),
     Row(
         "anything else",
         lambda *_: True,
         ("unknown", "unknown", "unknown"),
-        "no answer that a store gives",
+        "stores don't send this answer",
     ),
 )
 
 
-def row_of(answer: Answer, asked: Asked) -> Row:
+def row_of(answer: Answer, condition: RequestCondition) -> Row:
     """The first row that applies; the last one always does."""
-    return next(row for row in TABLE if row.applies(answer, asked))
+    return next(row for row in TABLE if row.applies(answer, condition))
 
 
 def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
-    """What a store's answer to a conditional write tells the lock."""
+    """The outcome of a conditional write."""
     row = row_of(answer, condition)
     match row.meaning(condition):
         case "won":
@@ -268,7 +271,7 @@ def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
 
 
 def classify_read(answer: Answer) -> ReadOutcome:
-    """What a store's answer to an unconditional read tells the lock."""
+    """The outcome of a read."""
     row = row_of(answer, None)
     match row.meaning(None):
         case "found":
@@ -288,28 +291,37 @@ def classify_read(answer: Answer) -> ReadOutcome:
             assert_never(never)
 
 
-def _bare(version: str | None) -> str:
-    """An ETag without its quotes: some stores take and give it without."""
+def _unquoted(version: str | None) -> str:
+    """An ETag without its quotes, which some stores leave out."""
     return (version or "").strip('"')
 
 
 def _why(row: Row, answer: Answer) -> str:
-    return shorten(f"{row.why}: {answer.said}")
+    return shorten(f"{row.why}: {answer.summary}")
 
 
 def render() -> str:
-    """The page of the documentation."""
+    """`docs/store-answers.md`."""
     rows = "\n".join(
         f"| {row.answer} | {' | '.join(meaning or '–' for meaning in row.means)} | {row.why} |"
         for row in TABLE
     )
-    return f"""# What S3's answers mean
+    return f"""# What the answers of S3 mean
 
-Written by `python -m lakewarden.agent.stores.classify` from its table; don't edit.
+Generated by `python -m lakewarden.agent.stores.classify`; don't edit.
 
-The first row that applies counts. A write is *won*, *lost* (the condition did not hold), *throttled*, *unknown* (it may have
-landed: the lock reads back) or *refused* (nothing was written, and somebody has to change something). Every request is sent
-once: no redirect is followed, nothing is sent again.
+The agent looks for the first row that applies to an answer. Its outcome is one of these:
+
+| outcome | meaning | what the lock does |
+| --- | --- | --- |
+| won | the object was written | it continues with the new version |
+| lost | the condition did not hold, and nothing was written | it reads the object |
+| throttled | nothing was written; the store limits the rate of requests | it retries later |
+| unknown | the object may have been written | it reads the object back |
+| refused | nothing was written, and an operator must change something | it reports the refusal |
+| found, absent | what a read returned | it continues with the object, or without one |
+
+The agent sends each request once. It follows no redirect and resends nothing.
 
 | answer | write if-absent | write if-match | read | why |
 | --- | --- | --- | --- | --- |

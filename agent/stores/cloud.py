@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 _Client: TypeAlias = GCSStore | AzureStore
 
 _DEBUG: Final = "\n\nDebug source:\n"
-_ANSWERED: Final = re.compile(
+_STATUS_ERROR: Final = re.compile(
     r"(?P<before>.*)Error performing (?:GET|PUT) \S+ in \S+ - "
     r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
     re.DOTALL,
@@ -68,7 +68,7 @@ _GENERIC: Final = re.compile(r"Generic \w+ error: ")
 _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|az account|azure cli)"
 )
-_AS_S3_SAYS: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
+_S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
 """Azure's names for what the table of `classify.py` goes by; where it goes by the status, a name makes no difference.
 The first comes with 409, and isn't what other 409s say, that two writes met: the condition of if-absent did not hold."""
 _UNSENDABLE: Final = "HTTP error: builder error"
@@ -136,7 +136,7 @@ class CloudStore(AsyncContextManagerMixin):
         key = self._locate(uri)
         if isinstance(key, Refused):
             return key
-        return classify_read(await self._ask(lambda store: self._get(store, key)))
+        return classify_read(await self._request(lambda store: self._get(store, key)))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """One PUT under the condition."""
@@ -146,7 +146,7 @@ class CloudStore(AsyncContextManagerMixin):
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
         return classify_write(
-            await self._ask(lambda store: self._put(store, key, body, condition)), condition
+            await self._request(lambda store: self._put(store, key, body, condition)), condition
         )
 
     async def delete(self, uri: str) -> None:
@@ -156,10 +156,10 @@ class CloudStore(AsyncContextManagerMixin):
         if isinstance(key, Refused):
             why = key.why
         else:
-            answer = await self._ask(lambda store: _remove(store, key))
+            answer = await self._request(lambda store: _remove(store, key))
             if answer.status == 200:
                 return
-            why = answer.said
+            why = answer.summary
         log.warning("store.probe_key_left_behind", uri=uri, why=why)
 
     def _connect(self) -> _Client:
@@ -187,7 +187,7 @@ class CloudStore(AsyncContextManagerMixin):
             retry_config=retry,
         )
 
-    async def _ask(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
+    async def _request(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
         if self._client is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
         # obstore bounds each of its requests by itself, but a call may begin with some for credentials.
@@ -197,9 +197,9 @@ class CloudStore(AsyncContextManagerMixin):
             try:
                 return await request(self._client)
             except (BaseError, OSError, NotImplementedError) as error:
-                return self._answer_of(error)
+                return self._answer_from_error(error)
         return Answer(
-            fault="silence",
+            fault="no answer",
             message=f"credentials or an answer did not come in time: request_timeout_seconds={self._timeout:g}",
         )
 
@@ -216,31 +216,31 @@ class CloudStore(AsyncContextManagerMixin):
         result = await obstore.put_async(
             client, key, body, mode=mode, attributes={"Content-Type": "application/json"}
         )
-        return self._done(result[self._cloud.version])
+        return self._success(result[self._cloud.version])
 
     async def _get(self, client: _Client, key: str) -> Answer:
         result = await obstore.get_async(client, key)
         if (size := result.meta["size"]) > MAX_OBJECT_BYTES:
             return Answer(fault="too long", message=too_long(size))
-        return self._done(result.meta[self._cloud.version], bytes(await result.bytes_async()))
+        return self._success(result.meta[self._cloud.version], bytes(await result.bytes_async()))
 
-    def _done(self, version: str | None, body: bytes = b"") -> Answer:
+    def _success(self, version: str | None, body: bytes = b"") -> Answer:
         if version is None or not self._cloud.form.fullmatch(version):
             return Answer(200, message=f"nothing that this cloud writes as a version: {version!r}")
         return Answer(200, version=version, body=body)
 
-    def _answer_of(self, error: Exception) -> Answer:
+    def _answer_from_error(self, error: Exception) -> Answer:
         """obstore's exception back into the answer it was made of, if it was made of one."""
         text = str(error).partition(_DEBUG)[0]
         if _NO_CREDENTIALS.match(text):
-            return Answer(fault="silence", message=f"no credentials; set {self._cloud.credentials}: {text}")
+            return Answer(fault="no answer", message=f"no credentials; set {self._cloud.credentials}: {text}")
         if text.endswith(_UNSENDABLE):
             hint = "is that an endpoint without TLS? name it in the agent's settings, gcs_endpoint or azure_endpoint"
-            return Answer(fault="unsent", message=f"{hint}: {text}")
-        found = _ANSWERED.fullmatch(text)
+            return Answer(fault="not sent", message=f"{hint}: {text}")
+        found = _STATUS_ERROR.fullmatch(text)
         # A type of its own (not found, precondition, …) is given to nothing but an answer; any failure may be generic.
         if found is None or (type(error) is GenericError and not _GENERIC.fullmatch(found["before"])):
-            return Answer(fault="silence", message=f"{type(error).__name__}: {text}")
+            return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
         status, code, message = (
             int(found["status"]),
             _CODE.search(found["body"]),
@@ -249,8 +249,8 @@ class CloudStore(AsyncContextManagerMixin):
         said = message[1] if message else found["body"]
         if code is None:
             # Both clouds name what is missing; a 404 that doesn't is a page of something in between.
-            return Answer(status, message=said, fault="stranger" if status == 404 else None)
-        return Answer(status, _AS_S3_SAYS.get(code[1], code[1]), f"{code[1]}: {said}")
+            return Answer(status, message=said, fault="not the store" if status == 404 else None)
+        return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {said}")
 
     def _locate(self, uri: str) -> str | Refused:
         try:

@@ -52,10 +52,10 @@ TEMPORARY_SUFFIX: Final = ".lakewarden-tmp"
 _LOCK_ATTEMPTS: Final = 8
 """How often a lock file may vanish between opening and locking it before we let the caller wait a little."""
 
-_LATER_BY_NS: Final = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+_MTIME_STEPS_NS: Final = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 """Steps for a later modification time: the resolutions of file systems, from nanoseconds to FAT's two seconds."""
 
-_SOMEBODY_MUST_ACT: Final = frozenset(
+_PERMANENT_ERRNOS: Final = frozenset(
     {
         errno.EACCES,
         errno.EPERM,
@@ -99,7 +99,7 @@ class Busy:
     """Another process is in the middle of a swap: nothing was done, try again in a moment."""
 
 
-class _ImpossibleError(Exception):
+class _RefusedError(Exception):
     """Nothing was done, and somebody has to change something first."""
 
 
@@ -110,7 +110,7 @@ def read(path: ObjectPath) -> ReadOutcome:
             return _read_in(folder, path) or Absent()
     except FileNotFoundError:
         return Absent()
-    except _ImpossibleError as error:
+    except _RefusedError as error:
         return Refused(str(error))
     except OSError as error:
         return _failure(error)
@@ -125,15 +125,15 @@ def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | 
             current = _read_in(folder, path)
             if (lost := _compare(current, condition)) is not None:
                 return lost
-            version = _prepare(folder, path, body, after=_time_of(current))
-            return _publish(folder, path, version)
+            version = _write_temporary(folder, path, body, after=_mtime_ns(current))
+            return _rename_into_place(folder, path, version)
     except FileNotFoundError:
         return (
             Lost("no object is there")
             if isinstance(condition, IfMatch)
             else Unknown("a folder vanished meanwhile")
         )
-    except _ImpossibleError as error:
+    except _RefusedError as error:
         return Refused(str(error))
     except OSError as error:
         return _failure(error)
@@ -151,7 +151,7 @@ def remove(path: ObjectPath) -> Refused | Unknown | Busy | None:
             os.fsync(folder)
     except FileNotFoundError:
         return None
-    except _ImpossibleError as error:
+    except _RefusedError as error:
         return Refused(str(error))
     except OSError as error:
         return _failure(error)
@@ -164,7 +164,7 @@ def _folder(path: ObjectPath, *, create: bool) -> Iterator[int]:
     try:
         descriptor = os.open(path.root, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError as error:
-        raise _ImpossibleError(f"the allowed root does not exist; create it: root={path.root}") from error
+        raise _RefusedError(f"the allowed root does not exist; create it: root={path.root}") from error
     try:
         for part in path.folders:
             if create:
@@ -184,7 +184,7 @@ def _open_folder(part: str, parent: int, path: ObjectPath) -> int:
         return os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
-            raise _ImpossibleError(
+            raise _RefusedError(
                 "a symbolic link or a file stands in the way below the allowed root; use the real path: "
                 f"at={part!r} path={path}"
             ) from error
@@ -202,7 +202,7 @@ def _locked(folder: int, path: ObjectPath) -> Iterator[bool]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 break
-            if _is_still(path.lock_name, folder, descriptor):
+            if _is_current(path.lock_name, folder, descriptor):
                 yield True
                 return
         finally:
@@ -210,7 +210,7 @@ def _locked(folder: int, path: ObjectPath) -> Iterator[bool]:
     yield False
 
 
-def _is_still(name: str, folder: int, descriptor: int) -> bool:
+def _is_current(name: str, folder: int, descriptor: int) -> bool:
     try:
         return os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), os.fstat(descriptor))
     except FileNotFoundError:
@@ -225,16 +225,14 @@ def _read_in(folder: int, path: ObjectPath) -> Found | None:
         return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _ImpossibleError(
-                f"the object is a symbolic link; use the real path: path={path}"
-            ) from error
+            raise _RefusedError(f"the object is a symbolic link; use the real path: path={path}") from error
         raise
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _ImpossibleError(f"not a regular file: path={path}")
+            raise _RefusedError(f"not a regular file: path={path}")
         if status.st_size > MAX_OBJECT_BYTES:
-            raise _ImpossibleError(too_long(status.st_size))
+            raise _RefusedError(too_long(status.st_size))
         body = file.read(MAX_OBJECT_BYTES)
     return Found(body, _version(status.st_mtime_ns, body))
 
@@ -253,7 +251,7 @@ def _compare(current: Found | None, condition: Condition) -> Lost | None:
             assert_never(condition)
 
 
-def _prepare(folder: int, path: ObjectPath, body: bytes, *, after: int) -> str:
+def _write_temporary(folder: int, path: ObjectPath, body: bytes, *, after: int) -> str:
     """Everything that can be done, and synced, before the object changes; returns the version it will have."""
     with suppress(FileNotFoundError):
         os.unlink(path.temporary_name, dir_fd=folder)
@@ -263,23 +261,23 @@ def _prepare(folder: int, path: ObjectPath, body: bytes, *, after: int) -> str:
     with os.fdopen(descriptor, "wb") as file:
         file.write(body)
         file.flush()
-        modified = _stamp(descriptor, after)
+        modified = _advance_mtime(descriptor, after)
         os.fsync(descriptor)
     return _version(modified, body)
 
 
-def _stamp(descriptor: int, after: int) -> int:
+def _advance_mtime(descriptor: int, after: int) -> int:
     """Give the file a modification time later than `after`, as the file system will tell it."""
     now = time.time_ns()
-    for later in _LATER_BY_NS:
+    for later in _MTIME_STEPS_NS:
         wanted = max(now, after + later)
         os.utime(descriptor, ns=(wanted, wanted))
         if (kept := os.fstat(descriptor).st_mtime_ns) > after:
             return kept
-    raise _ImpossibleError("this file system keeps no modification times to tell versions by; use another")
+    raise _RefusedError("this file system keeps no modification times to tell versions by; use another")
 
 
-def _publish(folder: int, path: ObjectPath, version: str) -> WriteOutcome:
+def _rename_into_place(folder: int, path: ObjectPath, version: str) -> WriteOutcome:
     """The moment the write happens. From here on a failure leaves it open whether it did."""
     try:
         os.rename(path.temporary_name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -293,11 +291,11 @@ def _version(modified_ns: int, body: bytes) -> str:
     return f"{modified_ns}-{hashlib.sha256(body).hexdigest()}"
 
 
-def _time_of(current: Found | None) -> int:
+def _mtime_ns(current: Found | None) -> int:
     return 0 if current is None else int(current.version.partition("-")[0])
 
 
 def _failure(error: OSError) -> Refused | Unknown:
-    if error.errno in _SOMEBODY_MUST_ACT:
+    if error.errno in _PERMANENT_ERRNOS:
         return Refused(f"the local disk refuses: {error}")
     return Unknown(f"the local disk failed: {error}")

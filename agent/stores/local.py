@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
-class _AllHang:
+class _NoThreadFree:
     """As many threads as may be are still in the disk: nothing was done."""
 
 
@@ -66,7 +66,7 @@ class LocalStore(AsyncContextManagerMixin):
         self._spellings = (given.parts[1:], self._root.parts[1:])
         self._threads: CapacityLimiter | None = None
         # Taken and given back in the threads themselves: the limiter lets go of a thread that is given up on.
-        self._in_the_disk = threading.Semaphore(_MAX_THREADS)
+        self._disk_slots = threading.Semaphore(_MAX_THREADS)
 
     @asynccontextmanager
     async def __asynccontextmanager__(self) -> AsyncGenerator[Self]:
@@ -81,7 +81,7 @@ class LocalStore(AsyncContextManagerMixin):
         path = self._locate(uri)
         if isinstance(path, Refused):
             return path
-        return await self._when_free(partial(disk.read, path))
+        return await self._retry_while_busy(partial(disk.read, path))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """Compare and swap. One given up on in time may still land, as on any store: it is unknown."""
@@ -90,53 +90,57 @@ class LocalStore(AsyncContextManagerMixin):
             return path
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
-        return await self._when_free(partial(disk.swap, path, body, condition))
+        return await self._retry_while_busy(partial(disk.swap, path, body, condition))
 
     async def delete(self, uri: str) -> None:
         """Remove a probe's key."""
         require_probe_key(uri)
         path = self._locate(uri)
-        given = path if isinstance(path, Refused) else await self._when_free(partial(disk.remove, path))
+        given = (
+            path if isinstance(path, Refused) else await self._retry_while_busy(partial(disk.remove, path))
+        )
         if given is not None:
             log.warning("store.probe_key_left_behind", uri=uri, why=given.why)
 
-    async def _when_free(self, act: Callable[[], _Result | Busy]) -> _Result | Throttled | Unknown:
+    async def _retry_while_busy(
+        self, operation: Callable[[], _Result | Busy]
+    ) -> _Result | Throttled | Unknown:
         """Act as soon as no other process is at it, within the timeout."""
-        held_up: Busy | _AllHang | None = None
+        obstacle: Busy | _NoThreadFree | None = None
         with anyio.move_on_after(self._timeout):
             pause = _FIRST_PAUSE_SECONDS
             while True:
-                held_up = None
-                result = await self._in_thread(act)
-                if not isinstance(result, Busy | _AllHang):
+                obstacle = None
+                result = await self._in_thread(operation)
+                if not isinstance(result, Busy | _NoThreadFree):
                     return result
-                held_up = result
+                obstacle = result
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         within = f"request_timeout_seconds={self._timeout:g}"
-        match held_up:
+        match obstacle:
             case None:
                 return Unknown(f"the disk did not answer in time: {within}")
             case Busy():
                 return Throttled(f"another process kept the file lock: {within}")
-            case _AllHang():
+            case _NoThreadFree():
                 return Throttled(
                     f"the disk has not answered {_MAX_THREADS} requests before this one: {within}"
                 )
 
-    async def _in_thread(self, act: Callable[[], _Result]) -> _Result | _AllHang:
+    async def _in_thread(self, operation: Callable[[], _Result]) -> _Result | _NoThreadFree:
         if self._threads is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
 
-        def counted() -> _Result | _AllHang:
-            if not self._in_the_disk.acquire(blocking=False):
-                return _AllHang()
+        def run_with_slot() -> _Result | _NoThreadFree:
+            if not self._disk_slots.acquire(blocking=False):
+                return _NoThreadFree()
             try:
-                return act()
+                return operation()
             finally:
-                self._in_the_disk.release()
+                self._disk_slots.release()
 
-        return await anyio.to_thread.run_sync(counted, abandon_on_cancel=True, limiter=self._threads)
+        return await anyio.to_thread.run_sync(run_with_slot, abandon_on_cancel=True, limiter=self._threads)
 
     def _locate(self, uri: str) -> ObjectPath | Refused:
         try:

@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class ActLater:
+class DelayedDelivery:
     """The caller hears nothing (unknown), and the write reaches the store that much later, condition and all."""
 
     seconds: float
@@ -67,7 +67,7 @@ _Outcome = TypeVar("_Outcome", bound=ReadOutcome | WriteOutcome | None)
 class Faults(Protocol):
     """Both sides of a request. Either may sleep (`anyio.sleep`) for latency; None lets the request pass."""
 
-    async def before(self, request: Request, /) -> Fault | ActLater | None:
+    async def before(self, request: Request, /) -> Fault | DelayedDelivery | None:
         """The store has not acted, and won't if a fault is returned."""
         ...
 
@@ -115,7 +115,7 @@ def version_of(body: bytes) -> str:
 
 
 @dataclass(order=True, slots=True)
-class _Late:
+class _DelayedRequest:
     at: float
     order: int
     act: Callable[[], object] = field(compare=False)
@@ -134,7 +134,7 @@ class MemoryStore(AsyncContextManagerMixin):
         self._timeout = require_timeout(request_timeout_seconds)
         self._objects = Objects(objects)
         self._faults = faults
-        self._late: list[_Late] = []
+        self._delayed: list[_DelayedRequest] = []
         self._arrivals = 0
         self._is_open = False
 
@@ -151,7 +151,7 @@ class MemoryStore(AsyncContextManagerMixin):
         key = _locate(uri)
         if isinstance(key, Refused):
             return key
-        return await self._ask(Request("read", key), lambda: self._objects.get(key))
+        return await self._request(Request("read", key), lambda: self._objects.get(key))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """Compare and swap; nothing awaits between the two."""
@@ -160,7 +160,7 @@ class MemoryStore(AsyncContextManagerMixin):
             return key
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
-        return await self._ask(
+        return await self._request(
             Request("write", key, body, condition), lambda: self._put(key, body, condition)
         )
 
@@ -169,9 +169,9 @@ class MemoryStore(AsyncContextManagerMixin):
         require_probe_key(uri)
         key = _locate(uri)
         if isinstance(key, str):
-            await self._ask(Request("delete", key), lambda: self._objects.remove(key))
+            await self._request(Request("delete", key), lambda: self._objects.remove(key))
 
-    async def _ask(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
+    async def _request(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
         if not self._is_open:
             raise RuntimeError("the store is not open; use it inside 'async with'")
         silence = Unknown(f"no answer in time: request_timeout_seconds={self._timeout}")
@@ -179,9 +179,11 @@ class MemoryStore(AsyncContextManagerMixin):
             fault = await self._faults.before(request) if self._faults else None
             # A store is asked over a network: other tasks always get their turn before it acts.
             await anyio.lowlevel.checkpoint()
-            self._settle()
-            if isinstance(fault, ActLater):
-                heapq.heappush(self._late, _Late(anyio.current_time() + fault.seconds, self._arrivals, act))
+            self._deliver_due()
+            if isinstance(fault, DelayedDelivery):
+                heapq.heappush(
+                    self._delayed, _DelayedRequest(anyio.current_time() + fault.seconds, self._arrivals, act)
+                )
                 self._arrivals += 1
                 await anyio.sleep_forever()
             elif fault is not None:
@@ -191,10 +193,10 @@ class MemoryStore(AsyncContextManagerMixin):
             return outcome if lost is None else lost
         return silence
 
-    def _settle(self) -> None:
+    def _deliver_due(self) -> None:
         """Let the writes that were under way all along arrive, in the order of their times."""
-        while self._late and self._late[0].at <= anyio.current_time():
-            heapq.heappop(self._late).act()
+        while self._delayed and self._delayed[0].at <= anyio.current_time():
+            heapq.heappop(self._delayed).act()
 
     def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
         return self._objects.put(key, body, condition)

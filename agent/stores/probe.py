@@ -46,14 +46,14 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
     try:
         first = await store.write(uri, _BODIES[0], IfAbsent())
         if not isinstance(first, Won):
-            _could_not_ask(first, uri)
-        _must_lose(
+            _raise_inconclusive(first, uri)
+        _require_lost(
             await store.write(uri, _BODIES[1], IfAbsent()),
             "if-absent (If-None-Match: *; Google: generation 0)",
             uri,
         )
-        stale = IfMatch(_another(first.version))
-        _must_lose(
+        stale = IfMatch(_different_version(first.version))
+        _require_lost(
             await store.write(uri, _BODIES[2], stale),
             "if-match (If-Match: <etag>; Google: its generation)",
             uri,
@@ -64,7 +64,7 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
             await store.delete(uri)
 
 
-def _must_lose(outcome: WriteOutcome, condition: str, uri: str) -> None:
+def _require_lost(outcome: WriteOutcome, condition: str, uri: str) -> None:
     match outcome:
         case Lost():
             return
@@ -74,12 +74,12 @@ def _must_lose(outcome: WriteOutcome, condition: str, uri: str) -> None:
                 f"lock in a store with conditional writes (s3, gs, azure, a current minio, a local disk): key={uri}"
             )
         case Throttled() | Unknown() | Refused():
-            _could_not_ask(outcome, uri)
+            _raise_inconclusive(outcome, uri)
         case _:
             assert_never(outcome)
 
 
-def _could_not_ask(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> NoReturn:
+def _raise_inconclusive(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> NoReturn:
     match outcome:
         case Refused(why=why):
             raise StoreProbeError(
@@ -100,7 +100,7 @@ def _could_not_ask(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> N
             assert_never(outcome)
 
 
-def _another(version: str) -> str:
+def _different_version(version: str) -> str:
     """A version of the same shape that isn't this one: stores may refuse a malformed one for its form alone.
 
     The last digit is another, since the first may belong to the form: Azure's versions begin with 0x.

@@ -52,7 +52,7 @@ _MAX_CONNECTIONS: Final = 64
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
-_UNCONFIGURED: Final = (
+_CONFIGURATION_ERRORS: Final = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.TokenRetrievalError,
@@ -72,7 +72,7 @@ _NO_CREDENTIALS: Final = (
     "or give this process a role"
 )
 _NO_REGION: Final = "no region is set; set LAKEWARDEN_S3_REGION, AWS_DEFAULT_REGION or the profile's region"
-_HOME_OF_AWS: Final = (".amazonaws.com", ".amazonaws.com.cn")
+_AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn")
 
 _ERROR_DOCUMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?<Error[\s>]")
 _ERROR_CODE: Final = re.compile(rb"<Code>\s*([^<\s]+)")
@@ -113,7 +113,7 @@ class S3Store(AsyncContextManagerMixin):
         location = _locate(uri)
         if isinstance(location, Refused):
             return location
-        return classify_read(await self._ask(lambda client: _get(client, location)))
+        return classify_read(await self._request(lambda client: _get(client, location)))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         """One PUT with `If-None-Match: *` or `If-Match: <etag>`."""
@@ -123,7 +123,7 @@ class S3Store(AsyncContextManagerMixin):
         if len(body) > MAX_OBJECT_BYTES:
             return Refused(too_long(len(body)))
         return classify_write(
-            await self._ask(lambda client: _put(client, location, body, condition)), condition
+            await self._request(lambda client: _put(client, location, body, condition)), condition
         )
 
     async def delete(self, uri: str) -> None:
@@ -133,51 +133,51 @@ class S3Store(AsyncContextManagerMixin):
         if isinstance(location, Refused):
             why = location.why
         else:
-            answer = await self._ask(lambda client: _remove(client, location))
+            answer = await self._request(lambda client: _remove(client, location))
             if 200 <= answer.status < 300:
                 return
-            why = answer.said
+            why = answer.summary
         log.warning("store.probe_key_left_behind", uri=uri, why=why)
 
-    async def _ask(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
+    async def _request(self, request: Callable[[Any], Awaitable[Answer]]) -> Answer:
         stack = self._stack
         if stack is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
-        waited_for = "credentials"
+        awaited = "credentials"
         with anyio.move_on_after(self._timeout):
             try:
-                client = await self._opened(stack)
+                client = await self._get_client(stack)
                 if isinstance(client, Answer):
                     return client
-                waited_for = "an answer"
+                awaited = "an answer"
                 return await request(client)
             except boto.ClientError as error:
-                return _answer_of(error)
+                return _answer_from_error(error)
             except Exception as error:  # noqa: BLE001 - on a stranger's answer botocore's parsers raise just anything
-                return _answer_of_none(error)
+                return _answer_from_exception(error)
         return Answer(
-            fault="silence",
-            message=f"{waited_for} did not come in time: request_timeout_seconds={self._timeout:g}",
+            fault="no answer",
+            message=f"{awaited} did not come in time: request_timeout_seconds={self._timeout:g}",
         )
 
-    async def _opened(self, stack: AsyncExitStack) -> Any:
+    async def _get_client(self, stack: AsyncExitStack) -> Any:
         """The client, or the `Answer` that says what is missing for one."""
         if self._client is None:
             async with self._opening:
                 if self._client is None:
-                    opened = await self._open(stack)
+                    opened = await self._create_client(stack)
                     if isinstance(opened, Answer):
                         return opened
                     self._client = opened
         return self._client
 
-    async def _open(self, stack: AsyncExitStack) -> Any:
+    async def _create_client(self, stack: AsyncExitStack) -> Any:
         given = self._options
         # A session of its own for each try: it remembers what it did not find.
         session = AioSession(profile=given.profile)
         try:
             if await session.get_credentials() is None:
-                return _unsent(_NO_CREDENTIALS)
+                return _not_sent(_NO_CREDENTIALS)
             region = given.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
             making = session.create_client(
                 "s3",
@@ -187,13 +187,13 @@ class S3Store(AsyncContextManagerMixin):
             )
             async with AsyncExitStack() as attempt:
                 client = await attempt.enter_async_context(making)
-                if region is None and str(urlsplit(client.meta.endpoint_url).hostname).endswith(_HOME_OF_AWS):
-                    return _unsent(_NO_REGION)
+                if region is None and str(urlsplit(client.meta.endpoint_url).hostname).endswith(_AWS_DOMAINS):
+                    return _not_sent(_NO_REGION)
                 stack.push_async_exit(attempt.pop_all())
         except ValueError as error:
             # How botocore says that an endpoint is no URL, and a role's endpoint not one to trust.
-            return _unsent(str(error))
-        client.meta.events.register_last("before-call.s3", _send_plainly)
+            return _not_sent(str(error))
+        client.meta.events.register_last("before-call.s3", _disable_expect_and_redirects)
         return client
 
     def _config(self) -> AioConfig:
@@ -202,7 +202,7 @@ class S3Store(AsyncContextManagerMixin):
             # Every attempt must be the lock's own: a hidden retry meets its own first write as a 412.
             retries={"total_max_attempts": 1},
             http_session_cls=SendOnceSession,
-            # Half the budget, so that an endpoint that isn't there is told apart from one that is slow.
+            # Half the budget, so that an endpoint that isn't there is error_fields apart from one that is slow.
             connect_timeout=self._timeout / 2,
             read_timeout=self._timeout,
             max_pool_connections=_MAX_CONNECTIONS,
@@ -226,7 +226,7 @@ async def _put(client: Any, location: Location, body: bytes, condition: Conditio
     result = await client.put_object(
         Bucket=location.authority, Key=location.key, Body=body, ContentType="application/json", **header
     )
-    return Answer(_status(result), version=result.get("ETag"), unasked_bytes=_length(result))
+    return Answer(_status(result), version=result.get("ETag"), unexpected_bytes=_length(result))
 
 
 async def _get(client: Any, location: Location) -> Answer:
@@ -242,10 +242,10 @@ async def _get(client: Any, location: Location) -> Answer:
         return Answer(fault="too long", message=too_long(length or len(body)))
     if length is None and "transfer-encoding" not in result["ResponseMetadata"]["HTTPHeaders"]:
         return Answer(
-            fault="silence", message="it gives no length, so one cut short would pass for the whole"
+            fault="no answer", message="it gives no length, so one cut short would pass for the whole"
         )
     if length is not None and length != len(body):
-        return Answer(fault="silence", message=f"bytes={len(body)} expected={length}")
+        return Answer(fault="no answer", message=f"bytes={len(body)} expected={length}")
     return Answer(
         _status(result),
         code=_code_in(body),
@@ -259,7 +259,7 @@ async def _remove(client: Any, location: Location) -> Answer:
     return Answer(_status(await client.delete_object(Bucket=location.authority, Key=location.key)))
 
 
-def _send_plainly(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+def _disable_expect_and_redirects(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
     """Keep botocore from what it does beside a request.
 
     `Expect: 100-continue`, which it puts on every PUT, buys a round trip for a body of a hundred bytes, and a server
@@ -301,34 +301,38 @@ def _code_in(body: bytes | bytearray) -> str:
     return found[1].decode("ascii", "replace") if found else "-"
 
 
-def _unsent(why: str) -> Answer:
-    return Answer(fault="unsent", message=why)
+def _not_sent(why: str) -> Answer:
+    return Answer(fault="not sent", message=why)
 
 
-def _answer_of(error: boto.ClientError) -> Answer:
+def _answer_from_error(error: boto.ClientError) -> Answer:
     """botocore's exception back into the answer it was made of."""
     response: Mapping[str, Any] = error.response
-    told: Mapping[str, Any] = response.get("Error", {})
-    status, message, code = _status(response), str(told.get("Message") or ""), str(told.get("Code") or "")
+    error_fields: Mapping[str, Any] = response.get("Error", {})
+    status, message, code = (
+        _status(response),
+        str(error_fields.get("Message") or ""),
+        str(error_fields.get("Code") or ""),
+    )
     if code.isdigit():
         # The status, in the place of a code that the body doesn't name.
         code = ""
     if status == 404 and not code:
-        return Answer(status, message=message, fault="stranger")
-    if region := _headers(response).get("x-amz-bucket-region", told.get("Region")):
+        return Answer(status, message=message, fault="not the store")
+    if region := _headers(response).get("x-amz-bucket-region", error_fields.get("Region")):
         message = f"the bucket's region is {region}; is it the one that is set? {message}"
-    return Answer(status, code, message, unasked_bytes=_length(response))
+    return Answer(status, code, message, unexpected_bytes=_length(response))
 
 
-def _answer_of_none(error: Exception) -> Answer:
-    if isinstance(error, _UNCONFIGURED):
-        return _unsent(f"check credentials, region and endpoint: {error}")
-    if isinstance(error, boto.SSLError | boto.HTTPClientError) and (why := _tls_mistake(error)):
-        return _unsent(why)
-    return Answer(fault="silence", message=f"{type(error).__name__}: {error}")
+def _answer_from_exception(error: Exception) -> Answer:
+    if isinstance(error, _CONFIGURATION_ERRORS):
+        return _not_sent(f"check credentials, region and endpoint: {error}")
+    if isinstance(error, boto.SSLError | boto.HTTPClientError) and (why := _tls_misconfiguration(error)):
+        return _not_sent(why)
+    return Answer(fault="no answer", message=f"{type(error).__name__}: {error}")
 
 
-def _tls_mistake(error: boto.SSLError | boto.HTTPClientError) -> str | None:
+def _tls_misconfiguration(error: boto.SSLError | boto.HTTPClientError) -> str | None:
     """What somebody has to mend before a handshake can succeed; other failures of it may pass by themselves."""
     match error.kwargs.get("error"):
         case aiohttp.ClientConnectorCertificateError(

@@ -10,8 +10,8 @@ import anyio.lowlevel
 import pytest
 
 from lakewarden.agent.stores import LocalStore, MemoryStore, StoreProbeError, probe
-from lakewarden.agent.stores.memory import ActLater, Fault, Request
-from lakewarden.agent.stores.probe import _another
+from lakewarden.agent.stores.memory import DelayedDelivery, Fault, Request
+from lakewarden.agent.stores.probe import _different_version
 from lakewarden.handlers.lease.conditional import (
     Condition,
     Found,
@@ -156,7 +156,7 @@ async def test_a_store_that_finds_something_under_an_unused_name_is_not_trusted(
 )
 def test_a_version_that_is_not_there_has_the_form_of_one_that_is(version: str, form: str) -> None:
     """A store may answer 400 to what can't be a version of its own, and that says nothing about conditions."""
-    other = _another(version)
+    other = _different_version(version)
 
     assert other != version
     assert re.fullmatch(form, other)
@@ -181,7 +181,7 @@ class StopAt:
         self._scope = scope
         self._left = at
 
-    async def before(self, _request: Request) -> Fault | ActLater | None:
+    async def before(self, _request: Request) -> Fault | DelayedDelivery | None:
         return None
 
     async def after(self, _request: Request, _outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakewarden.agent.stores import classify
-from lakewarden.agent.stores.classify import TABLE, Answer, Asked, Row
+from lakewarden.agent.stores.classify import TABLE, Answer, RequestCondition, Row
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.handlers.lease.conditional import (
@@ -72,9 +72,9 @@ class Example(NamedTuple):
     read: type | None
 
 
-UNSENT = "nothing was sent, nor will be: no credentials, no region, an untrusted certificate"
-BROKEN = "none, or no whole one: no connection, reset before or after the body was sent, timeout, cut short"
-PAGE = "404 that is no error of S3: a page of a proxy, or nothing"
+UNSENT = "request not sent: no credentials, no region, an untrusted certificate"
+BROKEN = "no complete answer: no connection, a reset before or after the body was sent, a timeout, a truncated body"
+PAGE = "404 that is not an S3 error: a proxy's page, or an empty body"
 LONG = "an object longer than 1 MiB"
 CONDITION = "412; code PreconditionFailed under any status"
 PATIENCE = "429; code SlowDown, Throttling, … under any status"
@@ -82,8 +82,8 @@ ERROR_200 = "200, 201 with any other error in the body"
 BODY_200 = "200, 201 with a body, to a write"
 COMPRESSED = "200 with a compressed body, to a read"
 WEAK = "200, 201 with a weak ETag"
-NO_VERSION = "200, 201 without an ETag, or with one that names no version: empty, *, a list"
-SAME = "200, 201 with the ETag that was to be written over"
+NO_VERSION = "200, 201 without an ETag, or with one that names no single version: empty, *, a list"
+SAME = "200, 201 with the ETag that If-Match named"
 TAKEN = "200, 201 with an ETag"
 NOT_MODIFIED = "304"
 NO_OBJECT = "404 for the object: code NoSuchKey, BlobNotFound"
@@ -198,12 +198,16 @@ EXAMPLES: Final = [
     Example(ELSE, "600", Reply(600), *UNKNOWN),
 ]
 
-ASKED: Final[dict[str, Asked]] = {"if-absent": IfAbsent(), "if-match": IfMatch(BEFORE), "read": None}
+CONDITIONS: Final[dict[str, RequestCondition]] = {
+    "if-absent": IfAbsent(),
+    "if-match": IfMatch(BEFORE),
+    "read": None,
+}
 
 CASES = [
-    pytest.param(example, asked, expected, id=f"{example.answer} - {name}")
+    pytest.param(example, condition, expected, id=f"{example.answer} - {name}")
     for example in EXAMPLES
-    for (name, asked), expected in zip(ASKED.items(), example[3:], strict=True)
+    for (name, condition), expected in zip(CONDITIONS.items(), example[3:], strict=True)
     if expected is not None
 ]
 
@@ -216,14 +220,14 @@ class Place:
         self.patient = patient
         self.impatient = impatient
 
-    async def ask(self, reply: Reply, asked: Asked) -> WriteOutcome | ReadOutcome:
+    async def send(self, reply: Reply, condition: RequestCondition) -> WriteOutcome | ReadOutcome:
         """The request, answered so. Behind it waits an answer that whoever asks twice would take for the first."""
-        self.server.script[:] = [reply, READ if asked is None else DONE]
+        self.server.script[:] = [reply, READ if condition is None else DONE]
         store = self.impatient if reply.fault in ENDLESS else self.patient
         with anyio.fail_after(30):
-            if asked is None:
+            if condition is None:
                 return await store.read(URI)
-            return await store.write(URI, b'{"expired":false}', asked)
+            return await store.write(URI, b'{"expired":false}', condition)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -249,8 +253,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     """The rows that answers are found in."""
     found: list[Row] = []
 
-    def noted(answer: Answer, asked: Asked) -> Row:
-        found.append(row := real(answer, asked))
+    def noted(answer: Answer, condition: RequestCondition) -> Row:
+        found.append(row := real(answer, condition))
         return row
 
     real = classify.row_of
@@ -258,14 +262,14 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     return found
 
 
-@pytest.mark.parametrize("example, asked, expected", CASES)
+@pytest.mark.parametrize("example, condition, expected", CASES)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
-    example: Example, asked: Asked, expected: type, place: Place, rows: list[Row]
+    example: Example, condition: RequestCondition, expected: type, place: Place, rows: list[Row]
 ) -> None:
     sent_before = len(place.server.received)
 
-    outcome = await place.ask(example.reply, asked)
+    outcome = await place.send(example.reply, condition)
 
     assert type(outcome) is expected, outcome
     assert [row.answer for row in rows] == [example.row]
@@ -273,17 +277,17 @@ async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
 
 
 def test_every_row_of_the_table_has_its_example() -> None:
-    """The rows in which nothing is sent, or only something else than an object is asked for, are tried elsewhere."""
+    """The rows in which nothing is sent, or only something else than an object is requested, are tested elsewhere."""
     exercised = {
         (example.row, name)
         for example in EXAMPLES
-        for name, expected in zip(ASKED, example[3:], strict=True)
+        for name, expected in zip(CONDITIONS, example[3:], strict=True)
         if expected is not None
     }
     possible = {
         (row.answer, name)
         for row in TABLE
-        for name, meaning in zip(ASKED, row.means, strict=True)
+        for name, meaning in zip(CONDITIONS, row.means, strict=True)
         if meaning is not None and row.answer != UNSENT
     }
 
@@ -344,16 +348,16 @@ REPLIES = st.builds(
 )
 
 
-@given(reply=REPLIES, asked=st.sampled_from(list(ASKED.values())))
+@given(reply=REPLIES, condition=st.sampled_from(list(CONDITIONS.values())))
 @settings(max_examples=300, deadline=None)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_whatever_a_server_answers_is_an_outcome_and_no_exception(
-    reply: Reply, asked: Asked, place: Place
+    reply: Reply, condition: RequestCondition, place: Place
 ) -> None:
     """And it wins, or finds, only with a 200 or 201 and an ETag."""
     sent_before = len(place.server.received)
 
-    outcome = await place.ask(reply, asked)
+    outcome = await place.send(reply, condition)
 
     assert isinstance(outcome, Won | Lost | Found | Absent | Throttled | Unknown | Refused)
     if isinstance(outcome, Won | Found):

@@ -9,8 +9,8 @@ from rich.console import Console
 from lakewarden.agent.demo.figures import (
     Stops,
     Waste,
-    conflicts_arose,
-    doubts,
+    conflict_times,
+    discrepancies,
     stop_seconds,
     waste,
 )
@@ -52,7 +52,7 @@ def trace() -> Trace:
 
 
 def test_a_conflict_arises_when_the_younger_of_its_two_markers_is_published(log: ConflictLog) -> None:
-    assert conflicts_arose(log) == {"a0": BEGAN + 3, "a1": BEGAN + 23}
+    assert conflict_times(log) == {"a0": BEGAN + 3, "a1": BEGAN + 23}
 
 
 def test_stop_seconds_run_from_the_younger_marker_to_idle_executors(trace: Trace, log: ConflictLog) -> None:
@@ -102,11 +102,11 @@ def test_a_writer_without_a_committed_attempt_saves_nothing() -> None:
 
 
 def test_three_equal_accounts_need_no_word(trace: Trace, log: ConflictLog) -> None:
-    assert doubts(trace, log, {"a0", "a1"}) == []
+    assert discrepancies(trace, log, {"a0", "a1"}) == []
 
 
 def test_accounts_that_differ_are_told(log: ConflictLog) -> None:
-    notes = doubts(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
+    notes = discrepancies(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
 
     assert notes == [
         "conflicts topic and writers disagree: 2 published, 1 heard by writers, 1 in both",
@@ -120,13 +120,13 @@ def test_jobs_that_did_not_stop_in_time_are_told_and_not_timed(log: ConflictLog)
     trace = Trace([*running, *lost("a1", 18, 23.2, 24.0)])
 
     assert stop_seconds(trace, log).timed == 1
-    assert doubts(trace, log, {"a0", "a1"}) == [
+    assert discrepancies(trace, log, {"a0", "a1"}) == [
         "Spark jobs of 1 aborted attempts did not stop in time; their times don't count"
     ]
 
 
 def test_no_conflict_and_no_parquet_agree() -> None:
-    assert doubts(Trace(), ConflictLog(), None) == []
+    assert discrepancies(Trace(), ConflictLog(), None) == []
 
 
 def report(check: TableCheck, *, with_agent: bool = True) -> Report:

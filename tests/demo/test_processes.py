@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lakewarden.agent.demo.processes import Child, stop_all
-from lakewarden.agent.locks.process_group import session_members
+from lakewarden.agent.locks.posix_session import posix_session_members
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -48,7 +48,7 @@ def test_a_whole_family_is_ended_even_if_the_parent_ignores_the_request(
     began = time.monotonic()
     stop_all([child], orderly_seconds=0.5)
 
-    assert session_members(child.pid) == []
+    assert posix_session_members(child.pid) == []
     assert time.monotonic() - began < 15
 
 
@@ -57,11 +57,11 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = Child("parent", [sys.executable, "-c", PARENT, str(tmp_path)], tmp_path)
     wait_for(lambda: parent.out.read_text().endswith("\n"))
     child = int(parent.out.read_text())
-    wait_for(lambda: session_members(child) == [child])
+    wait_for(lambda: posix_session_members(child) == [child])
 
     os.kill(parent.pid, signal.SIGKILL)
 
-    wait_for(lambda: session_members(child) == [])
+    wait_for(lambda: posix_session_members(child) == [])
     stop_all([parent])
 
 
@@ -71,4 +71,4 @@ def test_the_last_words_of_a_child_are_one_line(tmp_path: Path) -> None:
     )
     wait_for(lambda: child.exit_code() is not None)
 
-    assert child.last_words() == "last"
+    assert child.last_log_line() == "last"

@@ -16,7 +16,7 @@ from rich.console import Console
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
-from lakewarden.agent.locks.process_group import session_members
+from lakewarden.agent.locks.posix_session import posix_session_members
 
 STAND_IN = Programs(writer=(sys.executable, str(Path(__file__).with_name("stand_in_writer.py"))))
 
@@ -128,5 +128,5 @@ def test_a_signal_leaves_no_process_behind(tmp_path: Path, number: signal.Signal
     _, errors = demo.communicate(timeout=30)
 
     assert b"KeyboardInterrupt" in errors
-    assert session_members(demo.pid) == []
+    assert posix_session_members(demo.pid) == []
     assert processes_with(f"{tmp_path}/") == []

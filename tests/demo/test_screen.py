@@ -11,7 +11,7 @@ from tests.demo.scripted import BEGAN, committed, lost
 def played(*, terminal: bool) -> str:
     shown = io.StringIO()
     with Screen(Console(file=shown, force_terminal=terminal, width=100, color_system=None)) as screen:
-        screen.say("starting")
+        screen.note("starting")
         screen.expect("departures", 1)
         screen.expect("arrivals", 1)
         story = [

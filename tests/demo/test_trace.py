@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lakewarden.agent.demo.narration import overlaps, tell
+from lakewarden.agent.demo.narration import line_for_step, overlaps
 from lakewarden.agent.demo.trace import Outcome, Step, StepsFile, Trace
 from tests.demo.scripted import BEGAN, committed, lost, step
 
@@ -40,7 +40,7 @@ def test_steps_of_two_writers_are_put_in_order_by_their_time() -> None:
     trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
 
     assert trace.writers == ("departures", "arrivals")
-    assert trace.attempts[1].lost_to == "departures"
+    assert trace.attempts[1].winner == "departures"
 
 
 def test_a_line_counts_once_its_newline_is_there(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_conflict_is_told_with_the_other_writer_and_the_place() -> None:
     lines = []
     for happened in lost("a0", 1, 3, 3.25):
         attempt = trace.add(happened)
-        if (line := tell(happened, attempt)) is not None:
+        if (line := line_for_step(happened, attempt)) is not None:
             lines.append(line.text)
 
     assert lines == [

@@ -93,7 +93,7 @@ class Hang:
     """Set when one is caught."""
     waiting: set[asyncio.StreamReader] = field(default_factory=set)
     """Connections on which a client still waits for its answer."""
-    overtaken: int = 0
+    served_while_hanging: int = 0
     """Other requests that were served while somebody waited."""
     over: anyio.Event = field(default_factory=anyio.Event)
 
@@ -105,7 +105,7 @@ class FaultProxy:
         address = urlsplit(upstream)
         assert address.hostname is not None
         self._upstream = (address.hostname, address.port or 80)
-        self._chance = random.Random(seed)
+        self._random = random.Random(seed)
         self._timeout = request_timeout_seconds
         self._bursting: Fault | None = None
         self._deck: list[Fault] = []
@@ -126,7 +126,7 @@ class FaultProxy:
             self._hangs.remove(hang)
             hang.over.set()
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection. It bears one request, because the server's answer closes it."""
         try:
             await self._serve(await _receive(reader), reader, writer)
@@ -144,7 +144,7 @@ class FaultProxy:
                 await self._hang(hang, request, reader)
                 _reset(writer)
                 return
-            hang.overtaken += bool(hang.waiting)
+            hang.served_while_hanging += bool(hang.waiting)
         fault = self._draw()
         if fault is not None:
             self.injected[fault] += 1
@@ -164,15 +164,15 @@ class FaultProxy:
                 await self._forward(request)
                 await _send(writer, _error(*_ERRORS[fault]))
             case Fault.DELAY_SHORT:
-                await self._around(request, writer, self._chance.uniform(0.1, 0.4) * self._timeout)
+                await self._forward_delayed(request, writer, self._random.uniform(0.1, 0.4) * self._timeout)
             case Fault.DELAY_LONG:
-                await self._around(request, writer, self._chance.uniform(1.2, 2.5) * self._timeout)
+                await self._forward_delayed(request, writer, self._random.uniform(1.2, 2.5) * self._timeout)
             case _:
                 await _send(writer, await self._forward(request))
 
-    async def _around(self, request: Request, writer: asyncio.StreamWriter, seconds: float) -> None:
+    async def _forward_delayed(self, request: Request, writer: asyncio.StreamWriter, seconds: float) -> None:
         """Wait on the way there, or on the way back."""
-        there = self._chance.random() < 0.5
+        there = self._random.random() < 0.5
         await asyncio.sleep(seconds if there else 0)
         answer = await self._forward(request)
         await asyncio.sleep(0 if there else seconds)
@@ -194,21 +194,21 @@ class FaultProxy:
             tasks.start_soon(watch)
             await hang.over.wait()
             tasks.cancel_scope.cancel()
-        if self._chance.random() < 0.5:
+        if self._random.random() < 0.5:
             await self._forward(request)
 
     def _draw(self) -> Fault | None:
         weather, again = self.weather, self._bursting
-        if again in weather.faults and self._chance.random() < weather.burst:
+        if again in weather.faults and self._random.random() < weather.burst:
             return again
-        begins = self._chance.random() < weather.share
+        begins = self._random.random() < weather.share
         self._bursting = self._next_fault(weather.faults) if begins else None
         return self._bursting
 
     def _next_fault(self, faults: tuple[Fault, ...]) -> Fault:
         """Shuffled like cards, so that none is missing where many are drawn."""
         if not set(self._deck) & set(faults):
-            self._deck = self._chance.sample(faults, len(faults))
+            self._deck = self._random.sample(faults, len(faults))
         return self._deck.pop(next(place for place, fault in enumerate(self._deck) if fault in faults))
 
     async def _forward(self, request: Request) -> bytes:
@@ -235,7 +235,7 @@ async def fault_proxy(
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A task of ours: those that the server makes by itself outlive it.
-        task = asyncio.create_task(proxy.converse(reader, writer))
+        task = asyncio.create_task(proxy.handle_connection(reader, writer))
         conversations.add(task)
         task.add_done_callback(conversations.discard)
 

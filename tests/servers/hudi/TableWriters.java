@@ -64,25 +64,25 @@ public final class TableWriters {
         TableWriters all = new TableWriters(Integer.parseInt(arguments[0]), Path.of(arguments[1]));
         try (var lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
             for (String line = lines.readLine(); line != null; line = lines.readLine()) {
-                all.obey(JSON.readTree(line));
+                all.execute(JSON.readTree(line));
             }
         }
         System.exit(0);
     }
 
-    private void obey(JsonNode command) {
+    private void execute(JsonNode command) {
         String what = command.get("do").asText();
         if (what.equals("stop")) {
             stopping = true;
             return;
         }
-        if (what.equals("turns")) {
+        if (what.equals("cycle")) {
             stopping = false;
         }
-        writers.computeIfAbsent(command.get("writer").asText(), name -> new Writer()).obey(command);
+        writers.computeIfAbsent(command.get("writer").asText(), name -> new Writer()).execute(command);
     }
 
-    private synchronized void say(JsonNode command, String what, String detail, Object value) {
+    private synchronized void respond(JsonNode command, String what, String detail, Object value) {
         ObjectNode answer = JSON.createObjectNode();
         answer.put("id", command.get("id").asInt()).put("what", what).putPOJO(detail, value);
         try {
@@ -118,18 +118,18 @@ public final class TableWriters {
         private final ExecutorService thread = Executors.newSingleThreadExecutor();
         private LockManager manager;
 
-        void obey(JsonNode command) {
+        void execute(JsonNode command) {
             thread.execute(() -> {
                 try {
                     switch (command.get("do").asText()) {
                         case "lock" -> lock(command);
                         case "unlock" -> unlock(command);
-                        case "turns" -> turns(command);
+                        case "cycle" -> cycle(command);
                         default -> throw new IllegalArgumentException(command.toString());
                     }
                 } catch (Exception failure) {
                     failure.printStackTrace();
-                    say(command, "failed", "why", failure.toString());
+                    respond(command, "failed", "why", failure.toString());
                 }
             });
         }
@@ -141,10 +141,10 @@ public final class TableWriters {
                 manager = manager(command.get("table").asText(), seconds);
                 try {
                     manager.lock();
-                    say(command, "locked", "owner", owner());
+                    respond(command, "locked", "owner", owner());
                     return;
                 } catch (HoodieLockException refusal) {
-                    say(command, "refused", "why", refusal.toString());
+                    respond(command, "refused", "why", refusal.toString());
                     return;
                 } catch (SdkException silence) {
                     // A fifth of the lease may be short for a JVM's first request. A writer would fail, and be started again.
@@ -159,10 +159,10 @@ public final class TableWriters {
         private void unlock(JsonNode command) {
             String owner = owner();
             manager.unlock();
-            say(command, "unlocked", "owner", owner);
+            respond(command, "unlocked", "owner", owner);
         }
 
-        private void turns(JsonNode command) throws IOException, InterruptedException {
+        private void cycle(JsonNode command) throws IOException, InterruptedException {
             List<String> program = new ArrayList<>();
             command.get("command").forEach(word -> program.add(word.asText()));
             double pause = command.get("pause").asDouble();
@@ -171,12 +171,12 @@ public final class TableWriters {
                 manager.lock();
                 long began = System.nanoTime();
                 int status = new ProcessBuilder(program).inheritIO().start().waitFor();
-                say(command, "turn", "status", status);
+                respond(command, "cycle", "status", status);
                 manager.unlock();
-                double turns = 2 * pause * ThreadLocalRandom.current().nextDouble();
-                TimeUnit.NANOSECONDS.sleep((long) (turns * (System.nanoTime() - began)));
+                double pauses = 2 * pause * ThreadLocalRandom.current().nextDouble();
+                TimeUnit.NANOSECONDS.sleep((long) (pauses * (System.nanoTime() - began)));
             }
-            say(command, "done", "status", 0);
+            respond(command, "done", "status", 0);
         }
 
         private String owner() {

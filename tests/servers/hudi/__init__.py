@@ -151,27 +151,27 @@ class HudiWriters:
 
     async def lock(self, writer: str, table: str, seconds: int = 60) -> str | None:
         """Take the table's lock, trying for so long; its owner, None where it could not be had."""
-        answer = await self._answer(self._tell(do="lock", writer=writer, table=table, seconds=seconds))
+        answer = await self._response(self._send(do="lock", writer=writer, table=table, seconds=seconds))
         owner: str | None = answer.get("owner")
         return owner
 
     async def unlock(self, writer: str) -> None:
         """Give it back."""
-        await self._answer(self._tell(do="unlock", writer=writer))
+        await self._response(self._send(do="unlock", writer=writer))
 
-    def begin_turns(self, writer: str, table: str, command: Sequence[str], pause: float) -> int:
+    def start_cycles(self, writer: str, table: str, command: Sequence[str], pause: float) -> int:
         """Take the lock, run the command, give the lock back, pause as long as so many turns on average; over and over."""
-        return self._tell(do="turns", writer=writer, table=table, command=list(command), pause=pause)
+        return self._send(do="cycle", writer=writer, table=table, command=list(command), pause=pause)
 
-    def turns(self, number: int) -> list[int]:
+    def cycle_statuses(self, number: int) -> list[int]:
         """The statuses with which the command has ended so far."""
-        return [each["status"] for each in self._heard(number) if each["what"] == "turn"]
+        return [each["status"] for each in self._responses(number) if each["what"] == "cycle"]
 
-    async def stop_turns(self, *numbers: int) -> None:
+    async def stop_cycles(self, *numbers: int) -> None:
         """End them all after the turn in hand."""
-        self._tell(do="stop")
+        self._send(do="stop")
         for number in numbers:
-            await self._answer(number, "done")
+            await self._response(number, "done")
 
     def kill(self) -> None:
         """As a crash would."""
@@ -180,24 +180,24 @@ class HudiWriters:
         assert self.process.stdin is not None
         self.process.stdin.close()
 
-    def _tell(self, **command: Any) -> int:
+    def _send(self, **command: Any) -> int:
         number = next(self._ids)
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"id": number, **command}).encode() + b"\n")
         self.process.stdin.flush()
         return number
 
-    async def _answer(self, number: int, *whats: str) -> dict[str, Any]:
+    async def _response(self, number: int, *whats: str) -> dict[str, Any]:
         """Wait for the answer to this command, or for one of these."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             while self.process.poll() is None:
-                for answer in self._heard(number):
+                for answer in self._responses(number):
                     if not whats or answer["what"] in whats:
                         return answer
                 await anyio.sleep(0.02)
         raise AssertionError(f"no answer of {self.process}:\n{self.log[-5000:]}")
 
-    def _heard(self, number: int) -> list[dict[str, Any]]:
+    def _responses(self, number: int) -> list[dict[str, Any]]:
         text = self._answers.read_text() if self._answers.exists() else ""
         answers = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
         mine = [each for each in answers if each["id"] == number]

@@ -6,7 +6,15 @@ import itertools
 
 import pytest
 
-from lakewarden.agent.stores.classify import TABLE, Answer, Asked, Row, classify_read, classify_write, row_of
+from lakewarden.agent.stores.classify import (
+    TABLE,
+    Answer,
+    RequestCondition,
+    Row,
+    classify_read,
+    classify_write,
+    row_of,
+)
 from lakewarden.agent.stores.port import MAX_WHY_CHARACTERS
 from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Refused, Unknown, Won
 
@@ -17,11 +25,11 @@ MATCH = IfMatch(BEFORE)
 CODES = ("", "PreconditionFailed", "SlowDown", "NoSuchKey", "NoSuchBucket", "RequestTimeout", "Other")
 
 
-@pytest.mark.parametrize("asked", [ABSENT, MATCH, None])
-def test_every_status_and_code_has_a_meaning(asked: Asked) -> None:
-    """A row that doesn't apply to who asked would raise."""
+@pytest.mark.parametrize("condition", [ABSENT, MATCH, None])
+def test_every_status_and_code_has_a_meaning(condition: RequestCondition) -> None:
+    """A row without a meaning for the request would raise."""
     for status, code in itertools.product(range(1000), CODES):
-        row_of(Answer(status, code, version=ETAG), asked).meaning(asked)
+        row_of(Answer(status, code, version=ETAG), condition).meaning(condition)
 
 
 def test_a_write_loses_only_by_its_condition() -> None:
@@ -58,7 +66,7 @@ def test_won_and_found_carry_the_etag_as_it_came() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.answer)
 def test_the_reason_is_one_short_line_with_the_facts(row: Row) -> None:
     """A proxy's error page is kilobytes of html; the reason goes into events."""
-    said = Answer(403, "AccessDenied" * 3, "<html>\n" * 1000).said
+    said = Answer(403, "AccessDenied" * 3, "<html>\n" * 1000).summary
 
     assert "\n" not in said
     assert len(f"{row.why}: {said}") <= MAX_WHY_CHARACTERS
@@ -69,5 +77,5 @@ def test_the_reason_says_what_the_answer_means() -> None:
     outcome = classify_write(Answer(409, "OperationAborted", "try\nagain"), MATCH)
 
     assert outcome == Unknown(
-        "two writes met, and either may have landed: try again: status=409 code=OperationAborted"
+        "two writes collided, and either may have been applied: try again: status=409 code=OperationAborted"
     )

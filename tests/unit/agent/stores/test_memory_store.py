@@ -9,7 +9,7 @@ import pytest
 from trio.testing import MockClock
 
 from lakewarden.agent.stores import MemoryStore
-from lakewarden.agent.stores.memory import ActLater, Fault, Request
+from lakewarden.agent.stores.memory import DelayedDelivery, Fault, Request
 from lakewarden.handlers.lease.conditional import (
     Absent,
     Found,
@@ -39,11 +39,14 @@ class Once:
     """One fault for the first request, none for the others."""
 
     def __init__(
-        self, before: Fault | ActLater | None = None, after: Unknown | None = None, latency: float = 0.0
+        self,
+        before: Fault | DelayedDelivery | None = None,
+        after: Unknown | None = None,
+        latency: float = 0.0,
     ) -> None:
         self._before, self._after, self._latency = before, after, latency
 
-    async def before(self, _request: Request) -> Fault | ActLater | None:
+    async def before(self, _request: Request) -> Fault | DelayedDelivery | None:
         latency, self._latency = self._latency, 0.0
         await anyio.sleep(latency)
         fault, self._before = self._before, None
@@ -83,7 +86,7 @@ async def test_latency_up_to_the_timeout_is_waited_for_and_past_it_is_unknown() 
 
 async def test_a_late_write_lands_after_its_caller_gave_up() -> None:
     """The request that was on its way all along: given up after three seconds, it arrives after ten."""
-    async with twin(Once(before=ActLater(10.0))) as store:
+    async with twin(Once(before=DelayedDelivery(10.0))) as store:
         assert isinstance(await store.write(URI, b"late", IfAbsent()), Unknown)
         assert await store.read(URI) == Absent()
         await anyio.sleep(10.0)
@@ -96,7 +99,7 @@ async def test_a_late_write_lands_after_its_caller_gave_up() -> None:
 async def test_a_late_write_still_has_to_meet_its_condition() -> None:
     """Which is what makes a lock safe against it: a write in between changes the version."""
     objects = {URI: b"old"}
-    async with twin(objects=objects) as other, twin(Once(before=ActLater(10.0)), objects) as store:
+    async with twin(objects=objects) as other, twin(Once(before=DelayedDelivery(10.0)), objects) as store:
         old = await other.read(URI)
         assert isinstance(old, Found)
         assert isinstance(await store.write(URI, b"late", IfMatch(old.version)), Unknown)

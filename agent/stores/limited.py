@@ -19,28 +19,28 @@ import anyio
 from lakewarden.agent.stores.port import ConditionalStore
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
-AT_ONCE: Final = 32
+MAX_CONCURRENT: Final = 32
 """At 30 ms a request, as clouds take, a thousand a second: far more than one process can send. Fewer than the adapters'
 connections, so that nobody waits for one of these."""
 
 
-class PacedStore:
-    """A store that is asked by at most `at_once` at once, in the order of asking."""
+class LimitedStore:
+    """A store that is asked by at most `max_concurrent` at once, in the order of asking."""
 
-    def __init__(self, store: ConditionalStore, at_once: int = AT_ONCE) -> None:
+    def __init__(self, store: ConditionalStore, max_concurrent: int = MAX_CONCURRENT) -> None:
         self._store = store
-        self._turns = anyio.Semaphore(at_once, fast_acquire=True)
+        self._slots = anyio.Semaphore(max_concurrent, fast_acquire=True)
 
     async def read(self, uri: str) -> ReadOutcome:
-        async with self._turns:
+        async with self._slots:
             return await self._store.read(uri)
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        async with self._turns:
+        async with self._slots:
             return await self._store.write(uri, body, condition)
 
     async def delete(self, uri: str) -> None:
-        async with self._turns:
+        async with self._slots:
             await self._store.delete(uri)
 
     async def __aenter__(self) -> Self:
