@@ -19,7 +19,7 @@ class KafkaRefusedError(AgentError):
     """Kafka answers and refuses us: our name, our password, a right. Correct what the message names; trying again is in vain."""
 
 
-class SleptError(AgentError):
+class SuspendedError(AgentError):
     """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
 
 
@@ -31,5 +31,5 @@ class PartitionsChangedError(AgentError):
     """Tables have moved between partitions while they had a history. Nobody decides on them until a person has acted."""
 
 
-class LogBrokenError(AgentError):
+class PublishFailedError(AgentError):
     """A decision could not be published, so the state and the log differ. The session ends and is rebuilt from the log."""

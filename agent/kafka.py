@@ -61,7 +61,7 @@ def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
     )
 
 
-async def started(client: Any, settings: KafkaSettings) -> None:
+async def start_client(client: Any, settings: KafkaSettings) -> None:
     """Start a client in bounded time.
 
     `KafkaRefusedError` where a broker answers and refuses us, `KafkaUnreachableError` where none answers.
@@ -70,7 +70,7 @@ async def started(client: Any, settings: KafkaSettings) -> None:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
             await client.start()
     except (TimeoutError, KafkaConnectionError, OSError) as error:
-        await stopped(client)
+        await stop_client(client)
         if (refusal := await _refusal(settings)) is not None:
             raise KafkaRefusedError(refusal) from error
         raise KafkaUnreachableError(
@@ -78,7 +78,7 @@ async def started(client: Any, settings: KafkaSettings) -> None:
             f"and that it speaks {settings.kafka_security_protocol} there (kafka_security_protocol)"
         ) from error
     except BaseException:
-        await stopped(client)
+        await stop_client(client)
         raise
 
 
@@ -107,7 +107,7 @@ async def _refusal(settings: KafkaSettings) -> str | None:
     return None
 
 
-def forbidden(problem: BaseException | None, settings: KafkaSettings) -> str | None:
+def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str | None:
     """Which right is missing, where that is what went wrong, or what led to it."""
     who = settings.kafka_sasl_username or "this agent"
     while problem is not None:
@@ -132,7 +132,7 @@ def forbidden(problem: BaseException | None, settings: KafkaSettings) -> str | N
     return None
 
 
-async def stopped(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
+async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
     """Stop a client, in bounded time, also while we are being cancelled.
 
     In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
@@ -153,7 +153,7 @@ async def stopped(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
 async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
     """Create the topics that are missing; the number of partitions that `writers`, `decisions` and `ledger` share."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
-    await started(admin, settings)
+    await start_client(admin, settings)
     try:
         present = set(await admin.list_topics())
         missing = [each for each in topics.settings(partitions) if each.name not in present]
@@ -186,7 +186,7 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
         for name in (topics.writers, topics.decisions, topics.ledger):
             counts[name] = await _partition_count(admin, name)
     finally:
-        await stopped(admin)
+        await stop_client(admin)
     if len(set(counts.values())) != 1:
         told = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise SettingsError(
@@ -198,7 +198,7 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
     """All partitions of a topic; `AgentError` where there is no such topic."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
-    await started(admin, settings)
+    await start_client(admin, settings)
     try:
         if topic not in await admin.list_topics():
             raise AgentError(
@@ -207,7 +207,7 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
             )
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:
-        await stopped(admin)
+        await stop_client(admin)
 
 
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
@@ -229,11 +229,11 @@ async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
 async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
     """What the group has committed, with the metadata that aiokafka's consumer does not show."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
-    await started(admin, settings)
+    await start_client(admin, settings)
     try:
         return dict(await admin.list_consumer_group_offsets(group))
     finally:
-        await stopped(admin)
+        await stop_client(admin)
 
 
 async def read_to_end(
@@ -254,7 +254,7 @@ async def batches_to_end(
     if not starts:
         return
     consumer = reader(settings)
-    await started(consumer, settings)
+    await start_client(consumer, settings)
     try:
         consumer.assign(list(starts))
         beginnings = await consumer.beginning_offsets(list(starts))
@@ -267,4 +267,4 @@ async def batches_to_end(
                 yield partition, [record for record in records if record.offset < ends[partition]]
             unread = {each for each in unread if await consumer.position(each) < ends[each]}
     finally:
-        await stopped(consumer)
+        await stop_client(consumer)

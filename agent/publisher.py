@@ -3,7 +3,7 @@
 Effects are put into one queue without waiting, because the core decides synchronously; one task hands them to the Kafka
 producer, which keeps the order of each partition (idempotent, one request a partition at a time). `flush` returns when
 everything put before it is acknowledged: offsets are committed, and a partition is given up, only after that. A record that
-Kafka does not take breaks the session (`LogBrokenError`): what is not in the log has not been decided.
+Kafka does not take breaks the session (`PublishFailedError`): what is not in the log has not been decided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from lakewarden.agent.errors import LogBrokenError
+from lakewarden.agent.errors import PublishFailedError
 
 MAX_WAITING = 20_000
 """Records decided and not yet handed to the producer; beyond that the reading of events pauses."""
@@ -70,7 +70,7 @@ class Publisher:
                 await self._wake.wait()
 
     async def watch(self) -> None:
-        """Wait for ever; raises `LogBrokenError` when Kafka did not take a record."""
+        """Wait for ever; raises `PublishFailedError` when Kafka did not take a record."""
         await self._broken.wait()
         self._check()
 
@@ -86,7 +86,7 @@ class Publisher:
 
     def _check(self) -> None:
         if self._failed is not None:
-            raise LogBrokenError(f"a record could not be published: {self._failed!r}") from self._failed
+            raise PublishFailedError(f"a record could not be published: {self._failed!r}") from self._failed
 
     def _fail(self, error: BaseException) -> None:
         self._failed = self._failed or error

@@ -146,7 +146,7 @@ def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
     )
 
 
-def audit(
+def lock_event(
     agent: str,
     table: str,
     lock: str,
@@ -159,8 +159,8 @@ def audit(
         "at": utc_now(),
         "agent": agent,
         "lock": lock,
-        "requests": step.spent.requests,
-        "duration_ms": round(max(0.0, monotonic() - step.spent.since) * 1000, 3),
+        "requests": step.cost.requests,
+        "duration_ms": round(max(0.0, monotonic() - step.cost.since) * 1000, 3),
     }
     match step:
         case lease.Confirmed(what="acquired", lease=held):

@@ -52,7 +52,7 @@ READ_TRIES = 3
 RELEASE_TRIES = 5
 PAUSE_SECONDS = 0.2
 """Between tries, and twice as long each time."""
-MOST_UNREADABLE = 20
+MAX_UNREADABLE_SHOWN = 20
 """Audit records that are named with their reason; all are counted."""
 
 LockState = Literal["held", "lapsed", "released", "absent", "malformed"]
@@ -62,7 +62,7 @@ class NotReleased(AgentError):
     """The lock is not that owner's to give back. Nothing was written; look at it with `lakewarden lock show`."""
 
 
-class StoreSilentError(AgentError):
+class StoreUnavailableError(AgentError):
     """The store gave no answer that tells anything. Try again; if it goes on, check endpoint and network."""
 
 
@@ -98,7 +98,7 @@ class LockView:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
+class ProbeResult:
     """A store that honours both conditions, and what asking took."""
 
     requests: int
@@ -106,18 +106,18 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ReleaseResult:
     """A lock that was given back by hand."""
 
     owner: str
     valid_until_ms: int
     seconds_left: float
-    taken_by: str | None
+    current_owner: str | None
     """Who has it already."""
 
 
 @dataclass(frozen=True, slots=True)
-class Audited:
+class AuditResult:
     """The audit log judged, and what of it could not be read."""
 
     report: Report
@@ -139,7 +139,7 @@ class Reader:
         if root not in self._open:
             self._open[root] = await self._enter(root)
         store = self._open[root]
-        return Absent() if store is None else await _settled(store, uri)
+        return Absent() if store is None else await _read_retrying(store, uri)
 
     async def _enter(self, root: str) -> ConditionalStore | None:
         try:
@@ -164,7 +164,7 @@ def _path(root: str) -> anyio.Path:
     return anyio.Path("/" + parse_location(root).key)
 
 
-async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
+async def _read_retrying(store: ConditionalStore, uri: str) -> Found | Absent:
     outcome: ReadOutcome = Absent()
     for tried in range(READ_TRIES):
         await _pause_before(tried)
@@ -179,7 +179,7 @@ async def _settled(store: ConditionalStore, uri: str) -> Found | Absent:
             case Throttled() | Unknown():
                 pass
     assert isinstance(outcome, Throttled | Unknown)
-    raise StoreSilentError(
+    raise StoreUnavailableError(
         f"{uri} could not be read in {READ_TRIES} tries: {outcome.why}; check endpoint and network, then try again"
     )
 
@@ -273,7 +273,7 @@ def _extra(body: bytes) -> dict[str, Any]:
 # -- release -----------------------------------------------------------------------------------------------------------
 
 
-async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
+async def release(settings: Settings, lock: TableLock, owner: str) -> ReleaseResult:
     """Give the lock back for `owner`, if it is the one that holds it; `NotReleased` otherwise.
 
     One write under the version that was read. Where its answer is lost, the object is read back: whatever is found
@@ -283,31 +283,33 @@ async def release(settings: Settings, lock: TableLock, owner: str) -> Given:
     async with AsyncExitStack() as stack:
         # A refusal that a read can tell costs no probe.
         first = await Reader(settings, stack).read(uri)
-        _owned(uri, parse(first.body) if isinstance(first, Found) else None, owner)
+        _require_owner(uri, parse(first.body) if isinstance(first, Found) else None, owner)
         return await release_in(await Stores(settings, stack).for_lock(uri), uri, owner)
 
 
-async def release_in(store: ConditionalStore, uri: str, owner: str) -> Given:
+async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseResult:
     """The same, in a store that is known to honour conditions."""
     sent: LockRecord | None = None
     why = ""
     for tried in range(RELEASE_TRIES):
         await _pause_before(tried)
         try:
-            found = await _settled(store, uri)
-        except StoreSilentError as error:
+            found = await _read_retrying(store, uri)
+        except StoreUnavailableError as error:
             if sent is None:
                 raise
-            raise StoreSilentError(f"whether {uri} was released is not known: {why}; then {error}") from error
+            raise StoreUnavailableError(
+                f"whether {uri} was released is not known: {why}; then {error}"
+            ) from error
         record = parse(found.body) if isinstance(found, Found) else None
-        if sent is not None and (done := _taken_effect(sent, record)) is not None:
+        if sent is not None and (done := _took_effect(sent, record)) is not None:
             return done
-        live = _owned(uri, record, owner)
+        live = _require_owner(uri, record, owner)
         assert isinstance(found, Found)
         written = await store.write(uri, render(_expired(live)), IfMatch(found.version))
         match written:
             case Won():
-                return _given(live, None)
+                return _release_result(live, None)
             case Refused(why=why):
                 raise AgentError(f"{uri} can't be written: {why}")
             case Lost() | Throttled():
@@ -324,21 +326,21 @@ def _expired(record: LockRecord) -> LockRecord:
     return LockRecord(expired=True, valid_until=record.valid_until, owner=record.owner)
 
 
-def _taken_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> Given | None:
+def _took_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> ReleaseResult | None:
     """The outcome of a release whose answer was lost, if it can be told."""
     if not isinstance(found, LockRecord):
         return None
     if found.owner != sent.owner:
-        return _given(sent, None if found.expired else found.owner)
-    return _given(found, None) if found.expired else None
+        return _release_result(sent, None if found.expired else found.owner)
+    return _release_result(found, None) if found.expired else None
 
 
-def _given(record: LockRecord, taken_by: str | None) -> Given:
+def _release_result(record: LockRecord, current_owner: str | None) -> ReleaseResult:
     left = (record.valid_until - moment().wall_ms) / 1000
-    return Given(record.owner, record.valid_until, left, taken_by)
+    return ReleaseResult(record.owner, record.valid_until, left, current_owner)
 
 
-def _owned(uri: str, record: LockRecord | Malformed | None, owner: str) -> LockRecord:
+def _require_owner(uri: str, record: LockRecord | Malformed | None, owner: str) -> LockRecord:
     match record:
         case None:
             raise NotReleased(f"nothing to release: there is no lock object at {uri}")
@@ -383,7 +385,7 @@ class _Counting:
         return await self._store.__aexit__(*raised)
 
 
-async def probe_place(settings: Settings, root: str) -> Probed:
+async def probe_place(settings: Settings, root: str) -> ProbeResult:
     """Probe the store at `root`, as the agent does at its start; `StoreProbeError` says why no lock may be kept there."""
     try:
         if root.startswith("file://") and not await _path(root).is_dir():
@@ -394,7 +396,7 @@ async def probe_place(settings: Settings, root: str) -> Probed:
                 await probe(store, root)
             except StoreProbeError as error:
                 raise StoreProbeError(f"{error}; {spent(store.requests, monotonic() - begun)}") from error
-            return Probed(store.requests, monotonic() - begun)
+            return ProbeResult(store.requests, monotonic() - begun)
     except LocationError:
         raise
     except (OSError, ValueError) as error:
@@ -409,7 +411,7 @@ def spent(requests: int, seconds: float) -> str:
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> Audited:
+async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> AuditResult:
     """Judge the audit log as it is now; of all tables or of one."""
     judge = LockAudit(drifts)
     unreadable = 0
@@ -424,14 +426,14 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
                 if key is not None and record.key != key:
                     continue
                 position = Position(partition.partition, record.offset)
-                bad = _take(judge, position, record)
+                bad = _add_record(judge, position, record)
                 unreadable += bad is not None
-                if bad is not None and len(reasons) < MOST_UNREADABLE:
+                if bad is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
                     reasons.append((position, bad))
-    return Audited(judge.report(), unreadable, tuple(reasons))
+    return AuditResult(judge.report(), unreadable, tuple(reasons))
 
 
-def _take(judge: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
+def _add_record(judge: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
     event = decode(AUDIT_EVENT, record.value)
     if isinstance(event, Undecodable):
         return event.reason

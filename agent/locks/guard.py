@@ -18,7 +18,7 @@ import sys
 import time
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.process_group import session_members, signal_session
+from lakewarden.agent.locks.posix_session import posix_session_members, signal_posix_session
 
 LONGEST_SLEEP_SECONDS = 0.5
 """A timer stands still while the machine sleeps; after waking the clock is looked at within this time."""
@@ -50,8 +50,8 @@ def main() -> None:
 
 def _kill(session: int) -> None:
     give_up = monotonic() + KILL_SECONDS
-    while session_members(session) and monotonic() < give_up:
-        signal_session(session, signal.SIGKILL)
+    while posix_session_members(session) and monotonic() < give_up:
+        signal_posix_session(session, signal.SIGKILL)
         time.sleep(0.01)
 
 

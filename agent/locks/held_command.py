@@ -19,7 +19,7 @@ import anyio.abc
 
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks.process_group import session_members, signal_session
+from lakewarden.agent.locks.posix_session import posix_session_members, signal_posix_session
 
 
 class CommandMissing(AgentError):
@@ -37,28 +37,28 @@ class HeldCommand:
     @property
     def ended(self) -> bool:
         """Whether nothing of it runs any more."""
-        return self._process.returncode is not None and not session_members(self._session)
+        return self._process.returncode is not None and not posix_session_members(self._session)
 
-    async def wait(self, tell: Callable[[int], None]) -> None:
+    async def wait(self, report: Callable[[int], None]) -> None:
         """Tell the exit status, as a shell gives it, once the command itself has ended."""
         code = await self._process.wait()
-        tell(code if code >= 0 else 128 - code)
+        report(code if code >= 0 else 128 - code)
 
-    async def may_run_until(self, until: float) -> None:
+    async def set_deadline(self, until: float) -> None:
         """Tell the guard how long the lock is held, in seconds of `clock.monotonic`."""
-        await self._tell_guard(f"{self._session} {until!r}\n".encode())
+        await self._send_to_guard(f"{self._session} {until!r}\n".encode())
 
     def signal(self, number: signal.Signals) -> None:
         """Tell all of it, as a terminal or a supervisor does."""
-        signal_session(self._session, number)
+        signal_posix_session(self._session, number)
 
-    async def dismiss_guard(self) -> None:
+    async def stop_guard(self) -> None:
         """It is over: nothing is left to be guarded."""
-        await self._tell_guard(b"done\n")
+        await self._send_to_guard(b"done\n")
         with anyio.move_on_after(1):
             await self._guard.wait()
 
-    async def _tell_guard(self, line: bytes) -> None:
+    async def _send_to_guard(self, line: bytes) -> None:
         assert self._guard.stdin is not None
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             await self._guard.stdin.send(line)
@@ -87,5 +87,5 @@ async def start(argv: Sequence[str], environment: Mapping[str, str], until: floa
             bound(argv), stdin=None, stdout=None, stderr=None, env=environment, start_new_session=True
         )
         command = HeldCommand(process, guard)
-        await command.may_run_until(until)
+        await command.set_deadline(until)
     return command

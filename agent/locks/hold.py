@@ -27,9 +27,9 @@ import anyio.abc
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.locks import held_command
-from lakewarden.agent.locks.commands import StoreSilentError, TableLock
+from lakewarden.agent.locks.commands import StoreUnavailableError, TableLock
 from lakewarden.agent.locks.held_command import HeldCommand
-from lakewarden.agent.locks.keeper import LockKeeper, Stores, Told
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, StoreUnreachableError
 from lakewarden.agent.time_text import when
@@ -37,7 +37,7 @@ from lakewarden.handlers.lease import machine as lease
 
 EXIT_TIMED_OUT = 124
 """As timeout(1): the command was ended because its time was up."""
-EXIT_NOT_HAD = 75
+EXIT_NOT_ACQUIRED = 75
 """EX_TEMPFAIL: try again later."""
 EXIT_LOST = 76
 """The lock was lost while it was held; a command was ended for it."""
@@ -49,7 +49,7 @@ KILL_BEFORE_END_SECONDS = 0.5
 GUARD_BEFORE_END_SECONDS = 0.2
 KILL_SECONDS = 5.0
 """For killed processes to be gone."""
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Between looks at what a command has left running."""
 ONE_TRY_REQUESTS = 6
 """Request timeouts that one try may take: a probe, a read and a write."""
@@ -76,21 +76,21 @@ class Unreachable:
     why: str
 
 
-News: TypeAlias = Told | Signalled | CommandEnded | Unreachable
+HoldEvent: TypeAlias = KeeperEvent | Signalled | CommandEnded | Unreachable
 
 
 class _Inbox:
     """What happened, in its order."""
 
     def __init__(self) -> None:
-        self._news: deque[News] = deque()
+        self._news: deque[HoldEvent] = deque()
         self._woken = anyio.Event()
 
-    def put(self, news: News) -> None:
+    def put(self, news: HoldEvent) -> None:
         self._news.append(news)
         self._woken.set()
 
-    async def get(self, until: float) -> News | None:
+    async def get(self, until: float) -> HoldEvent | None:
         """The next, or None at `until` (monotonic)."""
         if not self._news:
             self._woken = anyio.Event()
@@ -100,30 +100,30 @@ class _Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class HoldOptions:
     """What was asked for."""
 
     locate: Callable[[], Awaitable[TableLock]]
     seconds: float
     wait: float
     command: Sequence[str]
-    say: Callable[[str], None]
+    warn: Callable[[str], None]
     """Prints a line on stderr."""
-    announce: Callable[[str], None]
+    inform: Callable[[str], None]
     """Prints what went as it should."""
 
 
-async def hold(settings: Settings, order: Order) -> int:
+async def hold(settings: Settings, order: HoldOptions) -> int:
     """Do as ordered; the exit status."""
     if order.command:
         held_command.require_program(order.command)
     deadline = monotonic() + order.wait
     lock = await _located(order, deadline)
     if lock is None:
-        return EXIT_NOT_HAD
+        return EXIT_NOT_ACQUIRED
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         holder = _Holder(settings, order, lock, stack, tasks, deadline=deadline)
-        await tasks.start(holder.hear_signals)
+        await tasks.start(holder.receive_signals)
         try:
             status = await holder.run()
         finally:
@@ -131,14 +131,14 @@ async def hold(settings: Settings, order: Order) -> int:
     return status
 
 
-async def _located(order: Order, deadline: float) -> TableLock | None:
+async def _located(order: HoldOptions, deadline: float) -> TableLock | None:
     """Where the lock is, or None if the store gives no answer in time."""
     while True:
         try:
             return await order.locate()
-        except StoreSilentError as error:
+        except StoreUnavailableError as error:
             if monotonic() >= deadline:
-                order.say(str(error))
+                order.warn(str(error))
                 return None
 
 
@@ -148,7 +148,7 @@ class _Holder:
     def __init__(
         self,
         settings: Settings,
-        order: Order,
+        order: HoldOptions,
         lock: TableLock,
         stack: AsyncExitStack,
         tasks: anyio.abc.TaskGroup,
@@ -180,17 +180,17 @@ class _Holder:
         self._tasks.start_soon(self._keeper.run)
         refused = await self._acquire()
         if refused is not None:
-            await self._give_back()
+            await self._release()
             return refused
         try:
             status = await self._hold()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._end_at_once()
+                await self._kill_now()
             raise
         return status
 
-    async def hear_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def receive_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """A signal that we were started to ignore (nohup, a shell's background) stays ignored."""
         numbers = [
             number
@@ -217,17 +217,17 @@ class _Holder:
         # One try is always made, and waited for.
         until = max(self._deadline, monotonic() + ONE_TRY_REQUESTS * self._settings.request_timeout_seconds)
         said = why = "the store did not answer"
-        self._keeper.want(None)
+        self._keeper.acquire(None)
         while True:
             match await self._inbox.get(until):
                 case lease.Confirmed(lease=held):
                     self._lease = held
                     return None
                 case lease.LockDenied(fatal=True, why=reason):
-                    await self._give_back()
+                    await self._release()
                     raise AgentError(f"the lock {self._uri} can't be taken: {reason}")
                 case lease.LockDenied() as denied:
-                    why, until = held_by(denied), self._deadline
+                    why, until = describe_holder(denied), self._deadline
                 case Unreachable(why=why):
                     until = self._deadline
                 case Signalled(number=number):
@@ -235,10 +235,10 @@ class _Holder:
                 case _:
                     pass
             if monotonic() >= until:
-                order.say(f"could not take {self._uri}: {why}")
-                return EXIT_NOT_HAD
+                order.warn(f"could not take {self._uri}: {why}")
+                return EXIT_NOT_ACQUIRED
             if why != said:
-                order.say(f"waiting for {self._uri}: {why}")
+                order.warn(f"waiting for {self._uri}: {why}")
                 said = why
 
     # -- having it ---------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class _Holder:
     async def _hold(self) -> int:
         held = self._lease
         assert held is not None
-        self._order.announce(f"holding {self._uri} as owner {held.record.owner}")
+        self._order.inform(f"holding {self._uri} as owner {held.record.owner}")
         if self._order.command:
             environment = {
                 "LAKEWARDEN_LOCK_OWNER": held.record.owner,
@@ -259,21 +259,21 @@ class _Holder:
             self._tasks.start_soon(self._command.wait, lambda status: self._inbox.put(CommandEnded(status)))
         ends_at = monotonic() + self._order.seconds
         while True:
-            look_at = ends_at if self._status is None else monotonic() + LOOK_SECONDS
-            await self._heard(await self._inbox.get(look_at))
+            look_at = ends_at if self._status is None else monotonic() + POLL_SECONDS
+            await self._handle(await self._inbox.get(look_at))
             if self._status is None and monotonic() >= ends_at:
                 self._time_is_up()
-            if self._status is not None and await self._over():
+            if self._status is not None and await self._finished():
                 return self._status
 
-    async def _heard(self, news: News | None) -> None:
+    async def _handle(self, news: HoldEvent | None) -> None:
         match news:
             case lease.Confirmed(lease=held) if not self._lost:
                 self._lease = held
                 if self._command is not None:
-                    await self._command.may_run_until(held.expires_at - GUARD_BEFORE_END_SECONDS)
+                    await self._command.set_deadline(held.expires_at - GUARD_BEFORE_END_SECONDS)
             case lease.LeaseEnded() if not self._lost:
-                self._lose(news)
+                self._lease_lost(news)
             case Signalled(number=number) if self._command is not None:
                 self._command.signal(number)
             case Signalled():
@@ -283,17 +283,17 @@ class _Holder:
             case _:
                 pass
 
-    def _lose(self, ended: lease.LeaseEnded) -> None:
+    def _lease_lost(self, ended: lease.LeaseEnded) -> None:
         assert self._lease is not None
         why = ended.why + (f"; owner {ended.holder} has it" if ended.holder else "")
         what = "" if self._command is None else "; the command is being ended"
-        self._order.say(f"lost {self._uri}: {why}{what}")
+        self._order.warn(f"lost {self._uri}: {why}{what}")
         self._lost, self._status = True, EXIT_LOST
         self._stop(min(GRACE_SECONDS, self._lease.expires_at - KILL_BEFORE_END_SECONDS - monotonic()))
 
     def _time_is_up(self) -> None:
         if self._command is not None:
-            self._order.say(f"ending the command: its {self._order.seconds:g} s are up")
+            self._order.warn(f"ending the command: its {self._order.seconds:g} s are up")
         self._status = EXIT_TIMED_OUT if self._command is not None else 0
         self._stop(GRACE_SECONDS)
 
@@ -306,12 +306,12 @@ class _Holder:
             status == 128 + signal.SIGKILL
             and monotonic() >= self._lease.expires_at - GUARD_BEFORE_END_SECONDS
         ):
-            self._order.say(
+            self._order.warn(
                 f"lost {self._uri}: we were stopped for too long; the guard has ended the command"
             )
             self._lost, self._status = True, EXIT_LOST
         if self._command is not None and not self._command.ended:
-            self._order.say("ending what the command has left running")
+            self._order.warn("ending what the command has left running")
             self._stop(GRACE_SECONDS)
 
     def _stop(self, grace_seconds: float) -> None:
@@ -319,7 +319,7 @@ class _Holder:
             self._command.signal(signal.SIGTERM)
         self._kill_at = monotonic() + grace_seconds
 
-    async def _over(self) -> bool:
+    async def _finished(self) -> bool:
         """Whether all has ended and the lock is given back; kills what is due to be killed."""
         command = self._command
         if command is not None and not command.ended:
@@ -328,45 +328,45 @@ class _Holder:
             command.signal(signal.SIGKILL)
             if monotonic() < self._kill_at + KILL_SECONDS:
                 return False
-            self._order.say(
+            self._order.warn(
                 f"the command can't be killed; {self._uri} is not given back, and lapses by itself"
             )
             return True
         if command is not None:
-            await command.dismiss_guard()
-        await self._give_back()
+            await command.stop_guard()
+        await self._release()
         return True
 
-    async def _end_at_once(self) -> None:
+    async def _kill_now(self) -> None:
         """On the way out of an error: first the command, then the lock."""
         give_up = monotonic() + KILL_SECONDS
         while self._command is not None and not self._command.ended and monotonic() < give_up:
             self._command.signal(signal.SIGKILL)
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(POLL_SECONDS)
         if self._command is None or self._command.ended:
-            await self._give_back()
+            await self._release()
 
-    async def _give_back(self) -> None:
-        self._keeper.drop()
+    async def _release(self) -> None:
+        self._keeper.release()
         with anyio.move_on_after(self._settings.shutdown_seconds) as patience:
-            await self._keeper.released()
+            await self._keeper.wait_released()
         if patience.cancelled_caught:
-            self._order.say(
+            self._order.warn(
                 f"{self._uri} could not be given back in time; what we had of it lapses by itself"
             )
         while (news := await self._inbox.get(0)) is not None:
             match news:
                 case lease.Released(why=None):
-                    self._order.announce(f"released {self._uri}")
+                    self._order.inform(f"released {self._uri}")
                 case lease.Released(why=why, valid_until=valid_until):
-                    self._order.say(
+                    self._order.warn(
                         f"{self._uri} could not be given back: {why}; the lease ends at {when(valid_until)}"
                     )
                 case _:
                     pass
 
 
-def held_by(denied: lease.LockDenied) -> str:
+def describe_holder(denied: lease.LockDenied) -> str:
     """Who has it and until when, in words."""
     if denied.holder is None or denied.held_until is None:
         return denied.why

@@ -7,7 +7,7 @@ decision in this file.
 
 A keeper that slept learns it before it acts. Whatever moves the automaton carries our clock, and a lease that has ended by it
 is given up first (`lease.step`). What is missing is something that moves it: the loop's timers stand still while the machine
-sleeps, our clock does not. So a `SleepWatch`, one for all keepers of an agent, looks at that clock every `LOOK_SECONDS` of
+sleeps, our clock does not. So a `SleepWatch`, one for all keepers of an agent, looks at that clock every `SLEEP_CHECK_SECONDS` of
 the loop's time, and wakes the keepers whose deadline is past: at most that long after the machine woke.
 """
 
@@ -33,18 +33,18 @@ from lakewarden.agent.stores import (
     open_store,
     probe,
 )
+from lakewarden.agent.stores.limited import LimitedStore
 from lakewarden.agent.stores.locations import parse_location
-from lakewarden.agent.stores.paced import PacedStore
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused, Unknown
-from lakewarden.handlers.lease.lock_queue import Contender, Line
+from lakewarden.handlers.lease.lock_queue import Contender, LockQueue
 from lakewarden.handlers.lease.placement import LockPlace
 
 log = structlog.get_logger()
 
-Told = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
-LOOK_SECONDS = 1.0
+KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
+SLEEP_CHECK_SECONDS = 1.0
 """How late a keeper may be woken after the machine slept; its lease is given up `margin` before its end, and no sooner."""
 
 
@@ -56,7 +56,7 @@ class SleepWatch:
         self.keepers: dict[LockKeeper, None] = {}
 
     @contextmanager
-    def over(self, keeper: LockKeeper) -> Iterator[None]:
+    def watching(self, keeper: LockKeeper) -> Iterator[None]:
         """Within this, the keeper is looked after."""
         self.keepers[keeper] = None
         try:
@@ -67,7 +67,7 @@ class SleepWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(SLEEP_CHECK_SECONDS)
             now = self._clock()
             for keeper in self.keepers:
                 keeper.wake_if_due(now)
@@ -81,7 +81,7 @@ class LockKeeper:
         place: LockPlace,
         settings: lease.LeaseSettings,
         store: Callable[[], Awaitable[ConditionalStore]],
-        tell: Callable[[Told, bool], None],
+        report: Callable[[KeeperEvent, bool], None],
         *,
         name: Contender | None = None,
         clock: Callable[[], lease.Moment] = moment,
@@ -90,10 +90,10 @@ class LockKeeper:
         self.place = place
         self._settings = settings
         self._open_store = store
-        self._tell = tell
+        self._report = report
         self._state: lease.State = lease.Idle()
         self._name = name
-        self._line = Line()
+        self._queue = LockQueue()
         self._clock = clock
         self._watch = watch
         self._due: float | None = None
@@ -102,25 +102,25 @@ class LockKeeper:
         self._idle = anyio.Event()
         self._idle.set()
 
-    def want(self, adopt: str | None) -> None:
+    def acquire(self, adopt: str | None) -> None:
         """Take the lock, or wait for it."""
-        ahead = 0 if self._name is None else self._line.others(self._name)
-        self._wish(lease.Want(self._clock(), adopt, ahead))
+        ahead = 0 if self._name is None else self._queue.others_waiting(self._name)
+        self._submit(lease.Acquire(self._clock(), adopt, ahead))
 
-    def drop(self) -> None:
+    def release(self) -> None:
         """Give it back."""
-        self._wish(lease.Drop(self._clock()))
+        self._submit(lease.Release(self._clock()))
 
-    def hear(self, event: AuditEventUnion) -> None:
+    def observe(self, event: AuditEventUnion) -> None:
         """What an agent, this one too, told of this lock object: see `turns.py`. Nothing is lost where it isn't heard."""
-        self._line = self._line.hear(event)
+        self._queue = self._queue.apply(event)
         if self._name is None or (event.agent, event.table) == self._name:
             return
         match event:
             case LockReleased(detail=None):
-                self._put(lease.HeardReleased(self._clock(), self._line.ahead_of(self._name)))
+                self._enqueue(lease.ReleaseObserved(self._clock(), self._queue.ahead_of(self._name)))
             case LockAcquired(valid_until=valid_until):
-                self._put(lease.HeardTaken(self._clock(), valid_until))
+                self._enqueue(lease.AcquisitionObserved(self._clock(), valid_until))
             case _:
                 pass
 
@@ -130,20 +130,20 @@ class LockKeeper:
             self._woken.set()
 
     @property
-    def at_rest(self) -> bool:
+    def idle(self) -> bool:
         """Whether nothing is held and nothing outstanding."""
         return self._idle.is_set()
 
-    async def released(self) -> None:
+    async def wait_released(self) -> None:
         """Return when nothing is held and nothing outstanding."""
         await self._idle.wait()
 
-    def _wish(self, wish: lease.Input) -> None:
+    def _submit(self, step_input: lease.Input) -> None:
         if self._idle.is_set():
             self._idle = anyio.Event()
-        self._put(wish)
+        self._enqueue(step_input)
 
-    def _put(self, given: lease.Input) -> None:
+    def _enqueue(self, given: lease.Input) -> None:
         self._inbox.append(given)
         self._woken.set()
 
@@ -153,7 +153,7 @@ class LockKeeper:
         async with anyio.create_task_group() as tasks:
             if self._watch is None:
                 tasks.start_soon(watch.run)
-            with watch.over(self):
+            with watch.watching(self):
                 while True:
                     self._move(await self._next(), tasks)
 
@@ -165,8 +165,8 @@ class LockKeeper:
                     requests.start_soon(self._request, effect)
                 case _:
                     # A lease whose return is asked for already may not be relied upon, though it is confirmed.
-                    relied_on = not any(isinstance(wish, lease.Drop) for wish in self._inbox)
-                    self._tell(effect, relied_on)
+                    relied_on = not any(isinstance(wish, lease.Release) for wish in self._inbox)
+                    self._report(effect, relied_on)
         self._due = lease.deadline(self._state, self._settings)
         if isinstance(self._state, lease.Idle) and not self._inbox:
             self._idle.set()
@@ -186,14 +186,14 @@ class LockKeeper:
             # Out of reach for the moment is no reason to give up for good.
             outcome = Unknown(str(error)) if isinstance(error, StoreUnreachableError) else Refused(str(error))
             done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
-            self._put(done(self._clock(), outcome))
+            self._enqueue(done(self._clock(), outcome))
             return
         if isinstance(effect, lease.Get):
             found = await store.read(self.place.uri)
-            self._put(lease.ReadDone(self._clock(), found))
+            self._enqueue(lease.ReadDone(self._clock(), found))
         else:
             written = await store.write(self.place.uri, effect.body, effect.condition)
-            self._put(lease.WriteDone(self._clock(), written))
+            self._enqueue(lease.WriteDone(self._clock(), written))
 
 
 def store_at(root: str, settings: Settings) -> ConditionalStore:
@@ -261,7 +261,7 @@ class Stores:
                 ) from error
         async with AsyncExitStack() as attempt:
             try:
-                entered = await attempt.enter_async_context(PacedStore(store_at(root, self._settings)))
+                entered = await attempt.enter_async_context(LimitedStore(store_at(root, self._settings)))
             except (OSError, ValueError) as error:
                 raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)

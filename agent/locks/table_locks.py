@@ -18,7 +18,7 @@ import structlog
 
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.locks.keeper import LockKeeper, SleepWatch, Stores, Told
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AuditEventUnion, encode
@@ -42,8 +42,8 @@ class TableLocks:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None,
         *,
-        move: Callable[[str, LockConfirmed | LockGone | LockForbidden], None],
-        read_to: Callable[[], int],
+        step_table: Callable[[str, LockConfirmed | LockGone | LockForbidden], None],
+        last_offset: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._placement = settings.placement()
@@ -51,12 +51,12 @@ class TableLocks:
         self._stores = stores
         self._tasks = tasks
         self._watch = watch
-        self._move = move
-        self._read_to = read_to
+        self._step_table = step_table
+        self._last_offset = last_offset
         self._places: dict[str, LockPlace] = {}
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
-    def settle(self, state: TableState, lock: str | None) -> str | None:
+    def resolve_place(self, state: TableState, lock: str | None) -> str | None:
         """Settle where the table's lock is, as its intents say; why not, where one of them says otherwise."""
         settled = self._places.get(state.uri)
         if settled is not None and (lock is None or lock == settled.uri):
@@ -64,7 +64,7 @@ class TableLocks:
         place = self._placement.locate(state.uri, lock)
         if isinstance(place, NotAllowed):
             return place.why
-        if settled is not None and not state.quiet():
+        if settled is not None and not state.idle():
             return f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; all its writers name one lock"
         if state.uri in self._keepers:
             self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
@@ -72,21 +72,21 @@ class TableLocks:
         state.settings = self._settings.table(shared=place.shared)
         return None
 
-    def want(self, uri: str, adopt: str | None) -> None:
+    def start_acquire(self, uri: str, adopt: str | None) -> None:
         """Take the table's lock, or wait for it; `adopt`: the former owner whose lock covers a running grant."""
-        self._keeper(uri).want(adopt)
+        self._keeper(uri).acquire(adopt)
 
-    def free(self, uri: str) -> None:
+    def start_release(self, uri: str) -> None:
         """Give the table's lock back."""
-        self._keeper(uri).drop()
+        self._keeper(uri).release()
 
-    def heard(self, event: AuditEventUnion) -> None:
+    def observe(self, event: AuditEventUnion) -> None:
         """An agent told something of a lock; those of our tables that use it may want to know."""
         for keeper, _ in self._keepers.values():
             if keeper.place.uri == event.lock:
-                keeper.hear(event)
+                keeper.observe(event)
 
-    def leave_to_lapse(self, uri: str) -> None:
+    def leave_to_expire(self, uri: str) -> None:
         """Neither renew it nor give it back: a grant may run under it."""
         if uri in self._keepers:
             self._keepers.pop(uri)[1].cancel()
@@ -100,9 +100,9 @@ class TableLocks:
                 else:
                     scope.cancel()
 
-    def held(self, uris: Collection[str]) -> list[str]:
+    def unreleased(self, uris: Collection[str]) -> list[str]:
         """Which of these tables' locks have not been given back."""
-        return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.at_rest]
+        return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.idle]
 
     def _keeper(self, uri: str) -> LockKeeper:
         if uri not in self._keepers:
@@ -111,7 +111,7 @@ class TableLocks:
                 place,
                 self._settings.lease(shared=place.shared),
                 lambda: self._stores.for_lock(place.uri),
-                lambda told, relied_on: self._told(uri, place, told, relied_on=relied_on),
+                lambda event, relied_on: self._on_keeper_event(uri, place, event, relied_on=relied_on),
                 name=Contender(self._settings.agent_id, uri),
                 watch=self._watch,
             )
@@ -120,35 +120,35 @@ class TableLocks:
             self._tasks.start_soon(_run_within, scope, keeper, name=f"lock of {uri}")
         return self._keepers[uri][0]
 
-    def _told(self, uri: str, place: LockPlace, told: Told, *, relied_on: bool) -> None:
-        event = wire_events.audit(self._settings.agent_id, uri, place.uri, told)
+    def _on_keeper_event(self, uri: str, place: LockPlace, told: KeeperEvent, *, relied_on: bool) -> None:
+        event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, told)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
         if self._places[uri] is not place or not relied_on:
             return  # It is being given back: the table is done with it, or has moved to another lock.
-        now, offset = monotonic(), self._read_to()
+        now, offset = monotonic(), self._last_offset()
         match told:
             case lease.Confirmed(what=what, lease=held):
                 log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
                 view = LockView(held.record.owner, held.expires_at, held.quiet_until)
-                self._move(uri, LockConfirmed(now, offset, view))
+                self._step_table(uri, LockConfirmed(now, offset, view))
             case lease.Released(why=None):
                 log.debug("lock.released", table=uri)
             case lease.Released(why=why, valid_until=valid_until):
                 log.warning("lock.not-given-back", table=uri, why=why, until=valid_until, lock=place.uri)
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
-                self._move(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))
+                self._step_table(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))
             case lease.LockDenied(fatal=True, why=why):
                 log.error("lock.refused", table=uri, why=why, lock=place.uri)
-                self._move(uri, LockForbidden(now, offset, f"lock {place.uri}: {why}"))
+                self._step_table(uri, LockForbidden(now, offset, f"lock {place.uri}: {why}"))
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
                 log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
 
 
 async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
     try:
-        keeper.drop()
-        await keeper.released()
+        keeper.release()
+        await keeper.wait_released()
     finally:
         scope.cancel()
 

@@ -28,17 +28,24 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import (
     KafkaRefusedError,
     KafkaUnreachableError,
-    LogBrokenError,
+    PublishFailedError,
     ReplacedError,
     SettingsError,
-    SleptError,
+    SuspendedError,
 )
-from lakewarden.agent.kafka import FETCH_BYTES, ensure_topics, forbidden, producer, started, stopped
+from lakewarden.agent.kafka import (
+    FETCH_BYTES,
+    ensure_topics,
+    missing_right,
+    producer,
+    start_client,
+    stop_client,
+)
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.publisher import Publisher
-from lakewarden.agent.serving.checkpoint import CommitPoint, Offsets
-from lakewarden.agent.serving.other_agents import Ears, require_unreplaced
+from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
 from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.peer_listener import PeerListener, require_not_replaced
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
@@ -79,7 +86,7 @@ class Agent:
         """Ask for an orderly stop."""
         self._stopping.set()
 
-    def not_ready(self) -> None:
+    def mark_not_ready(self) -> None:
         """Not every partition is live. An event that is not set is kept: somebody may be waiting for it."""
         if self.ready.is_set():
             self.ready = anyio.Event()
@@ -93,14 +100,14 @@ class Agent:
                 await stores.for_lock(settings.lock_root + "/locks/probe.json")
             failures = 0
             while not self._stopping.is_set():
-                problem = await self._session(stores)
+                problem = await self._run_session(stores)
                 if problem is None:
                     continue
-                if (right := forbidden(problem, settings)) is not None:
+                if (right := missing_right(problem, settings)) is not None:
                     raise KafkaRefusedError(right)
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures = 0 if self.ready.is_set() else failures + 1
-                self.not_ready()
+                self.mark_not_ready()
                 log.warning(
                     "kafka.waiting",
                     bootstrap_servers=settings.bootstrap_servers,
@@ -110,9 +117,9 @@ class Agent:
                 with anyio.move_on_after(wait):
                     await self._stopping.wait()
 
-    async def _session(self, stores: Stores) -> Exception | None:
+    async def _run_session(self, stores: Stores) -> Exception | None:
         """One session; what ended it, None for an orderly stop."""
-        session = _Session(self, stores)
+        session = KafkaSession(self, stores)
         ended_by: Exception | None = None
         try:
             async with anyio.create_task_group() as background:
@@ -129,13 +136,13 @@ class Agent:
         except* (
             KafkaError,
             KafkaUnreachableError,
-            LogBrokenError,
-            SleptError,
+            PublishFailedError,
+            SuspendedError,
             ReplacedError,
             OSError,
             IllegalStateError,
         ) as problems:
-            ended_by = _first(problems)
+            ended_by = _first_leaf(problems)
         return ended_by
 
     async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
@@ -143,7 +150,7 @@ class Agent:
         scope.cancel("stop was asked for")
 
 
-def _first(problems: BaseExceptionGroup[Exception]) -> Exception:
+def _first_leaf(problems: BaseExceptionGroup[Exception]) -> Exception:
     leaf: BaseException = problems
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
@@ -151,7 +158,7 @@ def _first(problems: BaseExceptionGroup[Exception]) -> Exception:
     return leaf
 
 
-class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
+class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     """Clients and partitions of one session."""
 
     def __init__(self, agent: Agent, stores: Stores) -> None:
@@ -191,16 +198,16 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
         )
         sender = producer(settings)
-        self._ears = Ears(settings, self._owners, self._agent.undecodable)
-        self._clients = [self._consumer, sender, self._ears.consumer]
-        self._offsets = Offsets(self._consumer, self._topic, self._partitions)
+        self._peers = PeerListener(settings, self._owners, self._agent.undecodable)
+        self._clients = [self._consumer, sender, self._peers.consumer]
+        self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender)
-        await started(sender, settings)
+        await start_client(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
-        await self._ears.open(self._partitions)
+        await self._peers.open(self._partitions)
         self._consumer.subscribe([self._topic], listener=self)
-        await started(self._consumer, settings)
+        await start_client(self._consumer, settings)
 
     async def serve(self) -> None:
         """Read, decide, check and commit until cancelled."""
@@ -209,15 +216,15 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             tasks.start_soon(self._publisher.watch)
             tasks.start_soon(check.run)
             tasks.start_soon(self._commit_periodically)
-            tasks.start_soon(self._ears.listen)
+            tasks.start_soon(self._peers.listen)
             await self._read()
 
     async def close(self) -> None:
         """The orderly end; see the module's rules."""
         seconds = self._settings.shutdown_seconds
-        await self._give_up(list(self._owners), seconds * 0.7)
+        await self._release_partitions(list(self._owners), seconds * 0.7)
         for client in self._clients:
-            await stopped(client, seconds * 0.1)
+            await stop_client(client, seconds * 0.1)
 
     # -- assignment --------------------------------------------------------------------------------------------------
 
@@ -238,23 +245,23 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Stop deciding for them before the next owner starts."""
         self._assigned = False
-        self._agent.not_ready()
-        await self._give_up(
+        self._agent.mark_not_ready()
+        await self._release_partitions(
             sorted(each.partition for each in revoked), self._settings.session_timeout_seconds * REVOKE_SHARE
         )
 
-    async def _give_up(self, numbers: list[int], seconds: float) -> None:
+    async def _release_partitions(self, numbers: list[int], seconds: float) -> None:
         """Leave partitions, in order and within so many seconds: a third for each part, so that none takes another's time."""
         owners = [self._owners.pop(number) for number in numbers if number in self._owners]
         if not owners:
             return  # which also means that the session may have ended before it was open
-        points = {owner.number: owner.commit_point() for owner in owners}
+        points = {owner.number: owner.checkpoint() for owner in owners}
         for owner in owners:
-            owner.leave()
+            owner.stop_deciding()
         try:
             with anyio.move_on_after(seconds / 3):
                 await self._publisher.flush()
-        except LogBrokenError as error:
+        except PublishFailedError as error:
             log.warning("partition.decisions-lost", partitions=numbers, problem=str(error))
         with anyio.move_on_after(seconds / 3) as releasing:
             async with anyio.create_task_group() as tasks:
@@ -271,12 +278,12 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
         try:
             with anyio.move_on_after(seconds / 3):
                 await self._publisher.flush()
-                await self._offsets.commit(
+                await self._checkpoints.commit(
                     {number: point for number, point in points.items() if point is not None}
                 )
-        except (LogBrokenError, KafkaError, IllegalStateError) as error:
+        except (PublishFailedError, KafkaError, IllegalStateError) as error:
             log.warning("partition.given-up-uncommitted", partitions=numbers, problem=str(error))
-        self._offsets.forget(numbers)
+        self._checkpoints.forget(numbers)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -287,7 +294,7 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
             if loading:
                 await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
-                require_unreplaced(self._owners.values())
+                require_not_replaced(self._owners.values())
                 last = monotonic()
             live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
             if live and not self._agent.ready.is_set():
@@ -307,11 +314,13 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
             slept, last = read_at - last, read_at
             if slept > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
                 # What was fetched before is decided by somebody else by now.
-                raise SleptError(f"nothing was read for {slept:.0f} s: this process slept, or its machine")
+                raise SuspendedError(
+                    f"nothing was read for {slept:.0f} s: this process slept, or its machine"
+                )
             for partition, records in batches.items():
                 owner = self._owners.get(partition.partition)
                 if owner is not None:
-                    owner.take(records, read_at)
+                    owner.consume(records, read_at)
                     owner.finish_replay(records[-1].offset + 1)
             took = monotonic() - read_at
             if took > TURN_SECONDS:
@@ -326,15 +335,15 @@ class _Session(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
-            points: dict[PartitionOwner, CommitPoint] = {}
+            points: dict[PartitionOwner, Checkpoint] = {}
             for owner in self._owners.values():
-                point = owner.commit_point()
-                if point is not None and not self._offsets.has(owner.number, point):
+                point = owner.checkpoint()
+                if point is not None and not self._checkpoints.is_committed(owner.number, point):
                     points[owner] = point
             if points:
                 await self._publisher.flush()
                 # Who was given up meanwhile has committed its own last point.
-                await self._offsets.commit(
+                await self._checkpoints.commit(
                     {
                         owner.number: point
                         for owner, point in points.items()

@@ -4,7 +4,7 @@ Kafka keeps one offset and a short text beside it. The offset is the oldest inte
 names the position in `decisions` that belongs to it, the term in force there, and how many partitions the topic had: if that
 number has changed, tables have moved between partitions, and what is in them is no longer one order a table.
 
-Offsets never go back, and are committed only after all that was decided is in the log.
+Checkpoints never go back, and are committed only after all that was decided is in the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class CommitPoint:
+class Checkpoint:
     """Where a replay begins, in `writers` and in `decisions`."""
 
     offset: int
@@ -39,20 +39,20 @@ class CommitPoint:
         )
 
 
-class Offsets:
+class Checkpoints:
     """What this session has committed of its partitions."""
 
     def __init__(self, consumer: AIOKafkaConsumer, topic: str, partitions: int) -> None:
         self._consumer = consumer
         self._topic = topic
         self._partitions = partitions
-        self._committed: dict[int, CommitPoint] = {}
+        self._committed: dict[int, Checkpoint] = {}
 
-    def has(self, number: int, point: CommitPoint) -> bool:
+    def is_committed(self, number: int, point: Checkpoint) -> bool:
         """Whether this very point is committed already."""
         return self._committed.get(number) == point
 
-    async def commit(self, points: Mapping[int, CommitPoint]) -> None:
+    async def commit(self, points: Mapping[int, Checkpoint]) -> None:
         """Commit; all that was decided must be in the log."""
         forward = {
             number: point
@@ -81,20 +81,20 @@ class Offsets:
             self._committed.pop(number, None)
 
 
-def decided_from(metadata: str) -> Position:
+def decisions_position(metadata: str) -> Position:
     """The position in `decisions` that was committed; the beginning where there is none."""
     known = _parse(metadata)
     decisions, term = known.get("decisions"), known.get("term")
     return Position(decisions if isinstance(decisions, int) else 0, term if isinstance(term, str) else None)
 
 
-def partitions_then(metadata: str) -> int | None:
+def recorded_partitions(metadata: str) -> int | None:
     """How many partitions the topic had."""
     found = _parse(metadata).get("partitions")
     return found if isinstance(found, int) else None
 
 
-def require_partitions(count: int | None, partitions: int, settings: Settings) -> None:
+def require_same_partitions(count: int | None, partitions: int, settings: Settings) -> None:
     """Raise `PartitionsChangedError` where the topic's partitions are, or were, another number; None: not known."""
     if count is not None and count != partitions:
         raise PartitionsChangedError(

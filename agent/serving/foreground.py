@@ -19,7 +19,7 @@ async def serve_until_signal(settings: Settings, on_ready: Callable[[], object])
     agent = Agent(settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, agent)
-        tasks.start_soon(_tell_ready, agent, on_ready)
+        tasks.start_soon(_report_ready, agent, on_ready)
         await agent.run()
         tasks.cancel_scope.cancel()
     log.info("agent.stopped", agent=settings.agent_id)
@@ -32,7 +32,7 @@ async def _stop_on_signal(agent: Agent) -> None:
             agent.stop()
 
 
-async def _tell_ready(agent: Agent, on_ready: Callable[[], object]) -> None:
+async def _report_ready(agent: Agent, on_ready: Callable[[], object]) -> None:
     while not agent.ready.is_set():
         await agent.ready.wait()
     on_ready()

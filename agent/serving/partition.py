@@ -4,7 +4,7 @@
 
 - The replay folds the events from the committed offset, and each published decision where its `cause_offset` says; nothing is
   decided. What crashed between an event and its decision is decided once the end of the log is reached.
-- `commit_point` is the oldest intent that a replay must see, with a position in `decisions` before which nothing concerns it or
+- `checkpoint` is the oldest intent that a replay must see, with a position in `decisions` before which nothing concerns it or
   what came after it.
 - An event that can't be read, or names what is not allowed, goes to the dead letters; if its transaction can be read, that is
   told (`not-allowed`), once. One that is open here is aborted by it, unless it is granted: part of what it does is unknown.
@@ -33,7 +33,7 @@ from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving.checkpoint import CommitPoint
+from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -59,17 +59,17 @@ from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.invariants import InvariantBrokenError
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
+    EventRead,
     Input,
-    Read,
     Replayed,
     Tick,
-    remember_batch,
-    remember_losses,
     replay_event,
     replay_verdict,
+    restore_batch,
+    restore_losses,
     step,
 )
-from lakewarden.handlers.table.replay import Position, PublishedDecisions, in_force
+from lakewarden.handlers.table.replay import Position, PublishedDecisions, entries_in_force
 from lakewarden.handlers.table.state import CommittedBatch, TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 
@@ -118,8 +118,8 @@ class PartitionOwner:
             stores,
             tasks,
             watch,
-            move=self._step,
-            read_to=lambda: self.position - 1,
+            step_table=self._step,
+            last_offset=lambda: self.position - 1,
         )
         self._backlog: list[ConsumerRecord] = []
         self._replay_until = 0
@@ -129,14 +129,14 @@ class PartitionOwner:
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
         self._caught_up: CaughtUp | None = None
-        self._own_take = -1
+        self._own_takeover = -1
         """Offset of our `partition-taken`, once it is known."""
-        self._others_take = -1
+        self._others_takeover = -1
         """Offset of the last one of anybody else that was heard."""
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
-    def take_over(self) -> None:
+    def publish_takeover(self) -> None:
         """Say that the partition is ours; what is decided must be read only after this is in the log."""
         taken = PartitionTaken(
             event_id=fresh_id(),
@@ -151,43 +151,43 @@ class PartitionOwner:
                 taken.table.encode(),
                 encode(taken),
                 self.number,
-                on_offset=self._take_acknowledged,
+                on_offset=self._takeover_acknowledged,
             )
         )
 
-    def heard_taken(self, taken: PartitionTaken, offset: int) -> None:
+    def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
         """Somebody, perhaps we, took the partition."""
         if taken.term != self.term:
-            self._others_take = max(self._others_take, offset)
+            self._others_takeover = max(self._others_takeover, offset)
 
     @property
     def replaced(self) -> bool:
         """Whether another took the partition after we did."""
-        return -1 < self._own_take < self._others_take
+        return -1 < self._own_takeover < self._others_takeover
 
-    def _take_acknowledged(self, offset: int) -> None:
-        self._own_take = offset
+    def _takeover_acknowledged(self, offset: int) -> None:
+        self._own_takeover = offset
         self._decision_acknowledged(offset)
 
     def load(
         self,
         start: int,
         end: int,
-        decided_from: Position,
+        decisions_position: Position,
         decisions: Iterable[ConsumerRecord],
         ledger: Iterable[ConsumerRecord],
     ) -> None:
         """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
         self.position, self._replay_until = start, end
-        self._published = published(decided_from, decisions, self._undecodable)
-        for entry, is_last in in_force(recorded(ledger, self._undecodable), self._published):
+        self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
+        for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable), self._published):
             self._remember(entry, again=not is_last)
         if self._published.term not in (None, self.term):
-            self._others_take = max(self._others_take, self._own_take + 1)
+            self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
         backlog, self._backlog = self._backlog, []
-        self.take(backlog, monotonic())
+        self.consume(backlog, monotonic())
         self.finish_replay(self.position)
 
     def _remember(self, entry: LedgerEventUnion, *, again: bool) -> None:
@@ -197,12 +197,12 @@ class PartitionOwner:
             return
         match entry:
             case BatchCommitted(batch_id=batch_id, transaction=transaction, version=version):
-                remember_batch(
-                    state, entry.writer, CommittedBatch(batch_id, transaction, version), again=again
+                restore_batch(
+                    state, entry.writer, CommittedBatch(batch_id, transaction, version), record_again=again
                 )
             case ConflictsLost(losses=losses, lost_on=lost_on, transaction=transaction):
                 lost = verdicts.RecordLosses(entry.writer, losses, lost_on, transaction)
-                remember_losses(state, lost, again=again)
+                restore_losses(state, lost, record_again=again)
             case _:
                 assert_never(entry)
 
@@ -226,21 +226,21 @@ class PartitionOwner:
             open=sum(len(state.open()) for state in self.tables.values()),
         )
 
-    def passed(self, position: int) -> None:
+    def advance_to(self, position: int) -> None:
         """All below `position` has been taken. The log's last records may be no events (Kafka's own marks): they count too."""
         if self.phase in ("replaying", "live"):
             self.position = max(self.position, position)
             self.finish_replay(self.position)
 
     def _apply_decisions(self, up_to: int | None) -> None:
-        for decision in self._published.due(up_to):
+        for decision in self._published.pop_due(up_to):
             state = self.tables.get(decision.table)
             if state is not None:
                 replay_verdict(state, verdicts.verdict_of(decision), monotonic())
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    def take(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
+    def consume(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
         """Take records in the order of the log. They wait while the partition is loading, and are ignored once it is gone."""
         for record in records:
             if self.phase == "loading":
@@ -256,16 +256,16 @@ class PartitionOwner:
             if isinstance(event, Undecodable):
                 self._refuse(record, event)
             else:
-                self._take(record, event, read_at)
+                self._consume_event(record, event, read_at)
             self.position = record.offset + 1
             if self.phase == "replaying":
                 self._apply_decisions(record.offset)
 
-    def _take(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
+    def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
         state = self._table(event.table)
         why = state if isinstance(state, str) else None
         if isinstance(state, TableState) and isinstance(event, CommitIntent):
-            why = self.locks.settle(state, event.lock)
+            why = self.locks.resolve_place(state, event.lock)
         if why is not None or isinstance(state, str):
             bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
             self._refuse(record, bad)
@@ -275,7 +275,7 @@ class PartitionOwner:
         if self.phase == "replaying":
             replay_event(state, event, record.offset, monotonic())
         else:
-            self._step(event.table, Read(event, record.offset, monotonic(), read_at))
+            self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
 
     def _decisions_seen(self) -> Position:
         """Position in `decisions` before which nothing concerns what is read from now on."""
@@ -360,7 +360,7 @@ class PartitionOwner:
         else:
             self._caught_up = CaughtUp(self._caught_up.since, asked_at)
         for uri, state in list(self.tables.items()):
-            if not state.quiet() and uri not in self.stopped:
+            if not state.idle() and uri not in self.stopped:
                 self._step(uri, Tick(monotonic(), self.position - 1, self._caught_up))
                 await anyio.lowlevel.checkpoint()
 
@@ -381,10 +381,10 @@ class PartitionOwner:
     def _run(self, uri: str, effect: verdicts.Effect) -> None:
         key, agent = uri.encode(), self._settings.agent_id
         match effect:
-            case verdicts.NeedLock(adopt=adopt):
-                self.locks.want(uri, adopt)
-            case verdicts.FreeLock():
-                self.locks.free(uri)
+            case verdicts.AcquireLock(adopt=adopt):
+                self.locks.start_acquire(uri, adopt)
+            case verdicts.ReleaseLock():
+                self.locks.start_release(uri)
             case verdicts.ReportConflict():
                 event = wire_events.conflict(uri, effect)
                 log.info(
@@ -407,8 +407,8 @@ class PartitionOwner:
                 self._publisher.put(
                     Outgoing(self._topics.ledger, ledger_key(uri, writer, "losses"), entry, self.number)
                 )
-            case verdicts.Warn(what=what, transaction=transaction, writer=writer):
-                log.warning(what, table=uri, transaction=transaction, writer=writer)
+            case verdicts.Warn(event=event, transaction=transaction, writer=writer):
+                log.warning(event, table=uri, transaction=transaction, writer=writer)
             case _:
                 _log_verdict(uri, effect)
                 self._publish_decision(key, encode(wire_events.decision(agent, self.term, uri, effect)))
@@ -425,11 +425,11 @@ class PartitionOwner:
         story = str(error) or repr(error)
         self.stopped[uri] = story
         log.error("table.stopped", table=uri, story=story, open=[each.id for each in state.open()])
-        self.locks.leave_to_lapse(uri)
+        self.locks.leave_to_expire(uri)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def commit_point(self) -> CommitPoint | None:
+    def checkpoint(self) -> Checkpoint | None:
         """What may be committed now; nothing before the replay is over."""
         if self.phase != "live" or self.replaced:
             return None
@@ -439,9 +439,9 @@ class PartitionOwner:
         decided = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        return CommitPoint(offset, decided)
+        return Checkpoint(offset, decided)
 
-    def leave(self) -> None:
+    def stop_deciding(self) -> None:
         """Decide nothing more."""
         self._was_live = self.phase == "live"
         self.phase = "gone"
@@ -452,7 +452,7 @@ class PartitionOwner:
 
     def unreleased(self) -> list[str]:
         """Tables whose lock was to be given back by `release`, and is not."""
-        return self.locks.held(self._free())
+        return self.locks.unreleased(self._free())
 
     def _free(self) -> set[str]:
         return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
@@ -473,7 +473,7 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             log.info("batch.already-committed", **fields, committed_transaction=committed)
 
 
-def published(
+def decoded_decisions(
     start: Position, records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
 ) -> PublishedDecisions:
     """The records of `decisions`, for a replay. Undecodable ones are counted in `undecodable`, logged and skipped."""
@@ -487,7 +487,7 @@ def published(
     return PublishedDecisions(start, decoded)
 
 
-def recorded(
+def decoded_ledger(
     records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
 ) -> Iterator[LedgerEventUnion]:
     """The entries of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""

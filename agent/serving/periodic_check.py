@@ -20,15 +20,15 @@ from aiokafka.errors import IllegalStateError, KafkaError
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.kafka import partitions_known
-from lakewarden.agent.serving.checkpoint import require_partitions
+from lakewarden.agent.serving.checkpoint import require_same_partitions
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 
 log = structlog.get_logger()
 
-MIN_ENDS_SECONDS = 1.0
+MIN_END_OFFSETS_SECONDS = 1.0
 """For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
-REACH_SECONDS = 0.005
+POLL_SECONDS = 0.005
 STALL_FACTOR = 3
 """A check this many intervals late says that the process stood still."""
 
@@ -49,7 +49,7 @@ class PeriodicCheck:
         self._partitions = partitions
         self._owners = owners
         self._interval = settings.check_seconds
-        self._ends_seconds = max(self._interval, MIN_ENDS_SECONDS)
+        self._end_offsets_seconds = max(self._interval, MIN_END_OFFSETS_SECONDS)
         self._last = self._answered = monotonic()
         self._silent = False
 
@@ -60,22 +60,24 @@ class PeriodicCheck:
             await self._check()
 
     async def _check(self) -> None:
-        require_partitions(partitions_known(self._consumer, self._topic), self._partitions, self._settings)
+        require_same_partitions(
+            partitions_known(self._consumer, self._topic), self._partitions, self._settings
+        )
         asked_at = monotonic()
-        ends = await self._ends()
-        await self._reach(ends)
+        ends = await self._end_offsets()
+        await self._wait_for_position(ends)
         now = monotonic()
-        stalled = now - self._last > STALL_FACTOR * self._interval + self._ends_seconds
+        stalled = now - self._last > STALL_FACTOR * self._interval + self._end_offsets_seconds
         self._last = now
         if ends or not self._owners:
             self._answered = now
-        self._judge_kafka(now - self._answered, stalled=stalled)
+        self._check_kafka(now - self._answered, stalled=stalled)
         for owner in list(self._owners.values()):
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
-    def _judge_kafka(self, seconds: float, *, stalled: bool) -> None:
+    def _check_kafka(self, seconds: float, *, stalled: bool) -> None:
         """Kafka has not answered for so long."""
-        if self._silent != (seconds > 2 * self._ends_seconds):
+        if self._silent != (seconds > 2 * self._end_offsets_seconds):
             self._silent = not self._silent
             where = self._settings.bootstrap_servers
             if self._silent:
@@ -89,12 +91,12 @@ class PeriodicCheck:
         if seconds > self._settings.session_timeout_seconds and not stalled:
             raise KafkaUnreachableError(f"Kafka has not answered for {seconds:.0f} s")
 
-    async def _ends(self) -> dict[int, int]:
+    async def _end_offsets(self) -> dict[int, int]:
         """The log's ends, asked anew; nothing where Kafka does not answer in time."""
         partitions = [TopicPartition(self._topic, number) for number in self._owners]
         if not partitions:
             return {}
-        with anyio.move_on_after(self._ends_seconds):
+        with anyio.move_on_after(self._end_offsets_seconds):
             try:
                 ends = await self._consumer.end_offsets(partitions)
             except KafkaError as error:
@@ -103,7 +105,7 @@ class PeriodicCheck:
             return {partition.partition: end for partition, end in ends.items()}
         return {}
 
-    async def _reach(self, ends: Mapping[int, int]) -> None:
+    async def _wait_for_position(self, ends: Mapping[int, int]) -> None:
         """Wait an interval for the reading to come to these ends: a log that is written to has always something unread.
 
         What is at its end and no event (Kafka's marks of a transactional producer) is passed here.
@@ -114,10 +116,10 @@ class PeriodicCheck:
                 for owner in self._owners.values()
                 if owner.phase in ("replaying", "live") and owner.position < ends.get(owner.number, 0)
             ]:
-                await anyio.sleep(REACH_SECONDS)
+                await anyio.sleep(POLL_SECONDS)
                 for owner in behind:
                     try:
                         position = await self._consumer.position(TopicPartition(self._topic, owner.number))
                     except IllegalStateError:
                         continue  # it was taken from us meanwhile
-                    owner.passed(position)
+                    owner.advance_to(position)

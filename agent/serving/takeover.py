@@ -20,7 +20,12 @@ from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.kafka import committed_offsets, partitions_known, read_to_end
 from lakewarden.agent.publisher import Publisher
-from lakewarden.agent.serving.checkpoint import CommitPoint, decided_from, partitions_then, require_partitions
+from lakewarden.agent.serving.checkpoint import (
+    Checkpoint,
+    decisions_position,
+    recorded_partitions,
+    require_same_partitions,
+)
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 
@@ -36,14 +41,14 @@ async def load(
 ) -> None:
     """Give these owners all that they need; one that was given up meanwhile gets nothing."""
     topics = settings.topics
-    require_partitions(partitions_known(consumer, topics.writers), partitions, settings)
+    require_same_partitions(partitions_known(consumer, topics.writers), partitions, settings)
     for owner in owners:
-        owner.take_over()
+        owner.publish_takeover()
     await publisher.flush()
     committed = await committed_offsets(settings, settings.group)
     writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
     beginnings = await consumer.beginning_offsets(list(writers.values()))
-    starts: dict[int, CommitPoint] = {}
+    starts: dict[int, Checkpoint] = {}
     spans: dict[TopicPartition, int | None] = {}
     for number, partition in writers.items():
         starts[number] = _start(number, committed.get(partition), beginnings[partition], partitions, settings)
@@ -64,10 +69,10 @@ async def load(
 
 def _start(
     number: int, known: OffsetAndMetadata | None, beginning: int, partitions: int, settings: Settings
-) -> CommitPoint:
+) -> Checkpoint:
     """Where the replay of a partition begins."""
     offset, metadata = (known.offset, known.metadata) if known else (-1, "")
-    require_partitions(partitions_then(metadata), partitions, settings)
+    require_same_partitions(recorded_partitions(metadata), partitions, settings)
     if 0 <= offset < beginning:
         log.error(
             "log.beginning-lost",
@@ -76,4 +81,4 @@ def _start(
             beginning=beginning,
             detail="retention removed events of open transactions; they are aborted as unknown when heard of",
         )
-    return CommitPoint(max(offset, beginning), decided_from(metadata))
+    return Checkpoint(max(offset, beginning), decisions_position(metadata))

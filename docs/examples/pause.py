@@ -26,7 +26,7 @@ import anyio
 import anyio.to_thread
 
 from lakewarden.agent.clock import moment, monotonic
-from lakewarden.agent.locks.keeper import LockKeeper, Told
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.stores import ConditionalStore, LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfAbsent, IfMatch, Lost, Won
 from lakewarden.handlers.lease.lock_object import render
@@ -61,7 +61,7 @@ class Client:
             tasks.start_soon(self._keeper.run)
             await _told_to("begin")
             base = await self._read_table()
-            self._keeper.want(None)
+            self._keeper.acquire(None)
             await self._held.wait()
             await _told_to("publish")
             if self._check():
@@ -71,14 +71,14 @@ class Client:
             else:
                 await self._after_the_lease()
             await _told_to("finish")
-            self._keeper.drop()
-            await self._keeper.released()
+            self._keeper.release()
+            await self._keeper.wait_released()
             tasks.cancel_scope.cancel()
 
     async def _open(self) -> ConditionalStore:
         return self._store
 
-    def _hear(self, told: Told, _relied_on: bool) -> None:  # noqa: FBT001 - the keeper's callback
+    def _hear(self, told: KeeperEvent, _relied_on: bool) -> None:  # noqa: FBT001 - the keeper's callback
         match told:
             case Confirmed(what="acquired", lease=lease):
                 self._lease = lease

@@ -37,7 +37,7 @@ class Contest:
         """Take it, hold it, give it back, until it is over."""
         while not self.over:
             wanted = time.perf_counter()
-            party.keeper.want(None)
+            party.keeper.acquire(None)
             held = await party.acquired()
             self.holders += 1
             assert self.holders == 1, "two contenders hold the lock at once"
@@ -46,8 +46,8 @@ class Contest:
                 self.grants[number] += 1
             await anyio.sleep(HOLD_SECONDS)
             self.holders -= 1
-            party.keeper.drop()
-            await party.keeper.released()
+            party.keeper.release()
+            await party.keeper.wait_released()
 
 
 async def measure(

@@ -2,7 +2,7 @@
 
 What is not the product's here is only what looks: a store that notes when each request began and ended, and a keeper's
 `tell` that notes what it was told when. Events are published and read
-as `agent/locks/table_locks.py` and `agent/serving/other_agents.py` do.
+as `agent/locks/table_locks.py` and `agent/serving/peer_listener.py` do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import anyio
 import anyio.abc
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.kafka import partitions_of, producer, reader, started, stopped
-from lakewarden.agent.locks.keeper import LockKeeper, Told
+from lakewarden.agent.kafka import partitions_of, producer, reader, start_client, stop_client
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving.other_agents import RENEWAL
+from lakewarden.agent.serving.peer_listener import RENEWAL
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore
 from lakewarden.agent.stores.s3 import S3Options, S3Store
@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 60.0
 REQUEST_TIMEOUT_SECONDS = 2.0
 """The setting's default."""
 
-SomeTold = TypeVar("SomeTold", bound=Told)
+SomeKeeperEvent = TypeVar("SomeKeeperEvent", bound=KeeperEvent)
 
 
 @dataclass(slots=True)
@@ -78,14 +78,16 @@ class Party:
     ) -> None:
         self.name, self.uri, self.store = name, uri, store
         self._publish = publish
-        self._told: list[tuple[float, Told]] = []
+        self._told: list[tuple[float, KeeperEvent]] = []
         self._more = anyio.Event()
         place = LockPlace(uri, shared=False)
         self.keeper = LockKeeper(
             place, settings, self._opened, self._note, name=Contender(name, f"{TABLES}/locked")
         )
 
-    async def told(self, kind: type[SomeTold], what: str | None = None) -> tuple[float, SomeTold]:
+    async def told(
+        self, kind: type[SomeKeeperEvent], what: str | None = None
+    ) -> tuple[float, SomeKeeperEvent]:
         """The next such, and when it was told; what was told before it is forgotten."""
         passed = []
         with anyio.move_on_after(PATIENCE_SECONDS):
@@ -106,16 +108,16 @@ class Party:
     def hear(self, event: AuditEventUnion) -> None:
         """What somebody told of a lock."""
         if event.lock == self.uri:
-            self.keeper.hear(event)
+            self.keeper.observe(event)
 
     async def _opened(self) -> Any:
         return self.store
 
-    def _note(self, told: Told, relied_on: bool) -> None:
+    def _note(self, told: KeeperEvent, relied_on: bool) -> None:
         self._told.append((time.perf_counter(), told))
         self._more.set()
         if self._publish is not None:
-            self._publish(wire_events.audit(self.name, f"{TABLES}/locked", self.uri, told))
+            self._publish(wire_events.lock_event(self.name, f"{TABLES}/locked", self.uri, told))
 
 
 class AuditLog:
@@ -148,9 +150,9 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
     """A producer and a consumer of its own, as an agent has them; it hears what is told from now on."""
     partitions = await partitions_of(settings, settings.topics.audit)
     sender, consumer = producer(settings), reader(settings)
-    await started(sender, settings)
+    await start_client(sender, settings)
     try:
-        await started(consumer, settings)
+        await start_client(consumer, settings)
         consumer.assign(partitions)
         await consumer.seek_to_end(*partitions)
         for partition in partitions:
@@ -163,8 +165,8 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
             yield log
             tasks.cancel_scope.cancel()
     finally:
-        await stopped(consumer)
-        await stopped(sender)
+        await stop_client(consumer)
+        await stop_client(sender)
 
 
 @asynccontextmanager

@@ -55,13 +55,13 @@ async def measure_operations(server: S3Server, *, rounds: int, repetitions: int)
 async def _round(party: Party) -> dict[str, float]:
     """Seconds of each operation."""
     wanted = time.perf_counter()
-    party.keeper.want(None)
+    party.keeper.acquire(None)
     acquired = await party.acquired()
     due = party.store.writes[-1][0] + SOON.renew_interval
     renewed, _ = await party.told(lease.Confirmed, "renewed")
     began = max(due, party.store.writes[-1][0])
     dropped = time.perf_counter()
-    party.keeper.drop()
+    party.keeper.release()
     released, _ = await party.told(lease.Released)
     return {"acquire": acquired - wanted, "renew": renewed - began, "release": released - dropped}
 
@@ -81,12 +81,12 @@ async def _count(server: S3Server, proxy: StoreProxy, uri: str) -> dict[str, flo
 
 async def _counted_round(party: Party, proxy: StoreProxy) -> dict[str, int]:
     totals = [proxy.requests().total()]
-    party.keeper.want(None)
+    party.keeper.acquire(None)
     await party.acquired()
     totals.append(proxy.requests().total())
     await party.told(lease.Confirmed, "renewed")
     totals.append(proxy.requests().total())
-    party.keeper.drop()
+    party.keeper.release()
     await party.told(lease.Released)
     totals.append(proxy.requests().total())
     counts = [after - before for before, after in itertools.pairwise(totals)]
@@ -105,14 +105,14 @@ async def measure_hand_over(server: S3Server, settings: Settings, *, rounds: int
         holder = Side(Party("first", uri, store, lease.LeaseSettings(), log.publish), log)
         waiter = Side(Party("second", uri, other_store, lease.LeaseSettings(), other_log.publish), other_log)
         async with keeping(holder.party, waiter.party):
-            holder.party.keeper.want(None)
+            holder.party.keeper.acquire(None)
             await holder.party.acquired()
             took = []
             for _ in range(WARM_UP + rounds):
                 took.append(await _hand_over(holder, waiter))
                 holder, waiter = waiter, holder
-            holder.party.keeper.drop()
-            await holder.party.keeper.released()
+            holder.party.keeper.release()
+            await holder.party.keeper.wait_released()
     parts = {name: [each[name] for each in took[WARM_UP:]] for name in took[0]}
     requests = parts.pop("requests")
     return {
@@ -138,14 +138,14 @@ class Side:
 
 async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
     """Seconds of the whole and its parts, and the waiter's requests, after which it holds the lock."""
-    waiter.party.keeper.want(None)
+    waiter.party.keeper.acquire(None)
     await waiter.party.told(lease.LockDenied)
     await anyio.sleep(SETTLE_SECONDS)
     before = waiter.party.store.requests
     began = time.perf_counter()
-    holder.party.keeper.drop()
+    holder.party.keeper.release()
     held = await waiter.party.acquired()
-    await holder.party.keeper.released()
+    await holder.party.keeper.wait_released()
     released, read = holder.party.store.writes[-1][1], waiter.party.store.reads[-1][1]
     return {
         "whole": held - began,

@@ -53,7 +53,7 @@ WRITERS = 3
 """Of each table."""
 
 
-class Witness:
+class EvidenceProcess:
     """A process that writes down what it does, a JSON object a line; it dies with us."""
 
     def __init__(self, module: str, evidence: Path, arguments: Iterable[str]) -> None:
@@ -78,13 +78,13 @@ class Witness:
             self._lines.extend(json.loads(line) for line in complete.splitlines())
         return self._lines
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Give it a command."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(f"{command}\n".encode())
         self.popen.stdin.flush()
 
-    async def seen(
+    async def wait_for_line(
         self, matches: Callable[[dict[str, Any]], bool], what: str, *, after: int = 0
     ) -> dict[str, Any]:
         """Wait for a line, behind the first `after`."""
@@ -119,12 +119,12 @@ class Chaos:
     proxy: FaultProxy
     bucket: str
     seed: int
-    deeds: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     killed: dict[str, int] = field(default_factory=dict)
     """Agents killed, and when, in epoch milliseconds."""
     agents: dict[str, AgentProcess] = field(default_factory=dict)
-    writers: dict[str, Witness] = field(default_factory=dict)
-    holders: list[Witness] = field(default_factory=list)
+    writers: dict[str, EvidenceProcess] = field(default_factory=dict)
+    holders: list[EvidenceProcess] = field(default_factory=list)
     holders_killed: dict[int, float] = field(default_factory=dict)
     """Holders' places in `holders`, and when each was killed, on CLOCK_MONOTONIC."""
 
@@ -133,12 +133,12 @@ class Chaos:
         return f"s3://{self.bucket}/warehouse/{name}"
 
     @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[None]:
+    async def consuming(self) -> AsyncGenerator[None]:
         """Hear what the agents say, for as long as the block runs."""
 
         async def listen() -> None:
             while True:
-                await self.scene.listen()
+                await self.scene.poll()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen)
@@ -163,7 +163,7 @@ class Chaos:
             *(("--lock", table + HUDI_LOCK) if shared else ()),
         ]
         evidence = self.scene.root / f"writers-{name}.jsonl"
-        self.writers[name] = Witness("tests.real.committing_writers", evidence, arguments)
+        self.writers[name] = EvidenceProcess("tests.real.committing_writers", evidence, arguments)
 
     def start_holder(self, name: str) -> None:
         """A foreign holder of a table's lock."""
@@ -171,17 +171,19 @@ class Chaos:
         arguments = ["--endpoint", self.proxy.endpoint, "--uri", self.table(name) + HUDI_LOCK]
         evidence = self.scene.root / f"holder-{number}.jsonl"
         self.holders.append(
-            Witness("tests.real.hudi_holder", evidence, [*arguments, "--seed", str(self.seed + number)])
+            EvidenceProcess(
+                "tests.real.hudi_holder", evidence, [*arguments, "--seed", str(self.seed + number)]
+            )
         )
 
-    # -- deeds -------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     async def owner(self, name: str) -> str:
         """The agent that was last heard to hold a table's lock, and still runs."""
         table = self.table(name)
         with anyio.fail_after(PATIENCE_SECONDS):
             while True:
-                held = self.scene.heard(LockEvent, lambda each: each.table == table)
+                held = self.scene.events(LockEvent, lambda each: each.table == table)
                 last = next((e for e in reversed(held) if isinstance(e, LockAcquired | LockRenewed)), None)
                 if last is not None and last.agent not in self.killed:
                     return last.agent
@@ -195,7 +197,7 @@ class Chaos:
         await anyio.sleep(LEASE_SECONDS)
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         process.send_signal(signal.SIGCONT)
-        self.deeds["agent paused"] += 1
+        self.faults["agent paused"] += 1
 
     async def kill_owner(self, name: str) -> None:
         """Kill the owner's process as soon as a grant is given, and start another."""
@@ -207,21 +209,23 @@ class Chaos:
         self.killed[agent] = time.time_ns() // 1_000_000
         self.agents[agent].kill()
         assert self.agents[agent].popen.returncode == -signal.SIGKILL
-        self.deeds["agent killed"] += 1
+        self.faults["agent killed"] += 1
         await self.start_agent()
-        self.deeds["agent restarted"] += 1
+        self.faults["agent restarted"] += 1
 
     def _grants(self, name: str) -> list[CommitGranted]:
-        return self.scene.heard(CommitGranted, lambda each: each.table == self.table(name))
+        return self.scene.events(CommitGranted, lambda each: each.table == self.table(name))
 
     async def kill_holder(self, name: str) -> None:
         """Kill a foreign holder when it has just got the lock, and start another."""
         number = len(self.holders) - 1
         holder = self.holders[number]
-        await holder.seen(lambda line: "to" not in line, "a lock in its hands", after=len(holder.lines))
+        await holder.wait_for_line(
+            lambda line: "to" not in line, "a lock in its hands", after=len(holder.lines)
+        )
         self.holders_killed[number] = time.monotonic()
         holder.kill()
-        self.deeds["holder killed"] += 1
+        self.faults["holder killed"] += 1
         self.start_holder(name)
 
     async def lose_a_running_lease(self, name: str) -> None:
@@ -232,7 +236,7 @@ class Chaos:
         for _ in range(LOSS_TRIES):
             told = await self._outlast_a_publish(name)
             if "lease-lost" in told:
-                self.deeds["lease lost"] += 1
+                self.faults["lease lost"] += 1
                 return
         raise AssertionError(f"no lease was lost under a running grant in {LOSS_TRIES} tries")
 
@@ -240,13 +244,13 @@ class Chaos:
         """Begin a publish that goes on, then stop the store until it has ended; with which aborts its writer heard of it."""
         writers = self.writers[name]
         past = len(writers.lines)
-        writers.tell("long")
-        began = await writers.seen(
+        writers.send("long")
+        began = await writers.wait_for_line(
             lambda line: line["what"] == "publishing" and line["long"], "a long publish", after=past
         )
         with self.proxy.hanging():
             await anyio.sleep(LEASE_SECONDS)
-            await writers.seen(
+            await writers.wait_for_line(
                 lambda line: line["what"] == "stopped" and line["transaction"] == began["transaction"],
                 "the end of the long publish",
                 after=past,
@@ -254,12 +258,12 @@ class Chaos:
         mine = [line for line in writers.lines[past:] if line.get("transaction") == began["transaction"]]
         return [line["reason"] for line in mine if line["what"] == "abort"]
 
-    async def everybody_commits(self) -> None:
+    async def wait_for_commits(self) -> None:
         """Wait until each writer of each table has published once more from now on."""
         for name, witness in self.writers.items():
             past = len(witness.lines)
             for writer in (f"{name}-{number}" for number in range(WRITERS)):
-                await witness.seen(
+                await witness.wait_for_line(
                     lambda line, writer=writer: line["what"] == "published" and line["writer"] == writer,  # type: ignore[misc]
                     f"a commit of {writer}",
                     after=past,
@@ -268,7 +272,7 @@ class Chaos:
     async def finish(self) -> None:
         """Let everybody end in order: the writers first, who need the agents."""
         for witness in self.writers.values():
-            witness.tell("finish")
+            witness.send("finish")
         for witness in self.writers.values():
             await witness.ended()
         for agent in self.agents.values():

@@ -48,20 +48,20 @@ class Writers:
         self._given = given
         self._lock: str | None = given.lock
         self._evidence = given.evidence.open("a", buffering=1)
-        self._saying = threading.Lock()
+        self._write_lock = threading.Lock()
         self._long = threading.Event()
         self._finish = threading.Event()
 
     def run(self) -> None:
         """Commit until told to finish."""
-        threading.Thread(target=self._obey, daemon=True).start()
+        threading.Thread(target=self._read_commands, daemon=True).start()
         given = self._given
         with CommitGate(
             given.bootstrap,
             topic_prefix=given.prefix,
             heartbeat_seconds=HEARTBEAT_SECONDS,
             margin_seconds=MARGIN_SECONDS,
-            observer=self._heard,
+            observer=self._on_gate_event,
         ) as gate:
             names = [f"{given.table.rsplit('/', 1)[1]}-{number}" for number in range(given.writers)]
             threads = [threading.Thread(target=self._write, args=(gate, name)) for name in names]
@@ -70,7 +70,7 @@ class Writers:
             for thread in threads:
                 thread.join()
 
-    def _obey(self) -> None:
+    def _read_commands(self) -> None:
         for line in sys.stdin:
             {"long": self._long, "finish": self._finish}[line.strip()].set()
         self._finish.set()  # whoever started us has gone
@@ -86,7 +86,7 @@ class Writers:
             except GateError as error:
                 outcome = type(error).__name__
                 time.sleep(chance.uniform(0.02, 0.2))
-            self._say("ended", writer, outcome=outcome, batch=batch)
+            self._write_evidence("ended", writer, outcome=outcome, batch=batch)
             batch += outcome in ("committed", "already-committed")
 
     def _attempt(self, gate: CommitGate, writer: str, batch: int, chance: random.Random) -> str:
@@ -107,7 +107,7 @@ class Writers:
         try:
             grant.check()
             last = began = _moment()
-            self._say("publishing", writer, began, **about)
+            self._write_evidence("publishing", writer, began, **about)
             while last[0] < began[0] + seconds:
                 time.sleep(STEP_SECONDS)
                 grant.check()
@@ -115,16 +115,20 @@ class Writers:
         except (LeaseLost, CommitAborted):
             grant.not_published()
             if last is not None:
-                self._say("stopped", writer, last, **about)
+                self._write_evidence("stopped", writer, last, **about)
             raise
-        self._say("published", writer, last, **about)
+        self._write_evidence("published", writer, last, **about)
         return "committed"
 
-    def _heard(self, event: GateEvent) -> None:
+    def _on_gate_event(self, event: GateEvent) -> None:
         if event.what == "abort":
-            self._say("abort", event.writer, transaction=event.transaction, reason=event.detail["reason"])
+            self._write_evidence(
+                "abort", event.writer, transaction=event.transaction, reason=event.detail["reason"]
+            )
 
-    def _say(self, what: str, writer: str, at: tuple[float, int] | None = None, **fields: Any) -> None:
+    def _write_evidence(
+        self, what: str, writer: str, at: tuple[float, int] | None = None, **fields: Any
+    ) -> None:
         t, wall_ms = at or _moment()
         said = {
             "what": what,
@@ -134,7 +138,7 @@ class Writers:
             "writer": writer,
             **fields,
         }
-        with self._saying:
+        with self._write_lock:
             self._evidence.write(json.dumps(said) + "\n")
 
 

@@ -74,7 +74,7 @@ def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]
     return found
 
 
-def turns(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int:
+def hand_overs(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int:
     """How often the lock went from one side to the other."""
     sides = [side for _, side in sorted([(x.since, 0) for x in ours] + [(x.since, 1) for x in theirs])]
     return sum(before != after for before, after in pairwise(sides))

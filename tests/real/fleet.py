@@ -20,7 +20,7 @@ import anyio
 import psutil
 from aiokafka import TopicPartition
 
-from tests.real.chaos import Witness
+from tests.real.chaos import EvidenceProcess
 from tests.real.storm_writers import WRITERS
 from tests.real.writers import AgentProcess, World, world
 
@@ -69,9 +69,9 @@ class Fleet:
     scene: World
     seed: int
     chance: random.Random
-    deeds: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     agents: dict[str, AgentProcess] = field(default_factory=dict)
-    writers: list[Witness] = field(default_factory=list)
+    writers: list[EvidenceProcess] = field(default_factory=list)
     killed_writers: list[tuple[int, float]] = field(default_factory=list)
     """Which process of writers was killed, and when it was gone, on CLOCK_MONOTONIC."""
     samples: list[Sample] = field(default_factory=list)
@@ -103,25 +103,27 @@ class Fleet:
         self.agents[name] = AgentProcess(self.scene.values(agent_id=name), log)
         return self.agents[name]
 
-    def _start_writers(self, number: int) -> Witness:
+    def _start_writers(self, number: int) -> EvidenceProcess:
         names = [f"writer-{each}" for each in range(number, WRITERS, PROCESSES)]
         arguments = [
             *("--bootstrap", self.scene.bootstrap_servers, "--prefix", self.scene.prefix),
             *("--partitions", str(PARTITIONS), "--tables", self.tables),
             *("--names", ",".join(names), "--seed", str(self.seed)),
         ]
-        return Witness("tests.real.storm_writers", self.scene.root / f"writers-{number}.jsonl", arguments)
+        return EvidenceProcess(
+            "tests.real.storm_writers", self.scene.root / f"writers-{number}.jsonl", arguments
+        )
 
     async def finish(self) -> None:
         """Let the writers end, each with its batch acknowledged, and then the agents."""
         for witness in self.writers:
-            witness.tell("finish")
+            witness.send("finish")
         for witness in self.writers:
             await witness.ended(patience=PATIENCE_SECONDS)
         for name in AGENTS:
-            await self._ends_in_order(name)
+            await self._stop_in_order(name)
 
-    async def _ends_in_order(self, name: str) -> None:
+    async def _stop_in_order(self, name: str) -> None:
         agent = self.agents[name]
         agent.popen.send_signal(signal.SIGTERM)
         assert await agent.ended() == 0, agent.log.read_text()[-3000:]
@@ -135,7 +137,7 @@ class Fleet:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    async def rage(self, seconds: float) -> None:
+    async def run_faults(self, seconds: float) -> None:
         """Faults of every kind in random order, at most two agents in trouble at a time, for at least so long."""
         kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [
             self._kill_an_agent,
@@ -149,9 +151,9 @@ class Fleet:
                 for kind in self.chance.sample(kinds, len(kinds)):
                     tasks.start_soon(kind)
                     await anyio.sleep(self.chance.uniform(*GAP_SECONDS))
-                    await self._somebody_is_free()
+                    await self._wait_for_two_agents()
 
-    async def _somebody_is_free(self) -> None:
+    async def _wait_for_two_agents(self) -> None:
         with anyio.fail_after(PATIENCE_SECONDS):
             while len(self._free) < 2:
                 await anyio.sleep(0.05)
@@ -168,13 +170,13 @@ class Fleet:
     async def _kill_an_agent(self) -> None:
         async with self._victim() as name:
             self.agents[name].kill()
-            self.deeds["agent killed"] += 1
+            self.faults["agent killed"] += 1
             await self._start_again(name)
 
     async def _stop_an_agent(self) -> None:
         async with self._victim() as name:
-            await self._ends_in_order(name)
-            self.deeds["agent stopped in order"] += 1
+            await self._stop_in_order(name)
+            self.faults["agent stopped in order"] += 1
             await self._start_again(name)
 
     async def _start_again(self, name: str) -> None:
@@ -191,26 +193,26 @@ class Fleet:
             assert psutil.Process(agent.popen.pid).status() == psutil.STATUS_STOPPED
             agent.popen.send_signal(signal.SIGCONT)
             await agent.logged("partitions.live", count=before + 1, patience=PATIENCE_SECONDS)
-            self.deeds["agent paused"] += 1
+            self.faults["agent paused"] += 1
 
     async def _kill_writers(self) -> None:
         """Kill a process of writers while one of them is between the publish and its completion, or after it, in turns."""
         async with self._killing:
-            await self._kill_dawdling_writers()
+            await self._kill_pausing_writers()
 
-    async def _kill_dawdling_writers(self) -> None:
+    async def _kill_pausing_writers(self) -> None:
         number = self.chance.randrange(PROCESSES)
         moment = ("published", "completed")[len(self.killed_writers) % 2]
         witness = self.writers[number]
         log = self.scene.root / f"writers-{number}.log"
         assert witness.popen.poll() is None, f"writers ended by themselves: {log.read_text()[-3000:]}"
         past = len(witness.lines)
-        await witness.seen(
+        await witness.wait_for_line(
             lambda line: line.get("after") == moment, f"a writer that has {moment}", after=past
         )
         witness.kill()
         self.killed_writers.append((number, time.monotonic()))
-        self.deeds["writers killed"] += 1
+        self.faults["writers killed"] += 1
         self.writers[number] = self._start_writers(number)
 
     # -- what is seen ------------------------------------------------------------------------------------------------

@@ -87,12 +87,12 @@ class Holder:
                 continue
             taken += 1
             began = time.monotonic()
-            self._say({"from": began, "owner": lock.owner})
+            self._write_evidence({"from": began, "owner": lock.owner})
             forsaken = taken % FORSAKEN_EVERY == 0
             seconds = 2 * VALIDITY_SECONDS if forsaken else self._chance.uniform(0.2, 2.0)
             last, lost = self._work(lock, began, seconds, renew=not forsaken)
             end = "lapsed" if forsaken else "lost" if lost else "released"
-            self._say({"from": began, "to": last, "owner": lock.owner, "end": end})
+            self._write_evidence({"from": began, "to": last, "owner": lock.owner, "end": end})
             if end == "released":
                 self._unlock(lock)
             time.sleep(self._chance.uniform(1.0, 3.0))
@@ -154,7 +154,7 @@ class Holder:
         lock.etag = answer["ETag"]
         return "won"
 
-    def _say(self, fields: dict[str, Any]) -> None:
+    def _write_evidence(self, fields: dict[str, Any]) -> None:
         self._evidence.write(json.dumps(fields) + "\n")
 
 

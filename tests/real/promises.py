@@ -13,7 +13,7 @@ from aiokafka.structs import ConsumerRecord
 
 
 @dataclass(slots=True)
-class Story:
+class TransactionLog:
     """All that the log says of one transaction. Offsets in `writers` and in `decisions` are never compared."""
 
     table: str
@@ -35,9 +35,11 @@ class Story:
         return next((o for o, f in self.decisions("abort") if f["reason"] == "outcome-unknown"), None)
 
 
-def stories(writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecord]) -> dict[str, Story]:
+def transactions(
+    writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecord]
+) -> dict[str, TransactionLog]:
     """Every transaction that has an intent."""
-    found: dict[str, Story] = {}
+    found: dict[str, TransactionLog] = {}
     for record in writers:
         try:
             event = json.loads(record.value)
@@ -45,7 +47,7 @@ def stories(writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecor
         except (ValueError, KeyError, TypeError):
             continue
         if kind == "commit-intent":
-            found.setdefault(transaction, Story(event["table"], event["writer"], record.offset))
+            found.setdefault(transaction, TransactionLog(event["table"], event["writer"], record.offset))
         if (story := found.get(transaction)) is None:
             continue
         for marker in (*event.get("markers", ()), *event.get("scope", ())):
@@ -68,11 +70,11 @@ def stories(writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecor
     return found
 
 
-def check(found: dict[str, Story], *, all_answered: bool = True) -> None:
+def check(found: dict[str, TransactionLog], *, all_answered: bool = True) -> None:
     """Every promise that the log can show."""
     for transaction, story in found.items():
         _check_answers(transaction, story, all_answered=all_answered)
-    tables: dict[str, list[tuple[str, Story]]] = defaultdict(list)
+    tables: dict[str, list[tuple[str, TransactionLog]]] = defaultdict(list)
     for transaction, story in found.items():
         tables[story.table].append((transaction, story))
     for each in tables.values():
@@ -81,7 +83,7 @@ def check(found: dict[str, Story], *, all_answered: bool = True) -> None:
         _check_one_victim(each)
 
 
-def _check_answers(transaction: str, story: Story, *, all_answered: bool) -> None:
+def _check_answers(transaction: str, story: TransactionLog, *, all_answered: bool) -> None:
     told = [fields["type"] + ":" + fields.get("reason", "") for _, fields in story.decided]
     where = f"{transaction} of {story.table}: {told}"
     assert len(story.decisions("admitted")) <= 1, f"admitted twice: {where}"
@@ -102,7 +104,7 @@ def _check_answers(transaction: str, story: Story, *, all_answered: bool) -> Non
             assert story.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
 
 
-def _check_one_grant(table: list[tuple[str, Story]]) -> None:
+def _check_one_grant(table: list[tuple[str, TransactionLog]]) -> None:
     """G1 by the log's order: before a grant is published, the one before it is known to have ended."""
     grants = sorted(
         (offset, fields["cause_offset"], transaction)
@@ -119,7 +121,7 @@ def _check_one_grant(table: list[tuple[str, Story]]) -> None:
         )
 
 
-def _check_no_overlap(table: list[tuple[str, Story]]) -> None:
+def _check_no_overlap(table: list[tuple[str, TransactionLog]]) -> None:
     """G2: of two that committed and touched the same, one was admitted after the other had landed."""
     landed = [(transaction, story) for transaction, story in table if story.completed is not None]
     for (one, first), (two, second) in combinations(landed, 2):
@@ -129,14 +131,14 @@ def _check_no_overlap(table: list[tuple[str, Story]]) -> None:
             )
 
 
-def _after(earlier: Story, later: Story) -> bool:
+def _after(earlier: TransactionLog, later: TransactionLog) -> bool:
     """Whether `later` was admitted when `earlier` had landed."""
     [(offset, admitted)] = later.decisions("admitted")
     lapsed = earlier.lapsed()
     return (earlier.completed or 0) <= admitted["cause_offset"] or (lapsed is not None and lapsed < offset)
 
 
-def _check_one_victim(table: list[tuple[str, Story]]) -> None:
+def _check_one_victim(table: list[tuple[str, TransactionLog]]) -> None:
     """G3: no two transactions were aborted for each other."""
     lost_to: dict[str, set[str]] = {
         transaction: {

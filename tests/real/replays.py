@@ -13,7 +13,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
-from lakewarden.agent.serving.checkpoint import decided_from
+from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
@@ -40,18 +40,18 @@ class Log:
         done = 0
         for cut in cuts:
             records = [record for record in self.writers[done:] if record.offset < cut]
-            owner.take(records, 0.0)
+            owner.consume(records, 0.0)
             done += len(records)
             yield cut, facts(owner)
 
     def from_committed(self, offset: int, metadata: str, ledger_end: int, cut: int) -> dict[str, Any]:
         """The state at `cut` as an agent rebuilds it that begins at a committed point and knows a part of the ledger."""
-        decided = decided_from(metadata)
+        decided = decisions_position(metadata)
         after = [record for record in self.decisions if record.offset >= decided.offset]
         relevant = [number for number, record in enumerate(after) if _cause_offset(record) < cut]
         known = [record for record in self.ledger if record.offset < ledger_end]
         owner = self._owner(offset, decided, after[: max(relevant, default=-1) + 1], known)
-        owner.take([record for record in self.writers if offset <= record.offset < cut], 0.0)
+        owner.consume([record for record in self.writers if offset <= record.offset < cut], 0.0)
         return facts(owner)
 
     def _owner(

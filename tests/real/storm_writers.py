@@ -13,7 +13,7 @@ acknowledged, as Spark does. Evidence, one JSON object a line, `t` on CLOCK_MONO
 
 - `try`: an attempt begins; its `admission`, and how many conflicts in a row this writer has lost on this table,
 - `publishing`, and `published` or `stopped`: the publish began under this `token` and `grant`, and ended,
-- `dawdling`: nothing is done for a while `after` the batch was published, or completed,
+- `pausing`: nothing is done for a while `after` the batch was published, or completed,
 - `aborted`: an abort was heard, with its `reason`, and what the batch has `touched` so far,
 - `acknowledged`: the batch is committed; `how` says how that is known: `published`, `already-committed`, `found`.
 
@@ -60,8 +60,8 @@ GROUPS: Final = 6
 """File groups of a table: few, so that writers do conflict."""
 LONG_SHARE: Final = 0.05
 """Of all publishes, these take longer than a heartbeat."""
-DAWDLE_SHARE: Final = 0.05
-DAWDLE_SECONDS: Final = 1.0
+PAUSE_SHARE: Final = 0.05
+PAUSE_SECONDS: Final = 1.0
 """Between the publish and its completion in this share of all commits, and between completion and acknowledgement in as many:
 moments in which a death leaves something to be found."""
 SCOPE_EXCEEDED_SHARE: Final = 0.3
@@ -81,24 +81,24 @@ class Attempt:
     seq: int = 0
     sent: dict[int, float] = field(default_factory=dict)
     """When each `seq` was sent, on our clock."""
-    heard: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    decisions: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, offset: int, decision: dict[str, Any]) -> None:
+    def receive(self, offset: int, decision: dict[str, Any]) -> None:
         """Take a decision."""
-        self.heard.append((offset, decision))
+        self.decisions.append((offset, decision))
         self.changed.set()
 
     def abort(self) -> dict[str, Any] | None:
         """The abort, if one was heard."""
-        return next((told for _, told in self.heard if told["type"] == "abort"), None)
+        return next((told for _, told in self.decisions if told["type"] == "abort"), None)
 
     async def answer(self, *kinds: str) -> tuple[int, dict[str, Any]]:
         """The first decision of these kinds; `Aborted` if an abort was heard, before or instead."""
         while True:
             if (abort := self.abort()) is not None:
                 raise AbortedError(abort)
-            for offset, told in self.heard:
+            for offset, told in self.decisions:
                 if told["type"] in kinds:
                     return offset, told
             self.changed.clear()
@@ -108,7 +108,7 @@ class Attempt:
         """Until when we may publish, on our clock."""
         leases: list[float] = [
             self.sent[told["seq"]] + told["lease_seconds"]
-            for _, told in self.heard
+            for _, told in self.decisions
             if told["type"] in ("commit-granted", "grant-renewed") and told["grant"] == grant
         ]
         return max(leases) - MARGIN_SECONDS
@@ -126,7 +126,7 @@ class TooLateError(Exception):
     """The grant's lease ran out before the publish was through."""
 
 
-class Post:
+class KafkaClient:
     """Kafka, for all jobs of this process."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -152,8 +152,8 @@ class Post:
         await self._consumer.seek_to_beginning(*self._decisions)
         ends = await self._consumer.end_offsets(self._decisions)
         while any([await self._consumer.position(each) < ends[each] for each in self._decisions]):
-            await self._hear()
-        listening = asyncio.create_task(self._listen())
+            await self._poll()
+        listening = asyncio.create_task(self._poll_forever())
         try:
             yield
         finally:
@@ -163,24 +163,24 @@ class Post:
                 [asyncio.ensure_future(each.stop()) for each in (self._consumer, self._producer)]
             )
 
-    async def _listen(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
-            await self._hear()
+            await self._poll()
 
-    async def _hear(self) -> None:
+    async def _poll(self) -> None:
         for where, records in (await self._consumer.getmany(timeout_ms=500)).items():
             for record in records:
-                self._take(where.partition, record.offset, json.loads(record.value))
+                self._dispatch(where.partition, record.offset, json.loads(record.value))
 
-    def _take(self, partition: int, offset: int, told: dict[str, Any]) -> None:
+    def _dispatch(self, partition: int, offset: int, told: dict[str, Any]) -> None:
         if told["type"] == "partition-taken":
             self._terms[partition] = told["term"]
         elif told["term"] == self._terms.get(partition, told["term"]):
             attempt = self._open.get(told["transaction"])
             if attempt is not None:
-                attempt.hear(offset, told)
+                attempt.receive(offset, told)
 
-    async def say(self, kind: str, about: Attempt, **more: Any) -> None:
+    async def publish(self, kind: str, about: Attempt, **more: Any) -> None:
         """Publish an event of a transaction, and wait until the log has it."""
         event = {
             "type": kind,
@@ -194,17 +194,17 @@ class Post:
         }
         await self._producer.send_and_wait(self._topic, json.dumps(event).encode(), about.table.encode())
 
-    async def count(self, kind: str, about: Attempt, **more: Any) -> None:
+    async def publish_counted(self, kind: str, about: Attempt, **more: Any) -> None:
         """Publish an event that bears the writer's count; the lease is counted from now."""
         about.seq += 1
         about.sent[about.seq] = time.monotonic()
-        await self.say(kind, about, seq=about.seq, **more)
+        await self.publish(kind, about, seq=about.seq, **more)
 
     @asynccontextmanager
     async def opened(self, attempt: Attempt, **intent: Any) -> AsyncIterator[None]:
         """Listen, then speak: the intent; heartbeats as long as the block runs."""
         self._open[attempt.id] = attempt
-        await self.say(
+        await self.publish(
             "commit-intent", attempt, batch_id=attempt.batch, heartbeat_seconds=HEARTBEAT_SECONDS, **intent
         )
         beating = asyncio.create_task(self._beat(attempt))
@@ -217,10 +217,10 @@ class Post:
     async def _beat(self, attempt: Attempt) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            await self.count("writer-heartbeat", attempt)
+            await self.publish_counted("writer-heartbeat", attempt)
 
 
-class Diary:
+class EvidenceLog:
     """The evidence, and where a former life of these writers stood."""
 
     def __init__(self, path: Path) -> None:
@@ -238,7 +238,7 @@ class Diary:
                 self.lives += 1
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
-    def say(self, what: str, attempt: Attempt, **more: Any) -> None:
+    def write(self, what: str, attempt: Attempt, **more: Any) -> None:
         """Write a line, in one step: whole, or not at all if we are killed."""
         said = {
             "what": what,
@@ -272,19 +272,19 @@ class Diary:
 class Job:
     """One writer."""
 
-    def __init__(self, name: str, post: Post, diary: Diary, tables: str, seed: int) -> None:
+    def __init__(self, name: str, kafka: KafkaClient, evidence: EvidenceLog, tables: str, seed: int) -> None:
         self._name = name
-        self._post = post
-        self._diary = diary
+        self._kafka = kafka
+        self._evidence = evidence
         self._tables = tables
-        self._chance = random.Random(f"{seed}-{name}-{diary.lives}")
+        self._chance = random.Random(f"{seed}-{name}-{evidence.lives}")
         self._own = range(int(name.rpartition("-")[2]), TABLES, WRITERS)
         self._touched: set[str] = set()
 
     async def run(self, finish: threading.Event) -> None:
         """Commit batch after batch; the one in hand first. The end waits until each table of its own had its turn."""
-        while not finish.is_set() or self._name in self._diary.in_hand or self._untouched():
-            table, batch = self._diary.in_hand.get(self._name) or self._something()
+        while not finish.is_set() or self._name in self._evidence.in_hand or self._untouched():
+            table, batch = self._evidence.in_hand.get(self._name) or self._something()
             await self._commit(table, batch)
             await asyncio.sleep(self._chance.uniform(0.0, 0.2))
 
@@ -293,37 +293,37 @@ class Job:
         hot = self._chance.random() < HOT_SHARE
         number = self._chance.choice(range(HOT) if hot else self._untouched() or range(TABLES))
         table = f"{self._tables}/t-{number}"
-        return table, self._diary.next_batch[self._name, table]
+        return table, self._evidence.next_batch[self._name, table]
 
     def _untouched(self) -> list[int]:
-        done = self._diary.next_batch
+        done = self._evidence.next_batch
         return [each for each in self._own if not done[self._name, f"{self._tables}/t-{each}"]]
 
     async def _commit(self, table: str, batch: int) -> None:
         """Until the batch is acknowledged. A retry names what it touched before, and waits for its turn."""
-        self._touched = set(self._diary.touched[self._name])
+        self._touched = set(self._evidence.touched[self._name])
         while True:
             attempt = Attempt(self._name, table, batch)
             try:
                 how = await self._attempt(attempt)
             except AbortedError as error:
                 told = error.abort
-                self._diary.say("aborted", attempt, reason=told["reason"], touched=sorted(self._touched))
+                self._evidence.write("aborted", attempt, reason=told["reason"], touched=sorted(self._touched))
                 if not told["retriable"] and told["reason"] != "superseded":
                     raise  # a bug of this test: it stops the process, and the test
             except TooLateError:
                 pass
             else:
-                self._diary.say("acknowledged", attempt, how=how)
+                self._evidence.write("acknowledged", attempt, how=how)
                 return
             await asyncio.sleep(self._chance.uniform(0.0, 0.1))
 
     async def _attempt(self, attempt: Attempt) -> str:
-        losses = self._diary.losses[attempt.writer, attempt.table]
+        losses = self._evidence.losses[attempt.writer, attempt.table]
         scope = _markers(self._touched)
         admission = "queued" if scope else "optimistic"
-        self._diary.say("try", attempt, admission=admission, losses=losses)
-        async with self._post.opened(attempt, admission=admission, scope=scope):
+        self._evidence.write("try", attempt, admission=admission, losses=losses)
+        async with self._kafka.opened(attempt, admission=admission, scope=scope):
             _, first = await attempt.answer("admitted", "already-committed")
             if first["type"] == "already-committed":
                 return "already-committed"
@@ -331,24 +331,26 @@ class Job:
                 await self._found(attempt, line)
                 return "found"
             await self._compute(attempt, exact=bool(scope) and losses >= MAX_LOSSES)
-            await self._post.count("commit-requested", attempt)
+            await self._kafka.publish_counted("commit-requested", attempt)
             token, granted = await attempt.answer("commit-granted")
             await self._publish(attempt, token, granted["grant"])
-            await self._dawdle(attempt, "published")
-            await self._post.say("commit-completed", attempt, grant=granted["grant"], batch_id=attempt.batch)
-            await self._dawdle(attempt, "completed")
+            await self._pause(attempt, "published")
+            await self._kafka.publish(
+                "commit-completed", attempt, grant=granted["grant"], batch_id=attempt.batch
+            )
+            await self._pause(attempt, "completed")
         return "published"
 
-    async def _dawdle(self, attempt: Attempt, after: str) -> None:
-        if self._chance.random() < DAWDLE_SHARE:
-            self._diary.say("dawdling", attempt, after=after)
-            await asyncio.sleep(DAWDLE_SECONDS)
+    async def _pause(self, attempt: Attempt, after: str) -> None:
+        if self._chance.random() < PAUSE_SHARE:
+            self._evidence.write("pausing", attempt, after=after)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _found(self, attempt: Attempt, line: Line) -> None:
         """A former life committed it, and nobody was told."""
         former = Attempt(attempt.writer, attempt.table, attempt.batch, line.transaction)
-        await self._post.say("commit-completed", former, grant=line.grant, batch_id=line.batch)
-        await self._post.say("transaction-abandoned", attempt, reason="its batch is in the table")
+        await self._kafka.publish("commit-completed", former, grant=line.grant, batch_id=line.batch)
+        await self._kafka.publish("transaction-abandoned", attempt, reason="its batch is in the table")
 
     async def _compute(self, attempt: Attempt, *, exact: bool) -> None:
         retry = bool(self._touched)
@@ -356,7 +358,7 @@ class Job:
             for _ in range(self._chance.randrange(1, 3)):
                 group = str(self._chance.randrange(GROUPS))
                 self._touched.add(group)
-                await self._post.say("marker-created", attempt, markers=_markers({group}))
+                await self._kafka.publish("marker-created", attempt, markers=_markers({group}))
                 await self._wait(attempt, self._chance.uniform(0.02, 0.2))
         await self._wait(attempt, self._chance.uniform(0.02, 0.2))
 
@@ -370,19 +372,19 @@ class Job:
             HEARTBEAT_SECONDS * 2 if self._chance.random() < LONG_SHARE else self._chance.uniform(0, 0.1)
         )
         if time.monotonic() >= attempt.deadline(grant):
-            await self._post.say("transaction-abandoned", attempt, reason="the lease has run out")
+            await self._kafka.publish("transaction-abandoned", attempt, reason="the lease has run out")
             raise TooLateError
-        self._diary.say("publishing", attempt, token=token, grant=grant)
+        self._evidence.write("publishing", attempt, token=token, grant=grant)
         until = time.monotonic() + seconds
         while (abort := attempt.abort()) is None and (now := time.monotonic()) < attempt.deadline(grant):
             if now >= until:
                 line = Line(attempt.writer, attempt.batch, attempt.id, grant)
                 storm_tables.append(attempt.table, line)
-                self._diary.say("published", attempt)
+                self._evidence.write("published", attempt)
                 return
             await asyncio.sleep(STEP_SECONDS)
-        self._diary.say("stopped", attempt)
-        await self._post.say("transaction-abandoned", attempt, reason="nothing was published")
+        self._evidence.write("stopped", attempt)
+        await self._kafka.publish("transaction-abandoned", attempt, reason="nothing was published")
         if abort is not None:
             raise AbortedError(abort)
         raise TooLateError
@@ -393,13 +395,13 @@ def _markers(groups: Iterable[str]) -> list[dict[str, str]]:
 
 
 async def _run(given: argparse.Namespace, finish: threading.Event) -> None:
-    post, diary = Post(given), Diary(given.evidence)
-    async with post.connected(), asyncio.TaskGroup() as jobs:
+    kafka, evidence = KafkaClient(given), EvidenceLog(given.evidence)
+    async with kafka.connected(), asyncio.TaskGroup() as jobs:
         for name in given.names.split(","):
-            jobs.create_task(Job(name, post, diary, given.tables, given.seed).run(finish))
+            jobs.create_task(Job(name, kafka, evidence, given.tables, given.seed).run(finish))
 
 
-def _obey(finish: threading.Event) -> None:
+def _read_commands(finish: threading.Event) -> None:
     sys.stdin.readline()  # `finish`, or nothing: whoever started us has gone
     finish.set()
 
@@ -413,7 +415,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--evidence", type=Path, required=True)
     finish = threading.Event()
-    threading.Thread(target=_obey, args=(finish,), daemon=True).start()
+    threading.Thread(target=_read_commands, args=(finish,), daemon=True).start()
     asyncio.run(_run(parser.parse_args(), finish))
 
 

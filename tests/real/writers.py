@@ -22,7 +22,7 @@ import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stopped
+from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stop_client
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import ENV_PREFIX, Settings
 from lakewarden.events import (
@@ -64,14 +64,14 @@ QUICK: dict[str, Any] = {
 
 SomeEvent = TypeVar("SomeEvent", bound=object)
 Mine = TypeVar("Mine", bound=WriterEvent)
-Heard = Event | DeadLetter
+AnyEvent = Event | DeadLetter
 
 
 @dataclass(slots=True)
-class Said:
+class Received:
     """An event as it was heard, and where."""
 
-    event: Heard
+    event: AnyEvent
     topic: str
     partition: int
     offset: int
@@ -86,7 +86,7 @@ class World:
     root: Path
     producer: AIOKafkaProducer
     consumer: AIOKafkaConsumer
-    said: list[Said] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -156,13 +156,15 @@ class World:
         done = await self.producer.send_and_wait(f"{self.prefix}.writers", value, key=key)
         return int(done.offset)
 
-    async def listen(self, *, timeout_ms: int = 200) -> None:
+    async def poll(self, *, timeout_ms: int = 200) -> None:
         """Hear what has been said meanwhile."""
         for partition, records in (await self.consumer.getmany(timeout_ms=timeout_ms)).items():
             for record in records:
-                self.said.append(Said(_read(record), partition.topic, partition.partition, record.offset))
+                self.received.append(
+                    Received(_read(record), partition.topic, partition.partition, record.offset)
+                )
 
-    async def hear(
+    async def wait_for(
         self,
         kind: type[SomeEvent],
         matches: Callable[[SomeEvent], bool] = lambda _: True,
@@ -172,26 +174,26 @@ class World:
         """Wait until that many such events have been said; all of them so far."""
         try:
             with anyio.fail_after(PATIENCE_SECONDS):
-                while len(found := self.heard(kind, matches)) < count:
-                    await self.listen()
+                while len(found := self.events(kind, matches)) < count:
+                    await self.poll()
         except TimeoutError:
-            told = "\n".join(repr(each.event)[:300] for each in self.said)
+            told = "\n".join(repr(each.event)[:300] for each in self.received)
             raise AssertionError(f"no {kind.__name__} was heard, only:\n{told}") from None
         return found
 
-    def heard(
+    def events(
         self, kind: type[SomeEvent], matches: Callable[[SomeEvent], bool] = lambda _: True
     ) -> list[SomeEvent]:
         """Such events among those heard so far."""
-        return [each.event for each in self.said if isinstance(each.event, kind) and matches(each.event)]
+        return [each.event for each in self.received if isinstance(each.event, kind) and matches(each.event)]
 
     async def settle(self, table: str | None = None) -> None:
         """Wait until all that was sent of a table has been decided on: a stranger's heartbeat is answered after it."""
         last = self.writer("last", table)
-        await last.beat()
-        await self.hear(Abort, lambda abort: abort.transaction == last.transaction)
+        await last.heartbeat()
+        await self.wait_for(Abort, lambda abort: abort.transaction == last.transaction)
 
-    async def everything(self) -> dict[str, list[ConsumerRecord]]:
+    async def read_log(self) -> dict[str, list[ConsumerRecord]]:
         """All records of `writers`, `decisions` and `audit`, in the order of their partitions."""
         settings = self.settings()
         topics = (settings.topics.writers, settings.topics.decisions, settings.topics.audit)
@@ -238,14 +240,14 @@ class Writer:
             **more,
         )
 
-    async def intend(self, **more: Any) -> int:
+    async def send_intent(self, **more: Any) -> int:
         """Open the transaction; its sequence."""
         return await self.world.send(self.event(CommitIntent, **more))
 
     async def begin(self, **more: Any) -> None:
         """Open the transaction, and wait to be admitted."""
-        await self.intend(**more)
-        await self.heard(Admitted)
+        await self.send_intent(**more)
+        await self.wait_for(Admitted)
 
     async def touch(self, *file_groups: str, operation: Operation = "merge", partition: str = "p") -> int:
         """Publish markers."""
@@ -253,20 +255,20 @@ class Writer:
             self.event(MarkerCreated, markers=markers(*file_groups, operation=operation, partition=partition))
         )
 
-    async def beat(self) -> int:
+    async def heartbeat(self) -> int:
         """Say that the writer lives."""
         self.seq += 1
         return await self.world.send(self.event(WriterHeartbeat, seq=self.seq))
 
-    async def ask(self) -> int:
+    async def request_commit(self) -> int:
         """Ask for the grant."""
         self.seq += 1
         return await self.world.send(self.event(CommitRequested, seq=self.seq))
 
-    async def granted(self) -> CommitGranted:
+    async def obtain_grant(self) -> CommitGranted:
         """Ask for the grant, and wait for it."""
-        await self.ask()
-        return await self.heard(CommitGranted)
+        await self.request_commit()
+        return await self.wait_for(CommitGranted)
 
     async def complete(self, grant: str = "g", version: str | None = "1") -> int:
         """Say that the commit is durable."""
@@ -276,9 +278,9 @@ class Writer:
         """Give up."""
         return await self.world.send(self.event(TransactionAbandoned, reason="the test says so"))
 
-    async def heard(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
+    async def wait_for(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
         """Wait for such a decision on this transaction; the last one."""
-        return (await self.world.hear(kind, self.mine, count=count))[-1]
+        return (await self.world.wait_for(kind, self.mine, count=count))[-1]
 
     def mine(self, event: Any) -> bool:
         """Whether an event is about this transaction."""
@@ -363,8 +365,8 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
         await consumer.seek_to_beginning(*heard)
         yield made
     finally:
-        await stopped(consumer)  # its own `stop` may end as a cancellation of ours
-        await stopped(producer)
+        await stop_client(consumer)  # its own `stop` may end as a cancellation of ours
+        await stop_client(producer)
 
 
 def markers(*file_groups: str, operation: Operation = "merge", partition: str = "p") -> tuple[Marker, ...]:
@@ -388,7 +390,7 @@ def descendants(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def _read(record: ConsumerRecord) -> Heard:
+def _read(record: ConsumerRecord) -> AnyEvent:
     if record.topic.endswith(".dead-letters"):
         return DeadLetter.model_validate_json(record.value)
     event = decode(EVENT, record.value)

@@ -17,9 +17,9 @@ from random import Random
 
 import anyio
 
-from lakewarden.agent.locks.keeper import LockKeeper, Told
+from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.stores import StoreUnreachableError
-from lakewarden.agent.wire_events import audit
+from lakewarden.agent.wire_events import lock_event
 from lakewarden.events import AuditEventUnion, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
@@ -110,7 +110,7 @@ class Agent:
                 if user.uri == event.lock:
                     if isinstance(event, LockReleased):
                         self._site.oracles.hears_of_release(self.node, user.uri)
-                    user.keeper.hear(event)
+                    user.keeper.observe(event)
 
         return lambda: self.node.deliver(heard)
 
@@ -168,7 +168,7 @@ class LockUser:
         self._random = site.random
         self._changed = anyio.Event()
 
-    def told(self, what: Told, relied_on: bool) -> None:
+    def told(self, what: KeeperEvent, relied_on: bool) -> None:
         """As agent/locks/table_locks.py: note it, and tell the audit."""
         self._node.say(_spell(self.uri, what, relied_on=relied_on))
         self._oracles.told(self._node, self.uri, what, relied_on=relied_on)
@@ -180,7 +180,7 @@ class LockUser:
             case lease.LockDenied():
                 pass
         if not isinstance(what, lease.Confirmed) or what.what == "acquired":
-            self._log.tell(audit(self._node.name, self.table, self.uri, what))
+            self._log.tell(lock_event(self._node.name, self.table, self.uri, what))
         self._changed.set()
 
     async def live(self) -> None:
@@ -189,10 +189,10 @@ class LockUser:
             await anyio.sleep(self._drawn(self._habits.think))
             for _ in range(self._random.choice(CHANGES_OF_MIND)):
                 await self._use(patience=self._random.uniform(0, 8) * self._site.wire.weather.climate.latency)
-                await self.keeper.released()
+                await self.keeper.wait_released()
             await self._use(patience=self._patience())
         await self._use(patience=math.inf)
-        await self.keeper.released()
+        await self.keeper.wait_released()
         self.done = True
 
     def take_over(self) -> None:
@@ -210,7 +210,7 @@ class LockUser:
                     break
         self._drop()
         if self._random.random() < self._habits.waits_for_release:
-            await self.keeper.released()
+            await self.keeper.wait_released()
 
     async def _hold(self) -> bool:
         """Hold it for a while, with a grant under it; false if it was lost meanwhile."""
@@ -227,14 +227,14 @@ class LockUser:
         adopt = self._log.adoptable.pop(self.uri, None)
         self._node.say(f"wants {name_of(self.uri)}{f', may adopt {adopt}' if adopt else ''}")
         self._oracles.wants(self._node, self.uri, adopt)
-        self.keeper.want(adopt)
+        self.keeper.acquire(adopt)
 
     def _drop(self) -> None:
         self._node.say(f"drops {name_of(self.uri)}")
         self._oracles.drops(self._node, self.uri)
         self._waiting = False
         self.owner = None
-        self.keeper.drop()
+        self.keeper.release()
 
     async def _until(self, *, held: bool) -> None:
         while (self.owner is not None) != held:
@@ -250,7 +250,7 @@ class LockUser:
         return min(self._random.expovariate(1 / mean), 5 * mean)
 
 
-def _spell(uri: str, what: Told, *, relied_on: bool) -> str:
+def _spell(uri: str, what: KeeperEvent, *, relied_on: bool) -> str:
     name = name_of(uri)
     match what:
         case lease.Confirmed(what=how, lease=held):

@@ -28,7 +28,7 @@ SPINNING = 100_000
 WAKING_SECONDS = 1e-6
 """A timer is late by this much: no program is so quick, and rounding can't make it early."""
 LONGEST_BLIND_SECONDS = 1.0
-"""`LOOK_SECONDS` of agent/locks/keeper.py: within that a suspended machine's timers are noticed to be late."""
+"""`SLEEP_CHECK_SECONDS` of agent/locks/keeper.py: within that a suspended machine's timers are noticed to be late."""
 
 
 class SpinningError(Exception):

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lakewarden.agent.locks.keeper import Told
+from lakewarden.agent.locks.keeper import KeeperEvent
 from lakewarden.agent.stores.memory import version_of
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import (
@@ -254,7 +254,7 @@ class Oracles(Watching):
         seen.unsettled.pop(node.name, None)
         self._judge_patience(seen, node.name, uri)
 
-    def told(self, node: Node, uri: str, what: Told, *, relied_on: bool) -> None:
+    def told(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
         """What the lock's shell tells of it."""
         seen = self._seen(uri)
         seen.unsettled.pop(node.name, None)

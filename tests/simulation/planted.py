@@ -180,7 +180,9 @@ def _valid_until_repeats() -> list[Plant]:
 
     def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
         lease_ms = round(settings.validity * 1000)
-        same = replace(at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=work.own_id or at.new_owner_id)
+        same = replace(
+            at, wall_ms=at.wall_ms // lease_ms * lease_ms, new_owner_id=work.own_id or at.new_owner_id
+        )
         return put_hold(work, same, settings, condition, None)
 
     return [(lease, "_write_hold", coarse)]

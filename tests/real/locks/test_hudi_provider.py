@@ -161,17 +161,17 @@ class Hold:
     out: BufferedByteReceiveStream
     err: BufferedByteReceiveStream
 
-    async def says(self) -> str:
+    async def stdout_line(self) -> str:
         """The next line on stdout."""
         return await _line(self.out)
 
-    async def waits(self) -> str:
+    async def wait_until_waiting(self) -> str:
         """The line on stderr that names the holder; a store that is slow to answer is told before it."""
         while "held by another" not in (line := await _line(self.err)):
             pass
         return line
 
-    async def ends(self) -> int:
+    async def wait_ended(self) -> int:
         """Wait for its end."""
         with anyio.fail_after(2 * PATIENCE_SECONDS):
             return await self.process.wait()
@@ -259,12 +259,12 @@ async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
     table = lake.table("hold")
     theirs = await hudi.lock("w", table)
     async with lake.hold(table) as hold:
-        waiting, shown = await hold.waits(), await lake.show(table)
+        waiting, shown = await hold.wait_until_waiting(), await lake.show(table)
         await hudi.unlock("w")
-        holding, ours = await hold.says(), lake.record(table)
+        holding, ours = await hold.stdout_line(), lake.record(table)
         refused = await hudi.lock("w", table, seconds=1)
         hold.process.send_signal(signal.SIGINT)
-        status = await hold.ends()
+        status = await hold.wait_ended()
     again = await hudi.lock("w", table)
     await hudi.unlock("w")
 
@@ -282,11 +282,11 @@ async def test_the_agent_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
     async with scene.agent():
         writer = scene.writer("ours", table)
         await writer.begin(lock=table + HUDI_LOCK, heartbeat_seconds=100)
-        await writer.ask()
-        refusals = await scene.hear(LockRefused)
-        early = scene.heard(CommitGranted)
+        await writer.request_commit()
+        refusals = await scene.wait_for(LockRefused)
+        early = scene.events(CommitGranted)
         await hudi.unlock("w")
-        grant = await writer.heard(CommitGranted)
+        grant = await writer.wait_for(CommitGranted)
         refused = await hudi.lock("w", table, seconds=1)
         await writer.complete(grant.grant)
         again = await hudi.lock("w", table)
@@ -334,11 +334,11 @@ async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
     async def hold() -> None:
         while not over.is_set():
             async with lake.hold(table, *section, "hold") as holding:
-                statuses["hold", await holding.ends()] += 1
+                statuses["hold", await holding.wait_ended()] += 1
 
     async with scene.agent(), anyio.create_task_group() as tasks:
         numbers = [
-            hudi.begin_turns(f"w{each}", table, [*section, "hudi"], PAUSE) for each in range(HUDI_WRITERS)
+            hudi.start_cycles(f"w{each}", table, [*section, "hudi"], PAUSE) for each in range(HUDI_WRITERS)
         ]
         tasks.start_soon(anyio.to_thread.run_sync, commit)
         tasks.start_soon(hold)
@@ -349,8 +349,8 @@ async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
                     await anyio.sleep(0.1)
         finally:
             over.set()
-        await hudi.stop_turns(*numbers)
-    statuses.update(("hudi", status) for number in numbers for status in hudi.turns(number))
+        await hudi.stop_cycles(*numbers)
+    statuses.update(("hudi", status) for number in numbers for status in hudi.cycle_statuses(number))
 
     turns = Counter(history.read_text().split())
     print(f"{dict(turns)} turns")
@@ -368,15 +368,15 @@ async def test_what_a_killed_hudi_writer_held_is_ours_after_its_lease_and_the_dr
     async with scene.agent(), lake.hold(held, "true") as hold:
         writer = scene.writer("ours", granted)
         await writer.begin(lock=granted + HUDI_LOCK, heartbeat_seconds=100)
-        await writer.ask()
-        await scene.hear(LockRefused)
-        await hold.waits()
+        await writer.request_commit()
+        await scene.wait_for(LockRefused)
+        await hold.wait_until_waiting()
         mortal.kill()
         left = {table: lake.record(table) for table in (held, granted)}
 
-        assert await hold.ends() == 0
-        [acquired] = await scene.hear(LockAcquired)
-        await writer.heard(CommitGranted)
+        assert await hold.wait_ended() == 0
+        [acquired] = await scene.wait_for(LockAcquired)
+        await writer.wait_for(CommitGranted)
 
     written = {held: lake.record(held).valid_until, granted: acquired.valid_until}
     for table, record in left.items():
@@ -393,8 +393,8 @@ async def test_what_a_killed_holder_of_ours_held_is_hudis_after_our_lease_and_it
             await agent.ready()
             writer = scene.writer("ours", granted)
             await writer.begin(lock=granted + HUDI_LOCK, heartbeat_seconds=100)
-            await writer.granted()
-            assert (await hold.says()).startswith("holding ")
+            await writer.obtain_grant()
+            assert (await hold.stdout_line()).startswith("holding ")
             hold.process.kill()
             agent.kill()
             left = {table: lake.record(table) for table in (held, granted)}

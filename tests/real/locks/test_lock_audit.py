@@ -32,9 +32,9 @@ async def test_the_audit_of_what_an_agent_did_is_proven(
             for number in range(2):
                 writer = scene.writer(f"w{number}")
                 await writer.begin()
-                grant = await writer.granted()
+                grant = await writer.obtain_grant()
                 await writer.complete(grant.grant)
-                await scene.hear(LockReleased, count=number + 1)
+                await scene.wait_for(LockReleased, count=number + 1)
         values = scene.values()
         done = await _audit(values)
         lines = (await _audit(values, form="text")).stdout.splitlines()

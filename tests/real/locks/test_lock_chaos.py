@@ -30,28 +30,28 @@ HOLDERS = 3
 async def test_a_minute_of_faults_on_every_side_makes_no_two_holders_and_loses_no_word(
     lock_storm: Chaos,
 ) -> None:
-    async with lock_storm.listening():
-        await _rage(lock_storm)
+    async with lock_storm.consuming():
+        await _run_faults(lock_storm)
 
     print(
-        f"injected: {dict(lock_storm.proxy.injected)} of {lock_storm.proxy.requests}; done: {dict(lock_storm.deeds)}"
+        f"injected: {dict(lock_storm.proxy.injected)} of {lock_storm.proxy.requests}; done: {dict(lock_storm.faults)}"
     )
     assert all(lock_storm.proxy.injected[fault] for fault in (*CHANCE_FAULTS, Fault.HANG))
     for name in TABLES:
         _check_that_nobody_met(lock_storm, name)
-    log = await lock_storm.scene.everything()
+    log = await lock_storm.scene.read_log()
     topics = lock_storm.scene.settings().topics
-    promises.check(promises.stories(log[topics.writers], log[topics.decisions]))
+    promises.check(promises.transactions(log[topics.writers], log[topics.decisions]))
     _check_the_audit(log[topics.audit])
     _check_that_losses_were_heard(lock_storm, log[topics.writers], log[topics.decisions], log[topics.audit])
 
 
-async def _rage(storm: Chaos) -> None:
+async def _run_faults(storm: Chaos) -> None:
     await storm.start_agent()
     await storm.start_agent()
     for name, shared in TABLES.items():
         storm.start_writers(name, shared=shared)
-    await storm.everybody_commits()
+    await storm.wait_for_commits()
 
     for _ in range(HOLDERS):
         storm.start_holder("hudi")
@@ -66,7 +66,7 @@ async def _rage(storm: Chaos) -> None:
     storm.proxy.weather = CALM
 
     await storm.stop_holders()
-    await storm.everybody_commits()
+    await storm.wait_for_commits()
     await storm.finish()
 
 
@@ -82,9 +82,11 @@ def _check_that_nobody_met(storm: Chaos, name: str) -> None:
             for number, holder in enumerate(storm.holders)
             for interval in evidence.holdings(holder.lines, storm.holders_killed.get(number))
         ]
-        turns = evidence.turns(relied, foreign)
-        print(f"{name}: {len(foreign)} foreign holdings, {turns} hand-overs between them and the writers")
-        assert turns >= 2
+        hand_overs = evidence.hand_overs(relied, foreign)
+        print(
+            f"{name}: {len(foreign)} foreign holdings, {hand_overs} hand-overs between them and the writers"
+        )
+        assert hand_overs >= 2
         relied += foreign
     assert evidence.overlapping(relied) == []
     assert evidence.tokens_rise(lines)

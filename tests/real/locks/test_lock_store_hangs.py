@@ -32,22 +32,22 @@ async def test_a_store_that_hangs_for_one_lock_delays_no_other_and_its_writer_he
     await lock_storm.start_agent(**ROOMY)
     hung = scene.writer("hung", lock_storm.table("hung"))
     await hung.begin(heartbeat_seconds=100)
-    await hung.granted()
+    await hung.obtain_grant()
 
     with lock_storm.proxy.hanging(lambda request: "/locks/warehouse-hung-" in request.path) as hang:
         await hang.first.wait()
-        while hang.overtaken < OVERTAKEN:
-            assert scene.heard(LockLost) == []
+        while hang.served_while_hanging < OVERTAKEN:
+            assert scene.events(LockLost) == []
             other = scene.writer("other", lock_storm.table("other"))
             await other.begin()
-            await other.granted()
+            await other.obtain_grant()
             await other.complete()
-        assert scene.heard(LockLost) == []
-        await _hears_of_its_loss_in_time(scene, hung)
+        assert scene.events(LockLost) == []
+        await _receives_abort_before_lease_end(scene, hung)
     after = scene.writer("after", hung.table)
     await hung.abandon()
     await after.begin()
-    await after.granted()
+    await after.obtain_grant()
 
 
 async def test_a_store_that_hangs_for_everybody_delays_no_abort_and_no_word_of_a_loss(
@@ -57,7 +57,7 @@ async def test_a_store_that_hangs_for_everybody_delays_no_abort_and_no_word_of_a
     await lock_storm.start_agent(**ROOMY)
     granted = scene.writer("granted", lock_storm.table("one"))
     await granted.begin(heartbeat_seconds=100)
-    await granted.granted()
+    await granted.obtain_grant()
 
     with lock_storm.proxy.hanging() as hang:
         await hang.first.wait()
@@ -65,18 +65,18 @@ async def test_a_store_that_hangs_for_everybody_delays_no_abort_and_no_word_of_a
         for writer in (elder, younger):
             await writer.begin(heartbeat_seconds=100)
             await writer.touch("x")
-        assert (await younger.heard(Abort)).reason == "conflict"
-        await elder.ask()
-        assert scene.heard(LockLost) == []
-        await _hears_of_its_loss_in_time(scene, granted)
-        assert scene.heard(CommitGranted, elder.mine) == []
-    await elder.heard(CommitGranted)
+        assert (await younger.wait_for(Abort)).reason == "conflict"
+        await elder.request_commit()
+        assert scene.events(LockLost) == []
+        await _receives_abort_before_lease_end(scene, granted)
+        assert scene.events(CommitGranted, elder.mine) == []
+    await elder.wait_for(CommitGranted)
 
 
-async def _hears_of_its_loss_in_time(scene: World, writer: Writer) -> None:
-    abort = await writer.heard(Abort)
+async def _receives_abort_before_lease_end(scene: World, writer: Writer) -> None:
+    abort = await writer.wait_for(Abort)
     heard_ms = time.time() * 1000
-    [lost] = await scene.hear(LockLost)
+    [lost] = await scene.wait_for(LockLost)
 
     assert abort.reason == "lease-lost"
     assert lost.table == writer.table

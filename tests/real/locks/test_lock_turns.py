@@ -19,7 +19,7 @@ import pytest_asyncio
 from aiokafka.partitioner import murmur2
 
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.agent.serving.other_agents import Ears
+from lakewarden.agent.serving.peer_listener import PeerListener
 from lakewarden.agent.settings import Settings
 from lakewarden.events import LockAcquired, LockEvent, LockRefused, LockReleased
 from lakewarden.handlers.lease.lock_object import LockRecord, render
@@ -49,7 +49,7 @@ class Pair:
     bucket: str
     proxies: dict[str, FaultProxy]
     writers: int = 0
-    heard: Counter[tuple[type[LockEvent], str]] = field(default_factory=Counter)
+    received: Counter[tuple[type[LockEvent], str]] = field(default_factory=Counter)
 
     @property
     def lock(self) -> str:
@@ -69,11 +69,11 @@ class Pair:
         await writer.begin(lock=self.lock, heartbeat_seconds=100)
         return writer
 
-    async def told(self, kind: type[LockEvent], table: str) -> LockEvent:
+    async def next_event(self, kind: type[LockEvent], table: str) -> LockEvent:
         """The next such event of this table's lock."""
-        self.heard[kind, table] += 1
-        count = self.heard[kind, table]
-        return (await self.scene.hear(kind, lambda each: each.table == table, count=count))[count - 1]
+        self.received[kind, table] += 1
+        count = self.received[kind, table]
+        return (await self.scene.wait_for(kind, lambda each: each.table == table, count=count))[count - 1]
 
     def requests(self, event: LockEvent) -> int:
         """How many the agent that told this has sent so far."""
@@ -139,15 +139,15 @@ async def _both(scene: World, proxies: dict[str, FaultProxy]) -> AsyncIterator[N
 async def test_a_released_lock_goes_to_the_agent_that_waits_for_it_because_it_was_told(pair: Pair) -> None:
     one, other = pair.tables
     holding = await pair.begin(one)
-    await pair.told(LockAcquired, one)
+    await pair.next_event(LockAcquired, one)
     waiting = await pair.begin(other)
     for _ in range(TURNS):
-        refused = await pair.told(LockRefused, waiting.table)
+        refused = await pair.next_event(LockRefused, waiting.table)
         before = pair.requests(refused)
 
-        await holding.complete((await holding.granted()).grant)
-        released = await pair.told(LockReleased, holding.table)
-        acquired = await pair.told(LockAcquired, waiting.table)
+        await holding.complete((await holding.obtain_grant()).grant)
+        released = await pair.next_event(LockReleased, holding.table)
+        acquired = await pair.next_event(LockAcquired, waiting.table)
 
         assert acquired.agent == refused.agent != released.agent
         assert (acquired.requests, pair.requests(acquired) - before) == (READ_AND_WRITE, READ_AND_WRITE)
@@ -159,20 +159,20 @@ async def test_a_released_lock_goes_to_the_agent_that_waits_for_it_because_it_wa
 async def test_an_agent_that_is_told_nothing_looks_for_itself(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ears, "_hear_of_lock", lambda *_: None)
+    monkeypatch.setattr(PeerListener, "_on_lock_event", lambda *_: None)
     one, other = pair.tables
     holding = await pair.begin(one)
-    await pair.told(LockAcquired, one)
+    await pair.next_event(LockAcquired, one)
     waiting = await pair.begin(other)
-    refused = await pair.told(LockRefused, other)
-    await pair.told(LockRefused, other)  # it has looked again
+    refused = await pair.next_event(LockRefused, other)
+    await pair.next_event(LockRefused, other)  # it has looked again
 
-    await holding.complete((await holding.granted()).grant)
-    acquired = await pair.told(LockAcquired, other)
+    await holding.complete((await holding.obtain_grant()).grant)
+    acquired = await pair.next_event(LockAcquired, other)
 
     assert acquired.agent == refused.agent
     assert acquired.requests == READ_AND_WRITE
-    await waiting.granted()
+    await waiting.obtain_grant()
 
 
 async def test_a_holder_that_says_nothing_any_more_is_waited_for_until_its_end_and_not_asked_before(
@@ -184,16 +184,16 @@ async def test_a_holder_that_says_nothing_any_more_is_waited_for_until_its_end_a
     pair.put(dead)
     table, _ = pair.tables
     waiting = await pair.begin(table)
-    refused = await pair.told(LockRefused, table)
+    refused = await pair.next_event(LockRefused, table)
     before = pair.requests(refused)
 
-    acquired = await pair.told(LockAcquired, table)
+    acquired = await pair.next_event(LockAcquired, table)
 
     assert (refused.holder, refused.valid_until) == (dead.owner, dead.valid_until)
     assert pair.requests(acquired) - before == READ_AND_WRITE
     written = acquired.valid_until - round(VALIDITY_SECONDS * 1e3)
     assert written > dead.valid_until + round(QUICK["drift_seconds"] * 1e3)
-    await waiting.granted()
+    await waiting.obtain_grant()
 
 
 def _partition(table: str) -> int:

@@ -36,16 +36,16 @@ async def test_a_conflict_a_queue_and_a_restart_are_told_from_the_log_while_no_a
         first = await winner.touch("f", partition="day=1/a_b")
         await loser.begin(batch_id=3)
         met = await loser.touch("f", partition="day=1/a_b")
-        await loser.heard(Abort)
+        await loser.wait_for(Abort)
         await loser.touch("late")
         scope = markers("f", partition="day=1/a_b")
-        await retry.intend(batch_id=3, admission="queued", scope=scope, heartbeat_seconds=100)
+        await retry.send_intent(batch_id=3, admission="queued", scope=scope, heartbeat_seconds=100)
         await scene.settle()
     async with scene.agent(agent_id="agent-two"):
-        grant = await winner.granted()
+        grant = await winner.obtain_grant()
         await winner.complete(grant.grant, "snapshot 12")
-        await retry.heard(Admitted)
-        await retry.complete((await retry.granted()).grant, "snapshot 13")
+        await retry.wait_for(Admitted)
+        await retry.complete((await retry.obtain_grant()).grant, "snapshot 13")
         await scene.settle()
 
     text = await _answer(scene, "explain", loser.transaction)
@@ -94,8 +94,8 @@ async def test_a_lock_that_a_foreign_writer_holds_is_told_where_it_held_things_u
     writer = scene.writer("patient")
     async with scene.agent():
         await writer.begin(heartbeat_seconds=100)
-        await scene.hear(LockRefused)
-        await writer.complete((await writer.granted()).grant)
+        await scene.wait_for(LockRefused)
+        await writer.complete((await writer.obtain_grant()).grant)
         await scene.settle()
 
     told = await _story(scene, writer)
@@ -114,7 +114,7 @@ async def test_a_beginning_that_several_share_lists_them_and_ends_with_1(scene: 
     other = scene.writer("nightly", f"file://{scene.root}/tables/other")
     other.transaction = tries[0].transaction
     for each in (*tries, other):
-        await each.intend()
+        await each.send_intent()
 
     done = await _run(scene, "explain", "nightly")
     same = await _run(scene, "explain", other.transaction)
@@ -132,7 +132,7 @@ async def test_a_beginning_that_several_share_lists_them_and_ends_with_1(scene: 
 async def test_an_unknown_transaction_ends_with_1_and_says_what_could_be(scene: World) -> None:
     empty = await _run(scene, "explain", "nobody")
     writer = scene.writer("orders")
-    await writer.intend()
+    await writer.send_intent()
     mistyped = writer.transaction[:-1] + "-"
 
     done = await _run(scene, "explain", mistyped)
@@ -168,7 +168,7 @@ async def test_without_kafka_or_topics_one_line_says_so(kafka: KafkaServer) -> N
 
 def _offset(scene: World, writer: Writer, kind: type) -> int:
     (found,) = (
-        each.offset for each in scene.said if isinstance(each.event, kind) and writer.mine(each.event)
+        each.offset for each in scene.received if isinstance(each.event, kind) and writer.mine(each.event)
     )
     return found
 

@@ -56,12 +56,12 @@ async def test_transactions_whose_intent_retention_has_removed_are_aborted_and_i
     with scene.process() as process:
         said = await process.logged("log.beginning-lost")
         await process.ready()
-        await lost.beat()
-        abort = await lost.heard(Abort)
+        await lost.heartbeat()
+        abort = await lost.wait_for(Abort)
         again = scene.writer("again")
         await again.begin()
         await again.touch("x")
-        await again.granted()
+        await again.obtain_grant()
 
     assert said["beginning"] > said["committed"]
     assert (abort.reason, abort.retriable) == ("unknown-transaction", True)

@@ -9,17 +9,17 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from lakewarden.agent.embedded.kafka import EmbeddedKafka, _free_port
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
 from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
-from tests.real.promises import check, stories
+from tests.real.promises import check, transactions
 from tests.real.writers import AgentProcess, World, world
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
 
 
 async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_path: Path) -> None:
-    port = _free_port()
+    port = free_port()
     scene = World(f"127.0.0.1:{port}", "early", tmp_path, producer=None, consumer=None)
     with scene.process() as process:
         waiting = await process.logged("kafka.waiting")
@@ -30,7 +30,7 @@ async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_p
 
 async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
     async with (
-        EmbeddedKafka(tmp_path / "kafka", port=_free_port()) as kafka,
+        EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka,
         world(kafka.bootstrap_servers, "outage", tmp_path) as scene,
     ):
         with scene.process() as process:
@@ -44,18 +44,18 @@ async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back
             await _says_so(process)
             kafka.start()
 
-            await before.granted()
+            await before.obtain_grant()
             await before.complete()
             after = scene.writer("after")
             await after.begin()
             await after.touch("x")
-            await after.granted()
+            await after.obtain_grant()
 
-        log = await scene.everything()
+        log = await scene.read_log()
         topics = scene.settings().topics
-        check(stories(log[topics.writers], log[topics.decisions]))
-        assert len(scene.heard(Admitted)) == len(scene.heard(CommitGranted)) == 2
-        assert scene.heard(Abort, before.mine) == []
+        check(transactions(log[topics.writers], log[topics.decisions]))
+        assert len(scene.events(Admitted)) == len(scene.events(CommitGranted)) == 2
+        assert scene.events(Abort, before.mine) == []
 
 
 async def test_a_decision_that_kafka_does_not_take_is_decided_again_from_the_log(
@@ -75,14 +75,14 @@ async def test_a_decision_that_kafka_does_not_take_is_decided_again_from_the_log
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as scene, scene.agent():
         other, unlucky = scene.writer("other"), scene.writer("unlucky")
         await other.begin(heartbeat_seconds=100)
-        await scene.hear(LockAcquired)
+        await scene.wait_for(LockAcquired)
         await unlucky.begin(heartbeat_seconds=100)
-        await unlucky.granted()
-        log = await scene.everything()
+        await unlucky.obtain_grant()
+        log = await scene.read_log()
 
     assert failures == []
     topics = scene.settings().topics
-    check(stories(log[topics.writers], log[topics.decisions]))
+    check(transactions(log[topics.writers], log[topics.decisions]))
 
 
 async def _says_so(process: AgentProcess) -> None:

@@ -46,7 +46,7 @@ async def test_rubbish_goes_to_the_dead_letters_and_stops_nothing(scene: World) 
         offset = await scene.send_raw(b"rubbish", scene.table.encode())
         writer = scene.writer("good")
         await writer.begin()
-        [letter] = await scene.hear(DeadLetter)
+        [letter] = await scene.wait_for(DeadLetter)
 
     assert (letter.topic, letter.offset) == (f"{scene.prefix}.writers", offset)
     assert base64.b64decode(letter.value) == b"rubbish"
@@ -60,7 +60,7 @@ async def test_a_record_that_is_too_long_is_refused_unread(scene: World) -> None
         event = encode(writer.event(CommitIntent))
         await scene.send_raw(event[:-1] + b" " * 1_100_000 + b"}", scene.table.encode())
         await scene.writer("good").begin()
-        [letter] = await scene.hear(DeadLetter)
+        [letter] = await scene.wait_for(DeadLetter)
 
     assert "at most 1048576 are read" in letter.reason
     assert len(base64.b64decode(letter.value)) == 1024
@@ -72,7 +72,7 @@ async def test_what_is_said_of_a_record_as_long_as_any_may_be_still_fits_into_on
         value = encode(scene.writer("bad").event(CommitIntent))
         key = b"k" * (MAX_EVENT_BYTES - len(value) - 150)
         offset = await scene.send_raw(value, key)
-        [letter] = await scene.hear(DeadLetter)
+        [letter] = await scene.wait_for(DeadLetter)
         await scene.writer("good").begin()
 
     assert letter.offset == offset
@@ -82,8 +82,8 @@ async def test_an_event_under_another_key_is_refused_and_its_writer_told(scene: 
     async with scene.agent():
         writer = scene.writer("misrouted")
         await scene.send(writer.event(CommitIntent), key=f"{scene.table}-other")
-        abort = await writer.heard(Abort)
-        [letter] = await scene.hear(DeadLetter)
+        abort = await writer.wait_for(Abort)
+        [letter] = await scene.wait_for(DeadLetter)
 
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
     assert "is not the event's table" in letter.reason
@@ -96,7 +96,7 @@ async def test_a_table_that_is_not_canonical_is_refused_and_its_writer_told(scen
         sloppy = scene.table + "/"
         value = encode(writer.event(CommitIntent)).replace(scene.table.encode(), sloppy.encode())
         await scene.send_raw(value, sloppy.encode())
-        abort = await writer.heard(Abort)
+        abort = await writer.wait_for(Abort)
 
     assert abort.reason == "not-allowed"
     assert "not canonical" in str(abort.detail)
@@ -111,57 +111,57 @@ async def test_an_open_transaction_with_an_unreadable_event_is_aborted_and_stays
         fields = json.loads(encode(broken.event(MarkerCreated, markers=markers("y"))))
         fields["markers"] = "y"
         await scene.send_raw(json.dumps(fields).encode(), scene.table.encode())
-        abort = await broken.heard(Abort)
+        abort = await broken.wait_for(Abort)
         await other.begin(heartbeat_seconds=100)
         await other.touch("x")
-        await broken.ask()
-        await broken.heard(Abort, count=2)
-        await other.granted()
+        await broken.request_commit()
+        await broken.wait_for(Abort, count=2)
+        await other.obtain_grant()
 
     assert abort.reason == "not-allowed"
-    assert scene.heard(CommitGranted, broken.mine) == []
-    assert scene.heard(Abort, other.mine) == []
+    assert scene.events(CommitGranted, broken.mine) == []
+    assert scene.events(Abort, other.mine) == []
 
 
 async def test_a_granted_transaction_is_no_victim_of_an_unreadable_event(scene: World) -> None:
     async with scene.agent():
         writer = scene.writer("granted")
         await writer.begin(heartbeat_seconds=100)
-        grant = await writer.granted()
+        grant = await writer.obtain_grant()
         fields = json.loads(encode(writer.event(MarkerCreated, markers=markers("y"))))
         fields["markers"] = "y"
         await scene.send_raw(json.dumps(fields).encode(), scene.table.encode())
-        await scene.hear(DeadLetter)
+        await scene.wait_for(DeadLetter)
         await writer.complete(grant.grant)
         await scene.settle()
 
-    assert scene.heard(Abort, writer.mine) == []
+    assert scene.events(Abort, writer.mine) == []
 
 
 async def test_a_table_outside_the_allow_list_is_never_touched(scene: World) -> None:
     outside = f"file://{scene.root}/elsewhere/t"
     async with scene.agent():
         writer = scene.writer("stranger", outside)
-        await writer.intend()
-        abort = await writer.heard(Abort)
-        await scene.hear(DeadLetter)
-        await writer.ask()
-        await scene.hear(DeadLetter, count=2)
+        await writer.send_intent()
+        abort = await writer.wait_for(Abort)
+        await scene.wait_for(DeadLetter)
+        await writer.request_commit()
+        await scene.wait_for(DeadLetter, count=2)
 
     assert abort.reason == "not-allowed"
     assert "--allow" in str(abort.detail)
     assert not (scene.root / "elsewhere").exists()
     assert not scene.lock_object(scene.table).exists()
-    assert len(scene.heard(Abort, writer.mine)) == 1
+    assert len(scene.events(Abort, writer.mine)) == 1
 
 
 async def test_tables_beyond_the_bound_are_refused_and_the_others_go_on(scene: World) -> None:
     """A glob allows endlessly many names; each would take memory for ever."""
     async with scene.agent(max_tables=1):
         for number in range(3):  # two of them share one of the two partitions
-            await scene.writer(f"w{number}", f"{scene.table}-{number}").intend()
-        [abort, *_] = await scene.hear(Abort)
-        [admitted, *_] = await scene.hear(Admitted)
+            await scene.writer(f"w{number}", f"{scene.table}-{number}").send_intent()
+        [abort, *_] = await scene.wait_for(Abort)
+        [admitted, *_] = await scene.wait_for(Admitted)
         again = scene.writer("again", admitted.table)
         await again.begin()
 
@@ -173,8 +173,8 @@ async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> 
     named = scene.root / "elsewhere" / "lock.json"
     async with scene.agent():
         writer = scene.writer("bold")
-        await writer.intend(lock=f"file://{named}")
-        abort = await writer.heard(Abort)
+        await writer.send_intent(lock=f"file://{named}")
+        abort = await writer.wait_for(Abort)
 
     assert abort.reason == "not-allowed"
     assert "outside" in str(abort.detail)
@@ -186,11 +186,11 @@ async def test_a_folder_that_can_not_be_made_refuses_that_lock_and_nothing_else(
     allow = (f"file://{scene.root}/tables/file/*", f"file://{scene.root}/tables/*")
     async with scene.agent(allow=allow):
         blocked, good = scene.writer("blocked", f"file://{scene.root}/tables/file/t"), scene.writer("good")
-        await blocked.intend(lock=f"file://{scene.root}/tables/file/t/.hoodie/.locks/table_lock.json")
-        await blocked.ask()
-        abort = await blocked.heard(Abort)
+        await blocked.send_intent(lock=f"file://{scene.root}/tables/file/t/.hoodie/.locks/table_lock.json")
+        await blocked.request_commit()
+        abort = await blocked.wait_for(Abort)
         await good.begin()
-        await good.granted()
+        await good.obtain_grant()
 
     assert abort.reason == "not-allowed"
 
@@ -201,10 +201,10 @@ async def test_an_object_that_is_no_lock_is_left_alone_and_its_writers_told(scen
     lock.write_bytes(b"somebody's notes")
     async with scene.agent():
         writer = scene.writer("waiting")
-        await writer.intend(heartbeat_seconds=100)
-        await writer.ask()
-        abort = await writer.heard(Abort)
-        await scene.hear(LockRefused)
+        await writer.send_intent(heartbeat_seconds=100)
+        await writer.request_commit()
+        abort = await writer.wait_for(Abort)
+        await scene.wait_for(LockRefused)
 
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
     assert "no lock record" in str(abort.detail)
@@ -220,16 +220,16 @@ async def test_while_a_foreign_writer_holds_the_lock_nobody_is_granted(scene: Wo
     lease = {"hudi_validity_seconds": 30, "hudi_renew_seconds": 3}
     async with scene.agent(**lease):
         writer = scene.writer("patient")
-        await writer.intend(lock=f"file://{lock}", heartbeat_seconds=100)
-        await writer.heard(Admitted)
-        await writer.ask()
-        [refused] = await scene.hear(LockRefused)
+        await writer.send_intent(lock=f"file://{lock}", heartbeat_seconds=100)
+        await writer.wait_for(Admitted)
+        await writer.request_commit()
+        [refused] = await scene.wait_for(LockRefused)
         await scene.settle()
-        assert scene.heard(CommitGranted) == []
+        assert scene.events(CommitGranted) == []
         assert lock.read_bytes() == render(held)
 
         lock.write_bytes(render(LockRecord(expired=True, valid_until=held.valid_until, owner=held.owner)))
-        grant = await writer.heard(CommitGranted)
+        grant = await writer.wait_for(CommitGranted)
 
     assert refused.holder == held.owner
     assert grant.transaction == writer.transaction
@@ -239,11 +239,11 @@ async def test_a_foreign_takeover_while_a_grant_runs_is_told_at_once(scene: Worl
     async with scene.agent():
         writer = scene.writer("overtaken")
         await writer.begin(heartbeat_seconds=100)
-        await writer.granted()
+        await writer.obtain_grant()
         lock = scene.lock_object()
         lock.write_bytes(render(LockRecord(expired=False, valid_until=_in_ms(3600), owner="somebody-else")))
-        abort = await writer.heard(Abort)
-        [lost] = await scene.hear(LockLost)
+        abort = await writer.wait_for(Abort)
+        [lost] = await scene.wait_for(LockLost)
 
     assert abort.reason == "lease-lost"
     assert lost.holder == "somebody-else"
@@ -256,8 +256,8 @@ async def test_a_table_and_a_root_with_a_space_have_their_lock_where_the_name_sa
     async with scene.agent(lock_root=root.as_uri()):
         writer = scene.writer("spacious", f"file://{scene.root}/tables/my%20table")
         await writer.begin()
-        await writer.granted()
-        [acquired] = await scene.hear(LockAcquired)
+        await writer.obtain_grant()
+        [acquired] = await scene.wait_for(LockAcquired)
 
     assert "%20" in acquired.lock
     assert [each.suffix for each in (root / "locks").iterdir() if each.suffix == ".json"] == [".json"]
@@ -274,8 +274,8 @@ async def test_locks_are_kept_in_a_bucket_as_well(
     ):
         writer = Writer(scene, "cloud", f"s3://{bucket}/warehouse/t", "cloud-1")
         await writer.begin()
-        grant = await writer.granted()
-        [acquired] = await scene.hear(LockAcquired)
+        grant = await writer.obtain_grant()
+        [acquired] = await scene.wait_for(LockAcquired)
         client = s3_credentials.new_client()
         key = acquired.lock.removeprefix(f"s3://{bucket}/")
         record = parse(client.get_object(Bucket=bucket, Key=key)["Body"].read())

@@ -18,7 +18,7 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
-from lakewarden.agent.serving.agent import _Session
+from lakewarden.agent.serving.agent import KafkaSession
 from lakewarden.events import (
     Abort,
     Admitted,
@@ -33,7 +33,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from tests.kafka_fixture import KafkaServer
-from tests.real.promises import check, stories
+from tests.real.promises import check, transactions
 from tests.real.writers import World, Writer, world
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -61,30 +61,30 @@ async def test_an_agent_killed_while_a_grant_is_out_comes_back_with_the_same_ver
             await each.begin(heartbeat_seconds=100)
         await committing.touch("x")
         await loser.touch("x")
-        await loser.heard(Abort)
-        granted = await committing.granted()
-        await waiting.ask()
+        await loser.wait_for(Abort)
+        granted = await committing.obtain_grant()
+        await waiting.request_commit()
         await scene.settle()
         first.kill()
     owner = _lock(scene).owner
 
     with scene.process() as second:
         await second.ready()
-        await scene.hear(LockAcquired, lambda lock: lock.owner != owner)
-        assert scene.heard(CommitGranted) == [granted]
+        await scene.wait_for(LockAcquired, lambda lock: lock.owner != owner)
+        assert scene.events(CommitGranted) == [granted]
         await committing.complete(granted.grant)
-        await waiting.heard(CommitGranted)
+        await waiting.wait_for(CommitGranted)
         await waiting.complete()
-        await scene.hear(LockReleased)
+        await scene.wait_for(LockReleased)
 
-    assert [each.transaction for each in scene.heard(CommitGranted)] == [
+    assert [each.transaction for each in scene.events(CommitGranted)] == [
         committing.transaction,
         waiting.transaction,
     ]
-    assert [each.reason for each in scene.heard(Abort, loser.mine)] == ["conflict"]
-    assert scene.heard(Abort, committing.mine) == []
-    assert len(scene.heard(Admitted)) == 3
-    check(await _stories(scene))
+    assert [each.reason for each in scene.events(Abort, loser.mine)] == ["conflict"]
+    assert scene.events(Abort, committing.mine) == []
+    assert len(scene.events(Admitted)) == 3
+    check(await _transactions(scene))
 
 
 async def test_a_second_restart_still_knows_what_was_granted_before_the_first(scene: World) -> None:
@@ -93,7 +93,7 @@ async def test_a_second_restart_still_knows_what_was_granted_before_the_first(sc
         open_one, granted_one = scene.writer("open"), scene.writer("granted")
         await open_one.begin(heartbeat_seconds=100)
         await granted_one.begin(heartbeat_seconds=100)
-        await granted_one.granted()
+        await granted_one.obtain_grant()
     for _ in range(2):
         async with scene.agent(grant_seconds=8, validity_seconds=60, renew_seconds=6) as agent:
             # In the other partition, whose offset nothing holds back: once it is committed, so is this one's.
@@ -102,24 +102,24 @@ async def test_a_second_restart_still_knows_what_was_granted_before_the_first(sc
             await _committed_to(scene, later)
             assert agent.ready.is_set()
 
-    await scene.listen()
-    assert len(scene.heard(Admitted, open_one.mine)) == 1
-    assert len(scene.heard(Admitted, granted_one.mine)) == 1
-    assert len(scene.heard(CommitGranted, granted_one.mine)) == 1
-    assert scene.heard(Abort, open_one.mine) == []
+    await scene.poll()
+    assert len(scene.events(Admitted, open_one.mine)) == 1
+    assert len(scene.events(Admitted, granted_one.mine)) == 1
+    assert len(scene.events(CommitGranted, granted_one.mine)) == 1
+    assert scene.events(Abort, open_one.mine) == []
 
 
 async def test_the_state_rebuilt_from_the_log_is_the_state_before(
     scene: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sessions: list[_Session] = []
-    opened = _Session.open
+    sessions: list[KafkaSession] = []
+    opened = KafkaSession.open
 
-    async def noting(self: _Session, tasks: Any) -> None:
+    async def noting(self: KafkaSession, tasks: Any) -> None:
         sessions.append(self)
         await opened(self, tasks)
 
-    monkeypatch.setattr(_Session, "open", noting)
+    monkeypatch.setattr(KafkaSession, "open", noting)
     quiet = {"heartbeat_seconds": 100}
     async with scene.agent():
         names = ("committed", "overlapping", "aborted", "queued", "waiting", "granted")
@@ -129,21 +129,21 @@ async def test_the_state_rebuilt_from_the_log_is_the_state_before(
         await over.touch("a", "b")
         await done.touch("c", "d")
         await lost.touch("a")
-        await lost.heard(Abort)
-        await done.complete((await done.granted()).grant, "5")
+        await lost.wait_for(Abort)
+        await done.complete((await done.obtain_grant()).grant, "5")
         await waiting.touch("e")
-        await granted.granted()
-        await waiting.ask()
-        await queued.intend(**quiet, admission="queued", scope=over.event(CommitIntent).scope)
-        await granted.beat()
+        await granted.obtain_grant()
+        await waiting.request_commit()
+        await queued.send_intent(**quiet, admission="queued", scope=over.event(CommitIntent).scope)
+        await granted.heartbeat()
         await scene.settle()
-        before = _facts(sessions[-1])
+        before = _state_of(sessions[-1])
         live = sessions[-1]
         for owner in live._owners.values():  # as a crash would: nothing is given back
             owner.locks._keepers.clear()
 
     async with scene.agent():
-        after = _facts(sessions[-1])
+        after = _state_of(sessions[-1])
 
     assert len(sessions) == 2
     assert after == before
@@ -153,15 +153,17 @@ async def test_the_committed_offset_is_the_oldest_intent_that_a_replay_needs(sce
     async with scene.agent(log_level="info"):
         gone, held = scene.writer("gone"), scene.writer("held")
         await gone.begin()
-        await gone.complete((await gone.granted()).grant)
-        sequence = await held.intend(heartbeat_seconds=100)
-        await held.heard(Admitted)
+        await gone.complete((await gone.obtain_grant()).grant)
+        sequence = await held.send_intent(heartbeat_seconds=100)
+        await held.wait_for(Admitted)
         for _ in range(20):
-            await held.beat()
+            await held.heartbeat()
         partition = await _committed_to(scene, held)
 
     offset, metadata = (await scene.committed())[partition]
-    [admitted] = [each for each in scene.said if isinstance(each.event, Admitted) and held.mine(each.event)]
+    [admitted] = [
+        each for each in scene.received if isinstance(each.event, Admitted) and held.mine(each.event)
+    ]
     assert offset == sequence
     assert 0 < metadata["decisions"] <= admitted.offset
 
@@ -170,7 +172,7 @@ async def test_a_restart_replays_only_from_the_committed_offset(scene: World) ->
     async with scene.agent():
         gone = scene.writer("gone")
         await gone.begin(batch_id=1)
-        await gone.complete((await gone.granted()).grant)
+        await gone.complete((await gone.obtain_grant()).grant)
         await scene.settle()
         await _committed_to(scene, gone, after=True)
 
@@ -193,8 +195,8 @@ async def test_marks_that_a_transactional_producer_leaves_hold_up_no_replay_and_
         await producer.send_and_wait(f"{scene.prefix}.writers", encode(intent), key=silent.table.encode())
 
     async with scene.agent():
-        await silent.heard(Admitted)
-        abort = await silent.heard(Abort)
+        await silent.wait_for(Admitted)
+        abort = await silent.wait_for(Abort)
 
     assert abort.reason == "writer-lost"
 
@@ -204,7 +206,7 @@ async def test_sigterm_while_a_grant_runs_ends_in_order_and_leaves_the_lock(scen
         await process.ready()
         writer = scene.writer("committing")
         await writer.begin(heartbeat_seconds=100)
-        await writer.granted()
+        await writer.obtain_grant()
 
         process.popen.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
@@ -218,13 +220,13 @@ async def test_sigterm_without_a_grant_gives_the_lock_back(scene: World) -> None
         await process.ready()
         writer = scene.writer("computing")
         await writer.begin(heartbeat_seconds=100)
-        await scene.hear(LockAcquired)
+        await scene.wait_for(LockAcquired)
 
         process.popen.send_signal(signal.SIGTERM)
         assert await process.ended() == 0
 
     assert _lock(scene).expired
-    await scene.hear(LockReleased)
+    await scene.wait_for(LockReleased)
 
 
 async def test_sigterm_while_kafka_is_awaited_ends_the_agent(scene: World) -> None:
@@ -237,51 +239,51 @@ async def test_sigterm_while_kafka_is_awaited_ends_the_agent(scene: World) -> No
 
 
 async def test_two_agents_share_the_tables_and_one_may_go_at_any_time(scene: World) -> None:
-    ears = Ears(scene)
-    async with anyio.create_task_group() as listening:
-        listening.start_soon(ears.listen)
+    jobs = WriterJobs(scene)
+    async with anyio.create_task_group() as consuming:
+        consuming.start_soon(jobs.consume)
         with scene.process(**BRISK) as first, scene.process(**BRISK) as second:
             await first.ready()
             await second.ready()
             async with anyio.create_task_group() as burst:
                 for number in range(6):
-                    burst.start_soon(ears.job, f"job-{number}", 8, random.Random(number))
-                await ears.until(20)
+                    burst.start_soon(jobs.job, f"job-{number}", 8, random.Random(number))
+                await jobs.wait_until_finished(20)
                 second.popen.send_signal(signal.SIGTERM)
                 assert await second.ended() == 0
                 with scene.process(**BRISK) as third:
                     await third.ready()
-                    await ears.until(48)
-        listening.cancel_scope.cancel()
+                    await jobs.wait_until_finished(48)
+        consuming.cancel_scope.cancel()
 
-    found = await _stories(scene)
+    found = await _transactions(scene)
     assert len(found) >= 48
     check(found)
 
 
 @pytest.mark.timeout(120)  # it sleeps for longer than Kafka's shortest session timeout, 6 s, and then some
 async def test_an_agent_that_slept_while_another_took_its_tables_over_changes_nothing(scene: World) -> None:
-    ears = Ears(scene)
-    async with anyio.create_task_group() as listening:
-        listening.start_soon(ears.listen)
+    jobs = WriterJobs(scene)
+    async with anyio.create_task_group() as consuming:
+        consuming.start_soon(jobs.consume)
         with scene.process(**BRISK, session_timeout_seconds=6) as sleeper:
             await sleeper.ready()
             async with anyio.create_task_group() as burst:
                 for number in range(6):
-                    burst.start_soon(ears.job, f"job-{number}", 12, random.Random(number))
-                await ears.until(12)
+                    burst.start_soon(jobs.job, f"job-{number}", 12, random.Random(number))
+                await jobs.wait_until_finished(12)
                 sleeper.popen.send_signal(signal.SIGSTOP)
                 with scene.process(**BRISK, session_timeout_seconds=6) as second:
                     await second.ready()
-                    await ears.until(36)
+                    await jobs.wait_until_finished(36)
                     await anyio.sleep(5)  # it has slept for longer now than any share of the timeout
                     sleeper.popen.send_signal(signal.SIGCONT)
                     slept = await sleeper.logged("kafka.waiting")
-                    await ears.until(72)
-        listening.cancel_scope.cancel()
+                    await jobs.wait_until_finished(72)
+        consuming.cancel_scope.cancel()
 
     assert "slept" in slept["problem"]
-    found = await _stories(scene)
+    found = await _transactions(scene)
     assert len(found) >= 72
     check(found)
 
@@ -292,7 +294,7 @@ async def test_a_late_take_of_a_former_owner_makes_the_owner_begin_anew(scene: W
         await process.ready()
         before = scene.writer("before")
         await before.begin(heartbeat_seconds=100)
-        partition = next(said.partition for said in scene.said if isinstance(said.event, Admitted))
+        partition = next(said.partition for said in scene.received if isinstance(said.event, Admitted))
         taken = PartitionTaken(
             event_id=uuid.uuid4().hex,
             table=partition_name(partition),
@@ -305,11 +307,11 @@ async def test_a_late_take_of_a_former_owner_makes_the_owner_begin_anew(scene: W
         )
         waiting = await process.logged("kafka.waiting")
         await before.touch("x")
-        grant = await before.granted()
+        grant = await before.obtain_grant()
         await before.complete(grant.grant)
 
     assert "taken partition" in waiting["problem"]
-    found = await _stories(scene)
+    found = await _transactions(scene)
     assert found[before.transaction].decisions("commit-granted"), "the grant counts"
     check(found)
 
@@ -318,64 +320,64 @@ async def test_a_late_take_of_a_former_owner_makes_the_owner_begin_anew(scene: W
 async def test_whatever_moment_the_agent_is_killed_at_every_promise_holds(scene: World, seed: int) -> None:
     """200 transactions of 8 jobs on two tables; kill -9 at four random moments."""
     chance = random.Random(seed)
-    ears = Ears(scene)
-    async with anyio.create_task_group() as listening:
-        listening.start_soon(ears.listen)
+    jobs = WriterJobs(scene)
+    async with anyio.create_task_group() as consuming:
+        consuming.start_soon(jobs.consume)
         async with anyio.create_task_group() as burst:
             for number in range(8):
                 table = f"{scene.table}-{number % 2}"
-                burst.start_soon(ears.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
+                burst.start_soon(jobs.job, f"job-{number}", 25, random.Random(f"{seed}-{number}"), table)
             for kills in range(1, 5):
                 with scene.process(**BRISK) as process:
                     await process.ready()
-                    done = ears.finished
+                    done = jobs.finished
                     with anyio.move_on_after(20):
-                        await ears.until(min(done + chance.randrange(5, 35), 40 * kills))
+                        await jobs.wait_until_finished(min(done + chance.randrange(5, 35), 40 * kills))
                     await anyio.sleep(chance.random() / 20)
                     process.kill()
             with scene.process(**BRISK) as process:
-                await ears.until(200)
-        listening.cancel_scope.cancel()
+                await jobs.wait_until_finished(200)
+        consuming.cancel_scope.cancel()
 
-    print(f"seed {seed}: {ears.outcomes}")
-    found = await _stories(scene)
+    print(f"seed {seed}: {jobs.outcomes}")
+    found = await _transactions(scene)
     assert len(found) == 200
-    assert ears.outcomes["committed"] > 0
+    assert jobs.outcomes["committed"] > 0
     check(found)
 
 
 @dataclass
-class Ears:
+class WriterJobs:
     """One listener for many writers, and jobs that behave as writers must."""
 
     scene: World
-    told: dict[str, list[Any]] = field(default_factory=dict)
+    decisions: dict[str, list[Any]] = field(default_factory=dict)
     changed: anyio.Event = field(default_factory=anyio.Event)
     finished: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
 
-    async def listen(self) -> None:
+    async def consume(self) -> None:
         heard = 0
         while True:
-            await self.scene.listen()
-            for said in self.scene.said[heard:]:
+            await self.scene.poll()
+            for said in self.scene.received[heard:]:
                 if said.topic.endswith(".decisions"):
-                    self.told.setdefault(getattr(said.event, "transaction", ""), []).append(said.event)
-            heard = len(self.scene.said)
+                    self.decisions.setdefault(getattr(said.event, "transaction", ""), []).append(said.event)
+            heard = len(self.scene.received)
             self._changed()
 
     def _changed(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
 
-    async def until(self, finished: int) -> None:
+    async def wait_until_finished(self, finished: int) -> None:
         with anyio.fail_after(150):
             while self.finished < finished:
                 await self.changed.wait()
 
-    async def answer(self, writer: Writer, *kinds: type[Any]) -> Any:
+    async def wait_for_answer(self, writer: Writer, *kinds: type[Any]) -> Any:
         while True:
-            for decision in self.told.get(writer.transaction, ()):
+            for decision in self.decisions.get(writer.transaction, ()):
                 if isinstance(decision, (*kinds, Abort)):
                     return decision
             await self.changed.wait()
@@ -388,15 +390,15 @@ class Ears:
             self._changed()
 
     async def _attempt(self, writer: Writer, batch: int, chance: random.Random) -> str:
-        await writer.intend(batch_id=batch, heartbeat_seconds=100)
-        if not isinstance(first := await self.answer(writer, Admitted, AlreadyCommitted), Admitted):
+        await writer.send_intent(batch_id=batch, heartbeat_seconds=100)
+        if not isinstance(first := await self.wait_for_answer(writer, Admitted, AlreadyCommitted), Admitted):
             return _outcome(first)
         for _ in range(chance.randrange(1, 3)):
             await writer.touch(str(chance.randrange(12)))
             await anyio.sleep(chance.random() / 50)
         sent = time.monotonic()
-        await writer.ask()
-        answer = await self.answer(writer, CommitGranted)
+        await writer.request_commit()
+        answer = await self.wait_for_answer(writer, CommitGranted)
         if not isinstance(answer, CommitGranted):
             return _outcome(answer)
         if time.monotonic() > sent + answer.lease_seconds - 0.5:
@@ -416,15 +418,15 @@ def _lock(scene: World) -> LockRecord:
     return record
 
 
-async def _stories(scene: World) -> dict[str, Any]:
-    log = await scene.everything()
+async def _transactions(scene: World) -> dict[str, Any]:
+    log = await scene.read_log()
     settings = scene.settings()
-    return stories(log[settings.topics.writers], log[settings.topics.decisions])
+    return transactions(log[settings.topics.writers], log[settings.topics.decisions])
 
 
 async def _committed_to(scene: World, writer: Writer, *, after: bool = False) -> int:
     """Wait until the group's offset has come to this writer's first event, or past its last; its partition."""
-    log = (await scene.everything())[scene.settings().topics.writers]
+    log = (await scene.read_log())[scene.settings().topics.writers]
     mine = [record for record in log if writer.transaction.encode() in record.value]
     wanted = mine[-1].offset + 1 if after else mine[0].offset
     with anyio.fail_after(60):
@@ -441,7 +443,7 @@ def _table_in_the_other_partition(scene: World) -> str:
     return next(table for table in others if partition(table) != partition(scene.table))
 
 
-def _facts(session: _Session) -> dict[str, Any]:
+def _state_of(session: KafkaSession) -> dict[str, Any]:
     """What the session's tables know, without clocks, and with moments as an order."""
     return {
         uri: {

@@ -36,9 +36,9 @@ async def test_of_two_writers_of_one_file_group_the_later_is_stopped_before_it_a
         await second.begin()
         await first.touch("x", "y")
         await second.touch("y", "z")
-        abort = await second.heard(Abort)
-        [detected] = await scene.hear(ConflictDetected)
-        granted = await first.granted()
+        abort = await second.wait_for(Abort)
+        [detected] = await scene.wait_for(ConflictDetected)
+        granted = await first.obtain_grant()
         await scene.settle()
 
     assert (abort.reason, abort.retriable) == ("conflict", True)
@@ -47,8 +47,8 @@ async def test_of_two_writers_of_one_file_group_the_later_is_stopped_before_it_a
     assert (entry.other_transaction, entry.other_writer) == (first.transaction, "first")
     assert (detected.victim, detected.winner) == (second.transaction, first.transaction)
     assert granted.transaction == first.transaction
-    assert scene.heard(Abort, first.mine) == []
-    assert len(scene.heard(ConflictDetected)) == 1
+    assert scene.events(Abort, first.mine) == []
+    assert len(scene.events(ConflictDetected)) == 1
 
 
 async def test_who_began_before_a_commit_and_touches_the_same_afterwards_is_stopped(scene: World) -> None:
@@ -58,14 +58,14 @@ async def test_who_began_before_a_commit_and_touches_the_same_afterwards_is_stop
         await early.begin()
         await other.begin()
         await other.touch("x")
-        await other.complete((await other.granted()).grant)
+        await other.complete((await other.obtain_grant()).grant)
         await early.touch("x")
-        abort = await early.heard(Abort)
+        abort = await early.wait_for(Abort)
 
         late = scene.writer("late")
         await late.begin()
         await late.touch("x")
-        await late.granted()
+        await late.obtain_grant()
 
     assert abort.reason == "conflict"
     assert [entry.kind for entry in abort.conflicts] == ["commit"]
@@ -76,33 +76,33 @@ async def test_a_batch_that_was_committed_is_never_granted_again(scene: World) -
         once = scene.writer("job")
         await once.begin(batch_id=7)
         await once.touch("x")
-        granted = await once.granted()
-        await once.beat()
-        renewed = await once.heard(GrantRenewed)
+        granted = await once.obtain_grant()
+        await once.heartbeat()
+        renewed = await once.wait_for(GrantRenewed)
         await once.complete(granted.grant, "snapshot-12")
-        [entry] = await scene.hear(BatchCommitted)
+        [entry] = await scene.wait_for(BatchCommitted)
 
         again = scene.writer("job")
-        await again.intend(batch_id=7)
-        done = await again.heard(AlreadyCommitted)
+        await again.send_intent(batch_id=7)
+        done = await again.wait_for(AlreadyCommitted)
 
     assert (renewed.grant, renewed.seq) == (granted.grant, once.seq)
     assert (entry.batch_id, entry.transaction, entry.version) == (7, once.transaction, "snapshot-12")
     assert (done.committed_transaction, done.version) == (once.transaction, "snapshot-12")
-    assert scene.heard(Admitted, again.mine) == []
+    assert scene.events(Admitted, again.mine) == []
 
 
 async def test_the_ledger_outlives_the_agent(scene: World) -> None:
     async with scene.agent():
         once = scene.writer("job")
         await once.begin(batch_id=7)
-        await once.complete((await once.granted()).grant)
-        await scene.hear(BatchCommitted)
+        await once.complete((await once.obtain_grant()).grant)
+        await scene.wait_for(BatchCommitted)
 
     async with scene.agent():
         again = scene.writer("job")
-        await again.intend(batch_id=7)
-        done = await again.heard(AlreadyCommitted)
+        await again.send_intent(batch_id=7)
+        done = await again.wait_for(AlreadyCommitted)
 
     assert done.committed_transaction == once.transaction
 
@@ -113,17 +113,17 @@ async def test_a_grant_that_lapsed_unheard_is_told_and_the_next_is_granted(scene
         for each in (silent, overlapping, next_one):
             await each.begin(heartbeat_seconds=100)
         await silent.touch("x")
-        await silent.granted()
-        await next_one.ask()
-        await next_one.heard(CommitGranted)
+        await silent.obtain_grant()
+        await next_one.request_commit()
+        await next_one.wait_for(CommitGranted)
         await overlapping.touch("x")
-        late = await overlapping.heard(Abort)
+        late = await overlapping.wait_for(Abort)
 
     assert late.reason == "outcome-unknown"
-    lapsed = scene.heard(Abort, silent.mine)
+    lapsed = scene.events(Abort, silent.mine)
     assert [each.reason for each in lapsed] == ["outcome-unknown"]
-    order = [each.event for each in scene.said if isinstance(each.event, Abort | CommitGranted)]
-    assert order.index(lapsed[0]) < order.index(scene.heard(CommitGranted, next_one.mine)[0])
+    order = [each.event for each in scene.received if isinstance(each.event, Abort | CommitGranted)]
+    assert order.index(lapsed[0]) < order.index(scene.events(CommitGranted, next_one.mine)[0])
 
 
 async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
@@ -131,14 +131,14 @@ async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
     async with scene.agent(grant_seconds=2):
         slow = scene.writer("slow")
         await slow.begin(batch_id=3, heartbeat_seconds=100)
-        granted = await slow.granted()
-        assert (await slow.heard(Abort)).reason == "outcome-unknown"
+        granted = await slow.obtain_grant()
+        assert (await slow.wait_for(Abort)).reason == "outcome-unknown"
 
         await slow.complete(granted.grant, "9")
-        [entry] = await scene.hear(BatchCommitted)
+        [entry] = await scene.wait_for(BatchCommitted)
         again = scene.writer("slow")
-        await again.intend(batch_id=3)
-        await again.heard(AlreadyCommitted)
+        await again.send_intent(batch_id=3)
+        await again.wait_for(AlreadyCommitted)
 
     assert (entry.batch_id, entry.transaction) == (3, slow.transaction)
 
@@ -148,9 +148,9 @@ async def test_a_silent_writer_is_lost_and_whoever_waits_behind_it_is_admitted(s
         silent, behind = scene.writer("silent"), scene.writer("behind")
         await silent.begin(heartbeat_seconds=0.4)
         await silent.touch("x")
-        await behind.intend(admission="queued", scope=markers("x"), heartbeat_seconds=100)
-        abort = await silent.heard(Abort)
-        await behind.heard(Admitted)
+        await behind.send_intent(admission="queued", scope=markers("x"), heartbeat_seconds=100)
+        abort = await silent.wait_for(Abort)
+        await behind.wait_for(Admitted)
 
     assert (abort.reason, abort.retriable) == ("writer-lost", True)
 
@@ -163,14 +163,14 @@ async def test_a_silent_writer_is_lost_also_while_others_write_without_a_pause(s
         busy = scene.writer("busy", f"{scene.table}-busy")
         await busy.begin(heartbeat_seconds=100)
         sent = 0
-        while not scene.heard(Abort, silent.mine):
+        while not scene.events(Abort, silent.mine):
             await busy.touch(*(f"{sent}-{number}" for number in range(50)))
             sent += 1
             if sent % 20 == 0:
-                await scene.listen(timeout_ms=0)
+                await scene.poll(timeout_ms=0)
             assert sent < 20_000
 
-    assert scene.heard(Abort, silent.mine)[0].reason == "writer-lost"
+    assert scene.events(Abort, silent.mine)[0].reason == "writer-lost"
 
 
 async def test_a_writer_that_restarted_supersedes_its_older_transaction(scene: World) -> None:
@@ -178,7 +178,7 @@ async def test_a_writer_that_restarted_supersedes_its_older_transaction(scene: W
         older, newer = scene.writer("job"), scene.writer("job")
         await older.begin()
         await newer.begin()
-        abort = await older.heard(Abort)
+        abort = await older.wait_for(Abort)
 
     assert (abort.reason, abort.retriable) == ("superseded", False)
 
@@ -188,15 +188,15 @@ async def test_a_queued_writer_waits_for_its_scope_and_for_nothing_else(scene: W
         first, elsewhere, queued = scene.writer("first"), scene.writer("elsewhere"), scene.writer("queued")
         await first.begin()
         await first.touch("x")
-        await elsewhere.intend(admission="queued", scope=markers("y"))
-        await elsewhere.heard(Admitted)
-        await queued.intend(admission="queued", scope=markers("x"))
+        await elsewhere.send_intent(admission="queued", scope=markers("y"))
+        await elsewhere.wait_for(Admitted)
+        await queued.send_intent(admission="queued", scope=markers("x"))
         await scene.settle()
-        assert scene.heard(Admitted, queued.mine) == []
+        assert scene.events(Admitted, queued.mine) == []
 
-        await first.complete((await first.granted()).grant)
-        await queued.heard(Admitted)
+        await first.complete((await first.obtain_grant()).grant)
+        await queued.wait_for(Admitted)
         await queued.touch("x")
-        await queued.granted()
+        await queued.obtain_grant()
 
-    assert scene.heard(Abort, queued.mine) == []
+    assert scene.events(Abort, queued.mine) == []

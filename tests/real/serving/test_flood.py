@@ -57,7 +57,7 @@ class Neighbour:
             writer = self.scene.writer("neighbour", f"{self.scene.table}-neighbour")
             await writer.begin(heartbeat_seconds=100)
             await writer.touch("x")
-            grant = await writer.granted()
+            grant = await writer.obtain_grant()
             await writer.complete(grant.grant)
             self.granted_at.append(grant.cause_offset)
             self.commits += 1
@@ -75,8 +75,8 @@ async def test_endless_markers_end_their_own_transaction_and_nothing_else(scene:
             tasks.start_soon(neighbour.run)
             began, ended = await _flood(scene, flooding, neighbour)
             tasks.cancel_scope.cancel()
-        abort = await flooding.heard(Abort)
-        await other.granted()
+        abort = await flooding.wait_for(Abort)
+        await other.obtain_grant()
         peak = _memory(agent, peak=True)
 
     during = [offset for offset in neighbour.granted_at if began < offset < ended]
@@ -84,7 +84,7 @@ async def test_endless_markers_end_their_own_transaction_and_nothing_else(scene:
     assert len(during) >= NEIGHBOURS_COMMITS - 1
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
     assert f"more than {MAX_MARKERS} markers" in str(abort.detail)
-    assert scene.heard(Abort, other.mine) == []
+    assert scene.events(Abort, other.mine) == []
     assert peak - before < HEADROOM_MB
 
 
@@ -97,10 +97,10 @@ async def test_a_crowd_of_transactions_fills_its_own_table_and_nothing_else(scen
             tasks.start_soon(neighbour.run)
             began, ended = await _crowd(scene, neighbour)
             tasks.cancel_scope.cancel()
-        refused = await scene.hear(Abort, count=CROWD - MAX_OPEN)
+        refused = await scene.wait_for(Abort, count=CROWD - MAX_OPEN)
         peak = _memory(agent, peak=True)
 
-    admitted = scene.heard(Admitted, lambda each: each.table == scene.table)
+    admitted = scene.events(Admitted, lambda each: each.table == scene.table)
     during = [offset for offset in neighbour.granted_at if began < offset < ended]
     print(f"{len(during)} grants of the neighbour among the crowd; {before:.0f} MB, at most {peak:.0f} MB")
     assert len(during) >= NEIGHBOURS_COMMITS - 1
@@ -129,8 +129,8 @@ async def _flood(scene: World, flooding: Writer, neighbour: Neighbour) -> tuple[
             offsets += await _send_all(scene, values, flooding.table)
             count += AT_ONCE * BATCH
             read.append(scene.writer("stranger"))
-            await read[-1].beat()
-            while len(read) > AHEAD and not scene.heard(Abort, read[-1 - AHEAD].mine):
+            await read[-1].heartbeat()
+            while len(read) > AHEAD and not scene.events(Abort, read[-1 - AHEAD].mine):
                 await anyio.sleep(0.01)  # the neighbour listens
     return offsets[0], offsets[-1]
 
@@ -147,7 +147,7 @@ async def _crowd(scene: World, neighbour: Neighbour) -> tuple[int, int]:
             ]
             offsets += await _send_all(scene, values, scene.table)
         while neighbour.commits < NEIGHBOURS_COMMITS:
-            offsets.append(await crowd[0].beat())
+            offsets.append(await crowd[0].heartbeat())
     return offsets[0], offsets[-1]
 
 

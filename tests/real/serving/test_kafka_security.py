@@ -23,7 +23,7 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from anyio import to_thread
 from cryptography.hazmat.primitives import serialization
 
-from lakewarden.agent.embedded.kafka import EmbeddedKafka, _free_port
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
@@ -76,7 +76,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
     (folder / "broker.pem").write_bytes(_keystore(authority))
-    sasl, tls = _free_port(), _free_port()
+    sasl, tls = free_port(), free_port()
     listeners = f"PLAINTEXT://{{host}}:{{port}},SASL://{{host}}:{sasl},TLS://{{host}}:{tls}"
     users = " ".join(f'user_{name}="{secret}"' for name, secret in SECRETS.items())
     module = "org.apache.kafka.common.security"
@@ -110,7 +110,7 @@ async def test_a_transaction_commits_where_everybody_has_a_password(guarded: Gua
         await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer())
         await _says_no_secret(agent)
 
-    assert len(await scene.hear(CommitGranted)) == 1
+    assert len(await scene.wait_for(CommitGranted)) == 1
 
 
 async def test_a_transaction_commits_with_scram(guarded: Guarded, scene: World) -> None:
@@ -122,7 +122,7 @@ async def test_a_transaction_commits_with_scram(guarded: Guarded, scene: World) 
         await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer(sasl_mechanism=scram))
         await _says_no_secret(agent)
 
-    assert len(await scene.hear(CommitGranted)) == 1
+    assert len(await scene.wait_for(CommitGranted)) == 1
 
 
 async def test_a_transaction_commits_over_tls(guarded: Guarded, scene: World) -> None:
@@ -142,7 +142,7 @@ async def test_a_transaction_commits_over_tls(guarded: Guarded, scene: World) ->
         await agent.ready()
         await to_thread.run_sync(_commit, scene, guarded.tls, kafka)
 
-    assert len(await scene.hear(CommitGranted)) == 1
+    assert len(await scene.wait_for(CommitGranted)) == 1
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
@@ -209,8 +209,8 @@ async def test_an_agent_without_its_rights_to_a_topic_ends_and_names_topic_and_r
     await _reserve(guarded, TOPIC, name, AGENT, rights)
     with scene.process(**guarded.agent(log_level="error")) as agent:
         writer = scene.writer("w")
-        await writer.intend(batch_id=1)
-        await writer.ask()
+        await writer.send_intent(batch_id=1)
+        await writer.request_commit()
         await _complete_when_granted(scene, agent)
         line = await _ended_with_one_line(agent)
 
@@ -253,8 +253,8 @@ def _commit(scene: World, servers: str, kafka: Any) -> None:
 async def _complete_when_granted(scene: World, agent: AgentProcess) -> None:
     """Say that the commit is durable, so that the agent has something to say to every topic; it may end before."""
     with anyio.fail_after(60):
-        while agent.popen.poll() is None and not (granted := scene.heard(CommitGranted)):
-            await scene.listen()
+        while agent.popen.poll() is None and not (granted := scene.events(CommitGranted)):
+            await scene.poll()
     for each in granted if agent.popen.poll() is None else ():
         writer = scene.writer("w")
         writer.transaction = each.transaction

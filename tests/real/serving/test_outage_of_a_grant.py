@@ -14,8 +14,8 @@ import pytest_asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from anyio import to_thread
 
-from lakewarden.agent.embedded.kafka import EmbeddedKafka, _free_port
-from lakewarden.agent.kafka import ensure_topics, reader, started, stopped
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.agent.kafka import ensure_topics, reader, start_client, stop_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort, CommitGranted
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
@@ -25,7 +25,7 @@ from lakewarden.spark_jobs.gate.kafka import stop_quietly
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.kafka_fixture import TAKES_KAFKA_AWAY
-from tests.real.promises import check, stories
+from tests.real.promises import check, transactions
 from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
@@ -38,7 +38,7 @@ TIMEOUT_SECONDS = 20.0
 
 @pytest.fixture
 def broker(tmp_path: Path) -> EmbeddedKafka:
-    return EmbeddedKafka(tmp_path / "kafka", port=_free_port())
+    return EmbeddedKafka(tmp_path / "kafka", port=free_port())
 
 
 @pytest_asyncio.fixture
@@ -56,7 +56,7 @@ async def test_locks_without_a_grant_are_given_back_and_the_writer_that_waits_is
         await process.ready()
         granted = scene.writer("granted")
         await granted.begin(heartbeat_seconds=100)
-        grant = await granted.granted()
+        grant = await granted.obtain_grant()
 
         def compute() -> None:
             with gate.transaction(table=table, writer="waiting", batch_id=1) as txn:
@@ -76,10 +76,10 @@ async def test_locks_without_a_grant_are_given_back_and_the_writer_that_waits_is
         broker.start()
         await to_thread.run_sync(_commit, gate, table)
         await granted.complete(grant.grant)
-        log = await scene.everything()
+        log = await scene.read_log()
 
     topics = scene.settings().topics
-    check(stories(log[topics.writers], log[topics.decisions]))
+    check(transactions(log[topics.writers], log[topics.decisions]))
 
 
 async def test_a_grant_that_nobody_can_extend_ends_by_the_writers_own_clock(
@@ -104,15 +104,15 @@ async def test_a_grant_that_nobody_can_extend_ends_by_the_writers_own_clock(
         with pytest.raises(LeaseLost):
             await to_thread.run_sync(publish)
         broker.start()
-        [lapse] = await scene.hear(Abort, lambda each: each.reason == "outcome-unknown")
+        [lapse] = await scene.wait_for(Abort, lambda each: each.reason == "outcome-unknown")
         await to_thread.run_sync(_commit, gate, scene.table)
-        log = await scene.everything()
+        log = await scene.read_log()
 
     assert looked
-    [first, second] = await scene.hear(CommitGranted, count=2)
+    [first, second] = await scene.wait_for(CommitGranted, count=2)
     assert lapse.transaction == first.transaction != second.transaction
     topics = scene.settings().topics
-    check(stories(log[topics.writers], log[topics.decisions]))
+    check(transactions(log[topics.writers], log[topics.decisions]))
 
 
 async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -> None:
@@ -144,7 +144,7 @@ async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -
         await process.logged("partitions.live", count=2)
         for table in minute.locked:
             await to_thread.run_sync(_commit, gate, table)
-        log = await scene.everything()
+        log = await scene.read_log()
         assert process.popen.poll() is None
 
     for line in (silent, waiting):
@@ -165,7 +165,7 @@ async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -
     assert "this writer's heartbeats don't reach Kafka" in str(minute.told["waiting"])
     assert minute.published_until * 1000 < lost_by, "it stopped before its lock could be another's"
     topics = scene.settings().topics
-    check(stories(log[topics.writers], log[topics.decisions]))
+    check(transactions(log[topics.writers], log[topics.decisions]))
 
 
 class Minute:
@@ -229,7 +229,7 @@ class Minute:
             raise AssertionError("granted without Kafka")
 
 
-@pytest.mark.parametrize("stop", [stopped, stop_quietly])
+@pytest.mark.parametrize("stop", [stop_client, stop_quietly])
 async def test_a_reader_whose_broker_has_gone_can_be_stopped(
     broker: EmbeddedKafka,
     stop: Callable[[AIOKafkaConsumer], Awaitable[None]],
@@ -240,7 +240,7 @@ async def test_a_reader_whose_broker_has_gone_can_be_stopped(
         settings = Settings.load(bootstrap_servers=broker.bootstrap_servers, topic_prefix="gone")
         await ensure_topics(settings, settings.topics, 1, 1)
         consumer = reader(settings)
-        await started(consumer, settings)
+        await start_client(consumer, settings)
         partition = TopicPartition(settings.topics.writers, 0)
         consumer.assign([partition])
         await consumer.position(partition)

@@ -78,26 +78,26 @@ async def storm(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, seed: int
 
 
 async def test_agents_and_writers_come_and_go_and_every_promise_is_kept(storm: Fleet) -> None:
-    await _rage(storm)
+    await _run_faults(storm)
     async with anyio.create_task_group() as tasks:
         left = await _aftermath(storm, tasks)
         _check_that_it_was_a_storm(storm, left)
         _check_one_grant_at_any_moment(left)
         _check_that_who_publishes_was_granted(left)
-        promises.check(promises.stories(left.records("writers"), left.records("decisions")))
+        promises.check(promises.transactions(left.records("writers"), left.records("decisions")))
         _check_that_batches_are_there_once(left)
         _check_that_nobody_keeps_losing(left)
         _check_that_offsets_never_go_back(left)
         _check_that_replays_agree(left)
 
 
-async def _rage(storm: Fleet) -> None:
+async def _run_faults(storm: Fleet) -> None:
     began = time.monotonic()
     async with anyio.create_task_group() as tasks:
         await storm.start()
         tasks.start_soon(storm.sample)
-        await storm.rage(SECONDS)
-        print(f"storm over after {time.monotonic() - began:.0f} s: {dict(storm.deeds)}")
+        await storm.run_faults(SECONDS)
+        print(f"storm over after {time.monotonic() - began:.0f} s: {dict(storm.faults)}")
         await storm.finish()
         tasks.cancel_scope.cancel()
     await storm.sample_once()
@@ -144,7 +144,7 @@ def _check_that_it_was_a_storm(storm: Fleet, left: Aftermath) -> None:
     retries = sum(line["admission"] == "queued" for line in left.noted("try"))
     print(f"decided: {dict(decided)}\nacknowledged: {dict(how)}, retries: {retries}")
     for deed in ("agent killed", "agent stopped in order", "agent paused", "writers killed"):
-        assert storm.deeds[deed], deed
+        assert storm.faults[deed], deed
     assert decided["abort:conflict"]
     assert decided["partition-taken:"] > PARTITIONS
     assert retries

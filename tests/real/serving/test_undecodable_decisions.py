@@ -59,7 +59,7 @@ async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition
             writer = scene.writer("ingest")
             await writer.begin()
             await writer.touch("x")
-            await writer.granted()
+            await writer.obtain_grant()
 
     assert agent.undecodable.by_topic() == {where["topic"]: 1}
     assert logged(lines) == [where]
@@ -75,7 +75,7 @@ async def test_an_agent_that_replays_an_undecodable_decision_logs_and_counts_it(
     with capture_logs() as lines:
         async with scene.agent() as agent:
             await writer.touch("x")
-            await writer.granted()
+            await writer.obtain_grant()
 
     assert agent.undecodable.by_topic() == {where["topic"]: 1}
     assert logged(lines) == [where]

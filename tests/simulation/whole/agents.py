@@ -26,7 +26,7 @@ from aiokafka.structs import TopicPartition
 from lakewarden.agent import clock, kafka
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving.checkpoint import decided_from
+from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import UndecodableRecords
@@ -213,9 +213,11 @@ def _replayed(owner: Watched) -> tuple[PartitionOwner, list[bytes]]:
     rebuilt = PartitionOwner(*given)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
-    start, decided = (known.offset, decided_from(known.metadata)) if known else (0, decided_from(""))
+    start, decided = (
+        (known.offset, decisions_position(known.metadata)) if known else (0, decisions_position(""))
+    )
     read: Callable[[str], list[Any]] = lambda topic: logs[TopicPartition(topic, owner.number)]  # noqa: E731
-    rebuilt.take(logs[writers][start : owner.position], 0.0)
+    rebuilt.consume(logs[writers][start : owner.position], 0.0)
     rebuilt.load(
         start, owner.position, decided, read(TOPICS.decisions)[decided.offset :], read(TOPICS.ledger)
     )

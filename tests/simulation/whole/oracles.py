@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from lakewarden.agent.locks.keeper import Told
+from lakewarden.agent.locks.keeper import KeeperEvent
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
@@ -414,7 +414,7 @@ class LockWatch(LockOracles):
     def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
         """Likewise."""
 
-    def told(self, node: Node, uri: str, what: Told, *, relied_on: bool) -> None:
+    def told(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
         """Likewise."""
 
     def hudi_holds(self, node: Node, uri: str, owner: str, valid_until: int) -> None:

@@ -23,5 +23,5 @@ async def test_a_cancellation_during_the_start_leaves_no_command_that_nobody_kno
     statuses: list[int] = []
     command.signal(signal.SIGKILL)
     await command.wait(statuses.append)
-    await command.dismiss_guard()
+    await command.stop_guard()
     assert statuses == [128 + signal.SIGKILL]

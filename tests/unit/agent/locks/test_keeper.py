@@ -14,7 +14,7 @@ import pytest
 from trio.testing import MockClock
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.locks.keeper import LOOK_SECONDS, LockKeeper, SleepWatch, Stores, Told
+from lakewarden.agent.locks.keeper import SLEEP_CHECK_SECONDS, KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import ConditionalStore, MemoryStore, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.stores.memory import Fault, Request
@@ -68,11 +68,11 @@ class Keeper:
 
     lock: LockKeeper
     scope: anyio.CancelScope
-    told: list[tuple[float, Told]]
+    told: list[tuple[float, KeeperEvent]]
     relied: list[bool]
     changed: list[anyio.Event]
 
-    async def tells(self, kind: type[Told] | Any, count: int = 1) -> tuple[float, Any]:
+    async def tells(self, kind: type[KeeperEvent] | Any, count: int = 1) -> tuple[float, Any]:
         with anyio.fail_after(30):
             while len(found := [each for each in self.told if isinstance(each[1], kind)]) < count:
                 self.changed[0] = anyio.Event()
@@ -100,11 +100,11 @@ def _keeper(
     clock: Callable[[], lease.Moment] = clock,
     watch: SleepWatch | None = None,
 ) -> Keeper:
-    told: list[tuple[float, Told]] = []
+    told: list[tuple[float, KeeperEvent]] = []
     relied: list[bool] = []
     changed = [anyio.Event()]
 
-    def tell(what: Told, relied_on: bool) -> None:
+    def tell(what: KeeperEvent, relied_on: bool) -> None:
         told.append((anyio.current_time(), what))
         relied.append(relied_on)
         changed[0].set()
@@ -131,11 +131,11 @@ async def test_a_lock_is_taken_renewed_and_given_back() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed, 3)
         assert not _record(objects).expired
-        keeper.lock.drop()
-        await keeper.lock.released()
+        keeper.lock.release()
+        await keeper.lock.wait_released()
 
     assert [told.what for _, told in keeper.told if isinstance(told, lease.Confirmed)] == [
         "acquired",
@@ -149,7 +149,7 @@ async def test_a_store_that_hangs_does_not_delay_giving_the_lease_up() -> None:
     mood = Moody()
     store = MemoryStore(request_timeout_seconds=1_000, faults=mood)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         _, confirmed = await keeper.tells(lease.Confirmed)
         mood.hangs = True
         at, ended = await keeper.tells(lease.LeaseEnded)
@@ -163,7 +163,7 @@ async def test_a_store_that_recovers_is_used_again() -> None:
     mood = Moody()
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=mood)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
         mood.hangs = True
         await keeper.tells(lease.LeaseEnded)
@@ -177,18 +177,18 @@ async def test_a_confirmation_that_comes_after_the_lock_was_given_back_is_not_re
     """Under `per-commit` the lock is dropped and wanted again between two grants, while a renewal may be on its way."""
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
-        put = keeper.lock._put
+        put = keeper.lock._enqueue
 
         def put_and_wish(given: lease.Input) -> None:
             put(given)
             if isinstance(given, lease.WriteDone):
-                keeper.lock._put = put  # type: ignore[method-assign]
-                keeper.lock.drop()
-                keeper.lock.want(None)
+                keeper.lock._enqueue = put  # type: ignore[method-assign]
+                keeper.lock.release()
+                keeper.lock.acquire(None)
 
-        keeper.lock._put = put_and_wish  # type: ignore[method-assign]
+        keeper.lock._enqueue = put_and_wish  # type: ignore[method-assign]
         await keeper.tells(lease.Confirmed, 3)
 
     confirmations = [
@@ -205,11 +205,11 @@ async def test_a_slow_store_of_one_table_delays_no_other() -> None:
     quick = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with slow, quick, keeping(slow, "slow") as held_up, keeping(quick, "quick") as other:
         slow_mood.hangs = True
-        held_up.lock.want(None)
-        other.lock.want(None)
+        held_up.lock.acquire(None)
+        other.lock.acquire(None)
         await other.tells(lease.Confirmed, 3)
-        other.lock.drop()
-        await other.lock.released()
+        other.lock.release()
+        await other.lock.wait_released()
 
     assert held_up.told == []
     assert _record(objects, "quick").expired
@@ -244,13 +244,13 @@ async def test_a_keeper_learns_soon_after_waking_that_the_machine_slept(shared: 
         if watch is not None:
             tasks.start_soon(watch.run)
         async with keeping(store, settings=SELDOM, clock=sleepy.moment, watch=watch) as keeper:
-            keeper.lock.want(None)
+            keeper.lock.acquire(None)
             await keeper.tells(lease.Confirmed)
             sleepy.slept, woke = 3_600.0, anyio.current_time()
             at, _ = await keeper.tells(lease.LeaseEnded)
         tasks.cancel_scope.cancel()
 
-    assert at - woke <= LOOK_SECONDS
+    assert at - woke <= SLEEP_CHECK_SECONDS
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
@@ -262,11 +262,11 @@ async def test_a_keeper_sleeps_until_its_time_has_come_while_one_look_is_had_for
     async with store, anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
         async with keeping(store, settings=SELDOM, clock=own.moment, watch=watch) as keeper:
-            keeper.lock.want(None)
+            keeper.lock.acquire(None)
             await keeper.tells(lease.Confirmed)
-            await anyio.sleep(LOOK_SECONDS)
+            await anyio.sleep(SLEEP_CHECK_SECONDS)
             before, looks = own.looked_at, everybodys.looked_at
-            await anyio.sleep(100 * LOOK_SECONDS)
+            await anyio.sleep(100 * SLEEP_CHECK_SECONDS)
         tasks.cancel_scope.cancel()
 
     assert own.looked_at == before
@@ -278,7 +278,7 @@ async def test_whoever_has_ended_is_watched_no_more() -> None:
     watch = SleepWatch()
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, keeping(store, watch=watch) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
         assert list(watch.keepers) == [keeper.lock]
 
@@ -289,12 +289,12 @@ async def test_who_is_cancelled_leaves_a_lease_that_lapses() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
         keeper.scope.cancel()
         left = _record(objects)
         async with keeping(store) as heir:
-            heir.lock.want(None)
+            heir.lock.acquire(None)
             _, refused = await heir.tells(lease.LockDenied)
             at, confirmed = await heir.tells(lease.Confirmed)
 
@@ -308,7 +308,7 @@ async def test_who_holds_the_lock_instead_is_told_to_whoever_relied_on_it() -> N
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
         objects["memory://locks/t.json"] = render(
             LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
@@ -322,9 +322,9 @@ async def test_a_wish_dropped_before_it_came_true_leaves_nothing_behind() -> Non
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
-        keeper.lock.want(None)
-        keeper.lock.drop()
-        await keeper.lock.released()
+        keeper.lock.acquire(None)
+        keeper.lock.release()
+        await keeper.lock.wait_released()
 
     assert not objects or _record(objects).expired
 
@@ -336,7 +336,7 @@ async def test_a_store_that_can_not_be_opened_refuses_the_lock_and_ends_nothing(
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         stores = Stores(settings, stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/file/t/lock.json"), "t", tasks)
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         _, denied = await keeper.tells(lease.LockDenied)
         tasks.cancel_scope.cancel()
 
@@ -419,7 +419,7 @@ async def test_a_store_that_is_out_of_reach_for_the_moment_is_asked_again(
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
-        keeper.lock.want(None)
+        keeper.lock.acquire(None)
         await keeper.tells(lease.Confirmed)
         tasks.cancel_scope.cancel()
 
@@ -458,14 +458,14 @@ class Log:
         self.keepers: list[LockKeeper] = []
         self._tasks = tasks
 
-    def tell(self, agent: str, place: LockPlace, told: Told) -> None:
-        event = wire_events.audit(agent, TABLE, place.uri, told)
+    def tell(self, agent: str, place: LockPlace, told: KeeperEvent) -> None:
+        event = wire_events.lock_event(agent, TABLE, place.uri, told)
         self._tasks.start_soon(self._deliver, event)
 
     async def _deliver(self, event: AuditEventUnion) -> None:
         await anyio.sleep(0.003)
         for keeper in self.keepers:
-            keeper.hear(event)
+            keeper.observe(event)
 
 
 TABLE = "memory://lake/t"
@@ -484,7 +484,7 @@ async def test_eight_agents_that_hear_each_other_take_turns() -> None:
     async def contend(agent: str, log: Log) -> None:
         acquired = anyio.Event()
 
-        def tell(told: Told, relied_on: bool) -> None:
+        def tell(told: KeeperEvent, relied_on: bool) -> None:
             log.tell(agent, place, told)
             if isinstance(told, lease.Confirmed) and told.what == "acquired":
                 acquired.set()
@@ -494,12 +494,12 @@ async def test_eight_agents_that_hear_each_other_take_turns() -> None:
         tasks.start_soon(keeper.run)
         while len(cycles) < 160:
             acquired = anyio.Event()
-            keeper.want(None)
+            keeper.acquire(None)
             await acquired.wait()
             cycles.append(agent)
             await anyio.sleep(0.005)
-            keeper.drop()
-            await keeper.released()
+            keeper.release()
+            await keeper.wait_released()
 
     async with store, anyio.create_task_group() as tasks:
         log = Log(tasks)
@@ -526,12 +526,12 @@ async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_lef
             async with store, keeping(store) as keeper:
                 cutter.scope = keeper.scope
                 for _ in range(2):
-                    keeper.lock.want(None)
+                    keeper.lock.acquire(None)
                     with anyio.move_on_after(2 * LEASE.renew_interval + 0.1):
                         await cutter.cut.wait()
-                    keeper.lock.drop()
+                    keeper.lock.release()
                     with anyio.move_on_after(0.1):
-                        await keeper.lock.released()
+                        await keeper.lock.wait_released()
             cut_offs += cutter.cut.is_set()
             if objects:
                 ends = _record(objects).valid_until
@@ -540,7 +540,7 @@ async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_lef
                 MemoryStore(request_timeout_seconds=1, objects=objects) as healthy,
                 keeping(healthy) as heir,
             ):
-                heir.lock.want(None)
+                heir.lock.acquire(None)
                 _, confirmed = await heir.tells(lease.Confirmed)
                 assert confirmed.what == "acquired"
     assert cut_offs >= 12, "requests that were there to be cut off"

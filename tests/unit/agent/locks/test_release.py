@@ -9,7 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.locks.commands import RELEASE_TRIES, Given, NotReleased, StoreSilentError, release_in
+from lakewarden.agent.locks.commands import (
+    RELEASE_TRIES,
+    NotReleased,
+    ReleaseResult,
+    StoreUnavailableError,
+    release_in,
+)
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.handlers.lease.conditional import Lost, ReadOutcome, Refused, Throttled, Unknown, WriteOutcome
@@ -52,7 +58,7 @@ class Trouble:
         return lost
 
 
-async def released(objects: dict[str, bytes], trouble: Trouble) -> Given:
+async def released(objects: dict[str, bytes], trouble: Trouble) -> ReleaseResult:
     async with MemoryStore(request_timeout_seconds=1, objects=objects, faults=trouble) as store:
         return await release_in(store, URI, "x")
 
@@ -68,7 +74,7 @@ async def test_an_answer_that_was_lost_after_the_store_acted_is_read_back() -> N
 
     given = await released(objects, trouble)
 
-    assert (given.owner, given.taken_by, given.valid_until_ms) == ("x", None, UNTIL)
+    assert (given.owner, given.current_owner, given.valid_until_ms) == ("x", None, UNTIL)
     assert record(objects) == LockRecord(expired=True, valid_until=UNTIL, owner="x")
     assert trouble.writes == 1
 
@@ -111,7 +117,7 @@ async def test_a_release_that_landed_unheard_and_was_followed_by_another_owner_i
 
     given = await released(objects, trouble)
 
-    assert given.taken_by == "y"
+    assert given.current_owner == "y"
     assert objects[URI] == other
 
 
@@ -120,7 +126,7 @@ async def test_who_took_it_and_gave_it_back_since_is_not_told_to_have_it() -> No
     other = render(LockRecord(expired=True, valid_until=UNTIL, owner="y"))
     trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
 
-    assert (await released(objects, trouble)).taken_by is None
+    assert (await released(objects, trouble)).current_owner is None
 
 
 @pytest.mark.parametrize(
@@ -135,7 +141,7 @@ async def test_a_store_that_falls_silent_is_told_with_what_may_have_been_done(wr
     objects = {URI: render(HELD)}
     trouble = Trouble(after_writes=[LOST_ANSWER], silent_after_writes=writes)
 
-    with pytest.raises(StoreSilentError, match=said):
+    with pytest.raises(StoreUnavailableError, match=said):
         await released(objects, trouble)
 
     assert trouble.writes == writes

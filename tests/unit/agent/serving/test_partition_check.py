@@ -77,7 +77,7 @@ class Scene:
         event = kind(**{"event_id": f"e{offset}", **common, **fields})
         value, key = encode(event), event.table.encode()
         record: Any = ConsumerRecord("writers", 0, offset, 0, 0, key, value, None, len(key), len(value), ())
-        self.owner.take([record], self.now)
+        self.owner.consume([record], self.now)
 
     async def check(
         self, *, after: float, asked: float = 0.0, end: int | None = READ, stalled: bool = False

@@ -72,7 +72,7 @@ async def scene() -> AsyncIterator[Scene]:
             0, Settings(allow=TABLES), cast("Publisher", Nowhere()), cast("Stores", TheStore()), tasks
         )
         owner.load(0, 0, Position(0, None), [], [])
-        owner.take([_intent(offset, table) for offset, table in enumerate(TABLES)], 0.0)
+        owner.consume([_intent(offset, table) for offset, table in enumerate(TABLES)], 0.0)
         with anyio.fail_after(30):
             while any(owner.tables[table].lock is None for table in TABLES):
                 await anyio.sleep(0.001)
@@ -92,7 +92,7 @@ def _intent(offset: int, table: str) -> ConsumerRecord:
 async def test_tables_whose_locks_were_not_given_back_in_time_are_named(scene: Scene) -> None:
     """The time may have been short, or the store slow: whoever wants these tables next waits for the leases."""
     scene.trouble.hangs = True
-    scene.owner.leave()
+    scene.owner.stop_deciding()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.owner.release)
@@ -107,7 +107,7 @@ async def test_tables_whose_locks_were_not_given_back_in_time_are_named(scene: S
 async def test_a_lock_that_the_store_does_not_let_us_give_back_is_told(scene: Scene) -> None:
     """Nothing is wrong with this table that its log would show, and the next grant waits for the end of the lease."""
     scene.trouble.fault = Refused("403")
-    scene.owner.leave()
+    scene.owner.stop_deciding()
 
     with capture_logs() as logs:
         await scene.owner.release()
@@ -123,7 +123,7 @@ async def test_a_stopped_tables_keeper_hears_nothing_more(scene: Scene) -> None:
     keeper, _ = scene.owner.locks._keepers[ORDERS]
     scene.owner._stop_table(ORDERS, scene.owner.tables[ORDERS], AssertionError("two grants"))
     for number in range(3):
-        scene.owner.locks.heard(
+        scene.owner.locks.observe(
             LockReleased(
                 event_id=f"r{number}",
                 table=ORDERS,

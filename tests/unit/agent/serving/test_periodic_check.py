@@ -31,7 +31,7 @@ class Owner:
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         self.judged.append((now, asked_at, end, stalled))
 
-    def passed(self, position: int) -> None:
+    def advance_to(self, position: int) -> None:
         self.position = position
 
 

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import ReplacedError
-from lakewarden.agent.kafka import partitions_of, reader, started
+from lakewarden.agent.kafka import partitions_of, reader, start_client
 from lakewarden.agent.serving.partition import PartitionOwner, skip_undecodable
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -29,7 +29,7 @@ RENEWAL = b'"type":"lock-renewed"'
 """How a renewal can be recognised without decoding it."""
 
 
-class Ears:
+class PeerListener:
     """One reader, for whatever partitions are owned. `consumer` is for its user to stop."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Ears:
         """Start; what is said from now on will be heard."""
         listened = await partitions_of(self._settings, self._topics.audit)
         listened += [TopicPartition(self._topics.decisions, number) for number in range(partitions)]
-        await started(self.consumer, self._settings)
+        await start_client(self.consumer, self._settings)
         self.consumer.assign(listened)
         await self.consumer.seek_to_end(*listened)
         for partition in listened:
@@ -60,12 +60,12 @@ class Ears:
             for partition, records in (await self.consumer.getmany(timeout_ms=1_000)).items():
                 for record in records:
                     if partition.topic == self._topics.audit:
-                        self._hear_of_lock(record)
+                        self._on_lock_event(record)
                     else:
-                        self._hear_of_take(record)
-            require_unreplaced(self._owners.values())
+                        self._on_decision(record)
+            require_not_replaced(self._owners.values())
 
-    def _hear_of_lock(self, record: ConsumerRecord) -> None:
+    def _on_lock_event(self, record: ConsumerRecord) -> None:
         if RENEWAL in (record.value or b""):  # nearly all of them, and nobody waits for one
             return
         event = decode(AUDIT_EVENT, record.value)
@@ -73,9 +73,9 @@ class Ears:
             skip_undecodable(record, event, self._undecodable)
             return
         for owner in self._owners.values():
-            owner.locks.heard(event)
+            owner.locks.observe(event)
 
-    def _hear_of_take(self, record: ConsumerRecord) -> None:
+    def _on_decision(self, record: ConsumerRecord) -> None:
         owner = self._owners.get(record.partition)
         if owner is None or owner.term.encode() in (
             record.value or b""
@@ -85,10 +85,10 @@ class Ears:
         if isinstance(decision, Undecodable):
             skip_undecodable(record, decision, self._undecodable)
         elif isinstance(decision, PartitionTaken):
-            owner.heard_taken(decision, record.offset)
+            owner.on_partition_taken(decision, record.offset)
 
 
-def require_unreplaced(owners: Iterable[PartitionOwner]) -> None:
+def require_not_replaced(owners: Iterable[PartitionOwner]) -> None:
     """Raise `ReplacedError` where another has taken a partition after its owner here did."""
     for owner in owners:
         if owner.replaced:

@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def session_members(session: int) -> list[int]:
+def posix_session_members(session: int) -> list[int]:
     """Process ids in a session; zombies don't count."""
     if sys.platform == "linux":
         return [
             int(entry.name)
             for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and _session_of(entry) == session
+            if entry.name.isdigit() and _posix_session_of(entry) == session
         ]
     listing = subprocess.run(
         ["ps", "-A", "-o", "pid=,sess=,stat="],  # noqa: S607 - wherever this system keeps it
@@ -34,7 +34,7 @@ def session_members(session: int) -> list[int]:
     ]
 
 
-def _session_of(entry: Path) -> int | None:
+def _posix_session_of(entry: Path) -> int | None:
     try:
         stat = (entry / "stat").read_text()
     except OSError:
@@ -43,8 +43,8 @@ def _session_of(entry: Path) -> int | None:
     return None if state in "ZX" else int(session)
 
 
-def signal_session(session: int, number: signal.Signals) -> None:
+def signal_posix_session(session: int, number: signal.Signals) -> None:
     """Tell every process of a session; those that have just ended are no error."""
-    for pid in session_members(session):
+    for pid in posix_session_members(session):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
