@@ -21,7 +21,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("agent", "events", "handlers", "spark_jobs")
-FILES = ("Makefile", "README.md", "pyproject.toml")
+FILES = ("LICENSE", "Makefile", "README.md", "pyproject.toml")
 BIN = Path(sys.executable).parent
 
 pytestmark = pytest.mark.timeout(180)
