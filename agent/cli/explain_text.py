@@ -1,4 +1,4 @@
-"""A transaction's story as lines for people: where in the log, how long after the intent, what happened and why."""
+"""An explanation as text. Each line of a step: its place in the log, the time since the intent, what happened and why."""
 
 from __future__ import annotations
 
@@ -9,42 +9,50 @@ from typing import assert_never
 from lakewarden.agent.operators.explain import Candidate
 from lakewarden.events import ConflictEntry, Marker
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.timeline import Behind, Event, Fate, Shared, Story, Who
+from lakewarden.handlers.explain.timeline import (
+    Blocker,
+    EventRef,
+    Explanation,
+    Outcome,
+    SharedPlace,
+    TransactionRef,
+)
 from lakewarden.handlers.table.transactions import Phase
 
 MOST_NAMED = 3
 """Places and names in one line; `--output json` has more."""
 MOST_CANDIDATES = 20
-"""Lines of a list that is only there to be chosen from."""
+"""Lines in the list of matching transactions, which is only there to choose from."""
 
 UUID_LENGTH = 36
-WORTH_TELLING_MS = 500
-"""Of waiting for the lock or an agent; a grant's own way through Kafka takes a few."""
+NOTABLE_WAIT_MS = 500
+"""Shorter waits for the lock or an agent are not printed: the grant itself takes some milliseconds through Kafka."""
 
 
-def story_lines(story: Story) -> Iterator[str]:
-    """The whole report."""
-    who = story.who
-    batch = "" if who.batch_id is None else f", batch {who.batch_id}"
-    yield f"transaction  {who.transaction}"
-    yield f"writer       {who.writer}{batch}"
-    yield f"table        {story.table}"
-    yield f"outcome      {_outcome(story)}"
-    yield f"touched      {_count(story.markers, 'file group')}; {_beats(story.beats)}{_repeated(story.repeated)}"
+def explanation_lines(explanation: Explanation) -> Iterator[str]:
+    """The whole explanation."""
+    transaction = explanation.transaction
+    batch = "" if transaction.batch_id is None else f", batch {transaction.batch_id}"
+    touched = _count(explanation.markers, "file group")
+    yield f"transaction  {transaction.id}"
+    yield f"writer       {transaction.writer}{batch}"
+    yield f"table        {explanation.table}"
+    yield f"outcome      {_final_outcome(explanation)}"
+    yield f"touched      {touched}; {_heartbeats(explanation.heartbeats)}{_repeated(explanation.repeated)}"
     yield ""
-    rows = [(_place(step), _time(story, step), _text(step)) for step in story.steps]
+    rows = [(_place(step), _time(explanation, step), _text(step)) for step in explanation.steps]
     places = max((len(place) for place, _, _ in rows), default=0)
     times = max((len(time) for _, time, _ in rows), default=0)
     for place, time, text in rows:
         yield f"{place:<{places}}  {time:>{times}}  {text}"
-    if story.others:
+    if explanation.others:
         yield ""
-        yield from _others(story)
-    yield from _tries(story)
+        yield from _others(explanation)
+    yield from _attempts(explanation)
 
 
 def candidate_lines(candidates: list[Candidate]) -> Iterator[str]:
-    """The transactions that may be meant, the newest of them."""
+    """The matching transactions, the most recent of them."""
     shown = candidates[-MOST_CANDIDATES:]
     width = max(len(each.transaction) for each in shown)
     for each in shown:
@@ -59,84 +67,80 @@ def timestamp(epoch_ms: float) -> str:
     return moment.isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
 
 
-# -- frame -------------------------------------------------------------------------------------------------------------
+# -- before and after the steps ----------------------------------------------------------------------------------------
 
 
-def _outcome(story: Story) -> str:
-    fate = _fate(story.fate)
-    if story.waits_for:
-        what = "its admission" if story.fate.phase is Phase.QUEUED else "its grant"
-        return f"{fate}: waits for {what}, behind {_all_behind(story.waits_for)}"
-    if story.fate.phase is Phase.QUEUED:
+def _final_outcome(explanation: Explanation) -> str:
+    outcome = explanation.outcome
+    if explanation.waits_for:
+        awaited = "admission" if outcome.phase is Phase.QUEUED else "grant"
+        return f"waits for its {awaited}, behind {_blockers(explanation.waits_for)}"
+    if outcome.phase is Phase.QUEUED:
         return "no agent has answered its intent yet"
-    if story.fate.phase is Phase.WAITING:
-        return "waits for its grant: nobody is before it, so the table's lock is being waited for, or no agent runs"
-    return fate
+    if outcome.phase is Phase.WAITING:
+        return "waits for its grant: no transaction is ahead; it waits for the table's lock, or no agent runs"
+    return _outcome(outcome)
 
 
-def _beats(beats: timeline.Beats) -> str:
-    if not beats.count or beats.first is None or beats.last is None:
-        heard = "no heartbeats"
+def _heartbeats(heartbeats: timeline.Heartbeats) -> str:
+    first, last, gap_after = heartbeats.first, heartbeats.last, heartbeats.gap_after
+    if not heartbeats.count or first is None or last is None:
+        counted = "no heartbeats"
     else:
-        heard = f"{_count(beats.count, 'heartbeat')} (writers:{beats.first.offset} to writers:{beats.last.offset})"
-    if beats.gap_after is None:
-        return heard
-    return (
-        f"{heard}; longest silence {_seconds(beats.longest_gap_ms)}, after writers:{beats.gap_after.offset}"
-    )
+        counted = f"{_count(heartbeats.count, 'heartbeat')} (writers:{first.offset} to writers:{last.offset})"
+    if gap_after is None:
+        return counted
+    return f"{counted}; longest gap between its events {_seconds(heartbeats.longest_gap_ms)}, after writers:{gap_after.offset}"
 
 
 def _repeated(repeated: int) -> str:
-    return (
-        f"; {_count(repeated, 'repeated delivery', 'repeated deliveries')} changed nothing"
-        if repeated
-        else ""
-    )
+    return f"; {_count(repeated, 'event')} delivered again, without effect" if repeated else ""
 
 
 def _place(step: timeline.Step) -> str:
-    where = step.where
-    first = getattr(step, "first", where)
-    until = f"-{where.offset}" if first.offset != where.offset else ""
-    return f"{where.topic}:{first.offset}{until}"
+    record = step.record
+    first = getattr(step, "first", record)
+    until = f"-{record.offset}" if first.offset != record.offset else ""
+    return f"{record.topic}:{first.offset}{until}"
 
 
-def _time(story: Story, step: timeline.Step) -> str:
-    began = next((each.where for each in story.steps if isinstance(each, timeline.Opened)), None)
-    if began is None or isinstance(step, timeline.Opened):
-        return timestamp(step.where.recorded_ms)
-    first = getattr(step, "first", step.where)
-    return f"{(first.recorded_ms - began.recorded_ms) / 1000:+.3f} s"
+def _time(explanation: Explanation, step: timeline.Step) -> str:
+    opened = next((each.record for each in explanation.steps if isinstance(each, timeline.Opened)), None)
+    if opened is None or isinstance(step, timeline.Opened):
+        return timestamp(step.record.recorded_ms)
+    first = getattr(step, "first", step.record)
+    return f"{(first.recorded_ms - opened.recorded_ms) / 1000:+.3f} s"
 
 
-def _others(story: Story) -> Iterator[str]:
-    yield "the others"
-    for each in story.others:
-        met = f", shared {_count(each.places, 'place')} with it" if each.places else ""
-        yield f"  {_name(each.who)}: {_fate(each.fate)}{met}"
+def _others(explanation: Explanation) -> Iterator[str]:
+    yield "other transactions"
+    for each in explanation.others:
+        shared = f"; {_count(each.places, 'shared place')}" if each.places else ""
+        yield f"  {_name(each.transaction)}: {_outcome(each.outcome)}{shared}"
 
 
-def _tries(story: Story) -> Iterator[str]:
-    if len(story.attempts) < 2:
+def _attempts(explanation: Explanation) -> Iterator[str]:
+    if len(explanation.attempts) < 2:
         return
     yield ""
-    batch = story.who.batch_id
-    yield f"tries of batch {batch}" if batch is not None else "what its writer did next"
-    for each in story.attempts:
-        mine = each.who.transaction == story.who.transaction
-        if batch is None and mine:
+    batch = explanation.transaction.batch_id
+    yield f"attempts of batch {batch}" if batch is not None else "the writer's next transaction"
+    for each in explanation.attempts:
+        this = each.transaction.id == explanation.transaction.id
+        if batch is None and this:
             continue
-        yield f"  {each.who.transaction} at writers:{each.who.sequence}: {_fate(each.fate)}{'  <- this one' if mine else ''}"
+        mark = "  <- this one" if this else ""
+        yield f"  {each.transaction.id} at writers:{each.transaction.sequence}: {_outcome(each.outcome)}{mark}"
 
 
-# -- one line a step ---------------------------------------------------------------------------------------------------
+# -- one line for each step --------------------------------------------------------------------------------------------
 
 
 def _text(step: timeline.Step) -> str:
     match step:
         case (
             timeline.Opened()
-            | timeline.Asked()
+            | timeline.GrantRequested()
             | timeline.Touched()
             | timeline.Completed()
             | timeline.Abandoned()
@@ -152,15 +156,16 @@ def _text(step: timeline.Step) -> str:
             | timeline.Void()
         ):
             return _decision_text(step)
-        case timeline.Waiting(what=what, behind=behind):
-            return f"waits for its {what}, behind {_all_behind(behind)}"
+        case timeline.Waiting(awaited=awaited, blockers=blockers):
+            return f"waits for its {awaited}, behind {_blockers(blockers)}"
         case timeline.Met():
             return _met(step)
-        case timeline.Won(victim=victim, against=against, cause=cause, reason=reason):
-            return f"{_name(victim)} is aborted ({reason}) because of it: {_loss(victim, against, cause)}"
-        case timeline.Taken(agent=agent):
-            return f"agent {agent} took the partition over"
-        case timeline.Lock():
+        case timeline.Won(victim=victim, lost_conflict=lost_conflict, cause=cause, reason=reason):
+            why = _lost_conflict(victim, lost_conflict, cause)
+            return f"wins against {_name(victim)}, which is aborted ({reason}): {why}"
+        case timeline.TakenOver(agent=agent):
+            return f"agent {agent} took over the partition"
+        case timeline.LockStep():
             return _lock(step)
         case _:
             assert_never(step)
@@ -168,7 +173,7 @@ def _text(step: timeline.Step) -> str:
 
 WriterStep = (
     timeline.Opened
-    | timeline.Asked
+    | timeline.GrantRequested
     | timeline.Touched
     | timeline.Completed
     | timeline.Abandoned
@@ -189,20 +194,18 @@ def _writer_text(step: WriterStep) -> str:
         case timeline.Opened():
             return _opened(step)
         case timeline.Touched(events=events, markers=markers, new=new, partitions=partitions):
-            again = "" if new == markers else f", {new} of them new"
-            inside = _few([each or "(unpartitioned)" for each in partitions], len(partitions))
-            return f"{_count(markers, 'marker')} in {_count(events, 'event')}{again}: {inside}"
-        case timeline.Asked(markers=markers):
+            some_new = "" if new == markers else f", {new} of them new"
+            return f"{_count(markers, 'marker')} in {_count(events, 'event')}{some_new}: {_partitions(partitions)}"
+        case timeline.GrantRequested(markers=markers):
             last = f", with {_count(markers, 'last marker')}" if markers else ""
-            return f"asks for its grant{last}"
-        case timeline.Completed(version=version, stood=stood):
+            return f"requests its grant{last}"
+        case timeline.Completed(version=version, phase_before=phase_before):
             named = "" if version is None else f" as version {version}"
-            return f"its writer says that the commit is durable{named}{_unexpected(stood)}"
+            return f"the writer reports the commit{named}{_unexpected(phase_before)}"
         case timeline.Abandoned(reason=reason):
-            return f"its writer gives up: {reason}"
-        case timeline.Ignored(type=kind, events=events, stood=stood):
-            why = "no intent of it is known" if stood is None else f"it was {_phase(stood)}"
-            return f"{_count(events, kind)} changed nothing: {why}"
+            return f"the writer abandons it: {reason}"
+        case timeline.Ignored(type=kind, events=events, phase_before=phase_before):
+            return f"{_count(events, kind)} without effect: {_standing(phase_before)}"
         case _:
             assert_never(step)
 
@@ -213,7 +216,7 @@ def _opened(step: timeline.Opened) -> str:
     before = (
         f"; open before it: {_few([_name(each) for each in step.alongside], step.open_before)}"
         if step.open_before
-        else "; nobody else was open"
+        else "; no other transaction was open"
     )
     return (
         f"intent: {step.admission}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
@@ -221,37 +224,38 @@ def _opened(step: timeline.Opened) -> str:
     )
 
 
-def _unexpected(stood: Phase | None) -> str:
-    if stood is Phase.GRANTED:
+def _unexpected(phase_before: Phase | None) -> str:
+    if phase_before is Phase.GRANTED:
         return ""
-    if stood is Phase.UNKNOWN:
-        return "; its lease had lapsed, and it landed all the same"
-    if stood is Phase.COMMITTED:
-        return " (said again)"
-    known = "no intent of it is known" if stood is None else f"it was {_phase(stood)}"
-    return f", WITHOUT A GRANT: {known}"
+    if phase_before is Phase.UNKNOWN:
+        return "; its grant lease had expired before, but the commit is in the table"
+    if phase_before is Phase.COMMITTED:
+        return " again"
+    return f", WITHOUT A GRANT: {_standing(phase_before)}"
 
 
 def _decision_text(step: DecisionStep) -> str:
     match step:
-        case timeline.Admitted(agent=agent, waited_ms=waited, freed_by=freed, reserved=reserved):
-            after = "" if freed is None else f" after {_seconds(waited)} in line: {_ended(freed)}"
-            kept = _few([each or "(unpartitioned)" for each in reserved], len(reserved))
-            kept = f"; kept for it, whose writer has lost so often: {kept}" if reserved else ""
+        case timeline.Admitted(agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved):
+            after = "" if freed_by is None else f" after {_seconds(waited)} in the queue: {_ended(freed_by)}"
+            kept = (
+                f"; reserved for it, because its writer is protected: {_partitions(reserved)}"
+                if reserved
+                else ""
+            )
             return f"admitted by agent {agent}{after}{kept}"
         case timeline.Granted():
             return _granted(step)
         case timeline.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
             often = "" if times == 1 else f" {times} times"
-            under = "" if owner is None else f", under lock owner {_short(owner)}"
-            return f"lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{under}"
+            return f"grant lease renewed{often} by agent {step.agent}: {lease:.1f} s from seq {seq}{_covered(owner)}"
         case timeline.Skipped(committed_transaction=committed, version=version):
             named = "" if version is None else f" as version {version}"
-            return f"already committed, by {committed}{named}: nothing to do"
+            return f"nothing to do: the batch is already committed, by {committed}{named}"
         case timeline.Void(agent=agent, type=kind, reason=reason, taken_by=taken_by, taken_at=taken_at):
             why = "" if reason is None else f" ({reason})"
             since = "" if taken_at is None else f" at decisions:{taken_at.offset}"
-            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} took the partition over{since}"
+            return f"DOES NOT COUNT: {kind}{why} by agent {agent}, after agent {taken_by} had taken over the partition{since}"
         case timeline.Aborted():
             return _aborted(step)
         case _:
@@ -260,122 +264,133 @@ def _decision_text(step: DecisionStep) -> str:
 
 def _granted(step: timeline.Granted) -> str:
     after = "" if step.freed_by is None else f": {_ended(step.freed_by)}"
-    alone = (
-        f", {_seconds(step.alone_ms)} of that with nobody before it"
-        if step.alone_ms >= WORTH_TELLING_MS
+    unblocked = (
+        f", {_seconds(step.unblocked_ms)} of that with no transaction ahead"
+        if step.unblocked_ms >= NOTABLE_WAIT_MS
         else ""
     )
-    covered = "" if step.lock_owner is None else f", under lock owner {_short(step.lock_owner)}"
     return (
-        f"commit granted by agent {step.agent} {_seconds(step.waited_ms)} after it asked{after}{alone}; lease "
-        f"{step.lease_seconds:.1f} s from its seq {step.seq}, fencing token {step.where.offset}{covered}"
+        f"commit granted by agent {step.agent} {_seconds(step.waited_ms)} after its request{after}{unblocked}; grant lease "
+        f"{step.lease_seconds:.1f} s from its seq {step.seq}, fencing token {step.record.offset}{_covered(step.lock_owner)}"
     )
+
+
+def _covered(lock_owner: str | None) -> str:
+    return "" if lock_owner is None else f", under lock owner {_short(lock_owner)}"
 
 
 def _aborted(step: timeline.Aborted) -> str:
-    retry = "may try again" if step.retriable else "not to be tried again as it is"
     detail = f": {step.detail}" if step.detail else ""
-    if step.stood is Phase.GRANTED and step.reason == "outcome-unknown":
-        return f"LEASE LAPSED{detail} (agent {step.agent})"
-    if step.stood is Phase.GRANTED:
+    if step.phase_before is Phase.GRANTED and step.reason == "outcome-unknown":
+        return f"GRANT LEASE EXPIRED{detail} (agent {step.agent})"
+    if step.phase_before is Phase.GRANTED:
         return (
             f"GRANT REVOKED ({step.reason}){detail} (agent {step.agent}); "
-            "it counts until its end is heard of, or its lease is over"
+            "it counts until its writer reports the outcome or its grant lease expires"
         )
-    if step.stood is Phase.ABORTED:
-        return f"told again that it is aborted ({step.reason}), by agent {step.agent}"
-    losses = f", loss {step.losses} in a row" if step.losses else ""
+    if step.phase_before is Phase.ABORTED:
+        return f"abort repeated ({step.reason}) by agent {step.agent}"
+    retry = "retriable" if step.retriable else "not retriable"
+    losses = f", conflict {step.losses} lost in a row" if step.losses else ""
     head = f"ABORTED ({step.reason}) by agent {step.agent}, {retry}{losses}"
-    found = (
-        ""
-        if step.detected_after_ms is None
-        else f"; found {step.detected_after_ms:.1f} ms after the marker was read"
+    if not step.lost_conflicts:
+        return f"{head}{detail}{_caused(step.cause)}"
+    reasons = "; and ".join(
+        _lost_conflict(None, each, step.cause) for each in step.lost_conflicts[:MOST_NAMED]
     )
-    spent = "" if step.age_seconds is None else f", {step.age_seconds:.1f} s after its intent was"
-    if not step.against:
-        by = _caused(step.cause)
-        return f"{head}{detail}{by}"
-    reasons = "; and ".join(_loss(None, each, step.cause) for each in step.against[:MOST_NAMED])
-    more = f"; and to {len(step.against) - MOST_NAMED} more" if len(step.against) > MOST_NAMED else ""
-    return f"{head}: {reasons}{more}{found}{spent}"
+    more = len(step.lost_conflicts) - MOST_NAMED
+    others = f"; and {_count(more, 'more winner')}" if more > 0 else ""
+    return f"{head}: {reasons}{others}{_detected(step)}"
 
 
-def _loss(victim: Who | None, against: timeline.Against, cause: timeline.Cause) -> str:
-    """`victim` is None where it is the story's own transaction."""
-    mine = "it" if victim is None else victim.writer
-    winner = _name(against.winner)
-    where = _few([_entry(each) for each in against.entries], against.places)
-    return f"{_evidence(against, cause, mine, winner, where)}; {_rule(against, mine)}"
+def _detected(step: timeline.Aborted) -> str:
+    after, age = step.detected_after_ms, step.age_seconds
+    detected = "" if after is None else f"; detected {after:.1f} ms after the agent read the marker"
+    return detected if age is None else f"{detected}, {age:.1f} s after it read the intent"
 
 
-def _evidence(against: timeline.Against, cause: timeline.Cause, mine: str, winner: str, where: str) -> str:
-    """By which events the two came to the same place, the one that was found out first."""
-    event, my_touch, their_touch = cause.event, against.mine, against.theirs
-    if event is not None and event == my_touch:
-        whose = "its" if mine == "it" else f"{mine}'s"
-        before = "" if their_touch is None else f" by {_event(their_touch)}"
-        return f"because {whose} {_event(event)} touched {where}, which {winner} had touched{before}"
-    if event is not None and event == their_touch:
-        before = "" if my_touch is None else f" by {_event(my_touch)}"
-        theirs = f"{event.type} of {winner} at writers:{event.where.offset}"
-        return f"because {theirs} touched {where}, which {mine} had touched{before}"
-    mine_by = "" if my_touch is None else f", {mine} by {_event(my_touch)}"
-    theirs_by = "" if their_touch is None else f", {winner} by {_event(their_touch)}"
-    found = f"a check up to writers:{cause.offset}" if event is None else f"{event.writer}'s {_event(event)}"
-    return f"because both touched {where}{mine_by}{theirs_by}, found with {found}"
+def _lost_conflict(victim: TransactionRef | None, lost: timeline.LostConflict, cause: timeline.Cause) -> str:
+    """`victim` is None if it is the explained transaction itself."""
+    victim_name = "it" if victim is None else victim.writer
+    places = _few([_entry(each) for each in lost.entries], lost.places)
+    return f"{_evidence(lost, cause, victim_name, places)}; {_rule(lost, victim_name)}"
 
 
-def _rule(against: timeline.Against, mine: str) -> str:
-    other = against.winner.writer
-    match against.by:
-        case "landed" if against.phase is Phase.UNKNOWN:
-            return f"{other} may have committed since {mine} began"
+def _evidence(lost: timeline.LostConflict, cause: timeline.Cause, victim: str, places: str) -> str:
+    """Which events brought the two to the same place; the event that led to the abort comes first."""
+    event, winner = cause.event, _name(lost.winner)
+    victim_event, winner_event = lost.victim_event, lost.winner_event
+    if event is not None and event == victim_event:
+        whose = "its" if victim == "it" else f"{victim}'s"
+        before = "" if winner_event is None else f" with {_event(winner_event)}"
+        return f"{whose} {_event(event)} touched {places}, which {winner} had touched{before}"
+    if event is not None and event == winner_event:
+        before = "" if victim_event is None else f" with {_event(victim_event)}"
+        second = f"{event.type} of {winner} at writers:{event.record.offset}"
+        return f"{second} touched {places}, which {victim} had touched{before}"
+    by_victim = "" if victim_event is None else f", {victim} with {_event(victim_event)}"
+    by_winner = "" if winner_event is None else f", {winner} with {_event(winner_event)}"
+    found = (
+        f"a check of the log up to writers:{cause.offset}"
+        if event is None
+        else f"{event.writer}'s {_event(event)}"
+    )
+    return f"both touched {places}{by_victim}{by_winner}, detected with {found}"
+
+
+def _rule(lost: timeline.LostConflict, victim: str) -> str:
+    winner = lost.winner.writer
+    match lost.victim_rule:
+        case "landed" if lost.winner_phase is Phase.UNKNOWN:
+            return f"{winner} may have committed since {victim} began"
         case "landed":
-            return f"{other} has committed since {mine} began"
+            return f"{winner} has committed since {victim} began"
         case "granted":
-            return f"{other} holds the grant, and a granted one is never the victim"
+            return f"{winner} holds the grant, and a granted transaction is never the victim"
         case "protected":
-            return f"{other} has lost so often in a row that it is protected"
+            return f"{winner} is protected, because it lost several conflicts in a row"
         case "priority":
-            return f"{other} has the larger priority"
+            return f"{winner} has the higher priority"
         case "sequence":
-            return (
-                f"{other} is older by {_count(against.offsets_older or 0, 'offset')}, and the younger loses"
-            )
+            older = _count(lost.offsets_older or 0, "offset")
+            return f"{winner} is older by {older}, and the younger transaction loses"
         case None:
-            return f"{other} is not in the log any more"
+            return f"{winner} is no longer in the log"
         case _:
-            assert_never(against.by)
+            assert_never(lost.victim_rule)
 
 
 def _met(step: timeline.Met) -> str:
-    where = _few([_shared(each) for each in step.shared], step.places)
-    first = "touched what it had touched" if step.came_second == "other" else "had touched the same"
+    places = _few([_shared(each) for each in step.shared], step.places)
+    other = f"{_name(step.other)} ({_phase(step.phase)})"
+    order = (
+        f"{other} had touched the same" if step.came_second == "mine" else f"{other} then touched the same"
+    )
     judged = (
-        "a conflict, but nobody was to be aborted then"
+        "a conflict, but neither is aborted at this point"
         if step.conflict
         else f"no conflict by rule {step.rule}"
     )
-    return f"{_name(step.who)} ({_phase(step.phase)}) {first}: {where}; {judged}"
+    return f"{order}: {places}; {judged}"
 
 
-def _lock(step: timeline.Lock) -> str:
+def _lock(step: timeline.LockStep) -> str:
     detail = f": {step.detail}" if step.detail else ""
     times = "" if step.times == 1 else f", {step.times} times"
     until = timestamp(step.valid_until)
     match step.type:
         case "lock-acquired":
-            taken = "" if step.adopted is None else f", taken over from owner {_short(step.adopted)}"
-            return f"agent {step.agent} has the table's lock, as owner {_short(step.owner)}{taken}, until {until}"
+            adopted = "" if step.adopted is None else f", adopted from owner {_short(step.adopted)}"
+            return f"agent {step.agent} acquired the table's lock as owner {_short(step.owner)}{adopted}, until {until}"
         case "lock-lost":
-            holder = f"; owner {_short(step.holder)} has it" if step.holder else ""
+            holder = f"; owner {_short(step.holder)} holds it now" if step.holder else ""
             return f"agent {step.agent} LOST the table's lock{detail}{holder}"
         case _:
             holder = f", which owner {_short(step.holder)} holds until {until}" if step.holder else ""
-            return f"agent {step.agent} did not get the table's lock{holder}{times}{detail}"
+            return f"agent {step.agent} could not acquire the table's lock{holder}{times}{detail}"
 
 
-# -- words -------------------------------------------------------------------------------------------------------------
+# -- parts of a line ---------------------------------------------------------------------------------------------------
 
 
 def _caused(cause: timeline.Cause) -> str:
@@ -384,77 +399,96 @@ def _caused(cause: timeline.Cause) -> str:
     return f"; caused by {_event(cause.event)}"
 
 
-def _event(event: Event) -> str:
-    return f"{event.type} at {event.where.topic}:{event.where.offset}"
+def _event(event: EventRef) -> str:
+    return f"{event.type} at {event.record.topic}:{event.record.offset}"
 
 
-def _ended(ended: timeline.Ended) -> str:
-    return f"{_name(ended.who)} {_fate(ended.fate)}"
+def _ended(blocker: timeline.LastBlocker) -> str:
+    return f"{_name(blocker.transaction)} {_outcome(blocker.outcome)}"
 
 
-def _all_behind(behind: tuple[Behind, ...]) -> str:
-    return _few([_behind(each) for each in behind], len(behind))
+def _blockers(blockers: tuple[Blocker, ...]) -> str:
+    return _few([_blocker(each) for each in blockers], len(blockers))
 
 
-def _behind(behind: Behind) -> str:
-    on = f" on {_few([_shared(each) for each in behind.shared], len(behind.shared))}" if behind.shared else ""
-    match behind.why:
+def _blocker(blocker: Blocker) -> str:
+    name = _name(blocker.transaction)
+    places = _few([_shared(each) for each in blocker.shared], len(blocker.shared))
+    on = f" on {places}" if blocker.shared else ""
+    match blocker.reason:
         case "computing":
-            return f"{_name(behind.who)}, which computes{on}"
+            return f"{name}, which is computing{on}"
         case "earlier in the line":
-            return f"{_name(behind.who)}, which stands before it in the line{on}"
+            return f"{name}, which is ahead in the queue{on}"
         case "granted":
-            return f"{_name(behind.who)}, which holds the grant{on}"
+            return f"{name}, which holds the grant{on}"
         case "publishing":
-            return f"{_name(behind.who)}, its own writer's older one, which may be publishing"
+            return f"{name}, an older transaction of its writer, which may still be publishing"
         case _:
-            assert_never(behind.why)
+            assert_never(blocker.reason)
 
 
-def _fate(fate: Fate) -> str:
-    at = "" if fate.where is None else f" at {fate.where.topic}:{fate.where.offset}"
-    version = "" if fate.version is None else f" as version {fate.version}"
-    if fate.phase is None:
-        return "its intent is not in the log any more"
-    if fate.reason == "already-committed":
-        return f"nothing to do{at}: its batch was committed before{version}"
-    revoked = ", but revoked" if fate.phase is Phase.GRANTED and fate.reason else ""
-    reason = "" if fate.reason is None else f" ({fate.reason})"
-    return f"{_phase(fate.phase)}{revoked}{reason}{version}{at}"
+def _outcome(outcome: Outcome) -> str:
+    at = "" if outcome.record is None else f" at {outcome.record.topic}:{outcome.record.offset}"
+    version = "" if outcome.version is None else f" as version {outcome.version}"
+    if outcome.reason == "already-committed" and outcome.phase is not None:
+        return f"nothing to do{at}: its batch was already committed{version}"
+    return f"{_phase_text(outcome)}{version}{at}"
+
+
+def _phase_text(outcome: Outcome) -> str:
+    if outcome.phase is None:
+        return "its intent is no longer in the log"
+    revoked = ", but revoked" if outcome.phase is Phase.GRANTED and outcome.reason else ""
+    unexplained = outcome.reason is None or outcome.phase is Phase.UNKNOWN
+    return f"{_phase(outcome.phase)}{revoked}{'' if unexplained else f' ({outcome.reason})'}"
 
 
 def _phase(phase: Phase) -> str:
     return {
-        Phase.QUEUED: "in line",
         Phase.ACTIVE: "computing",
         Phase.WAITING: "waiting for its grant",
-        Phase.UNKNOWN: "ended unheard",
+        Phase.UNKNOWN: "outcome unknown",
     }.get(phase, phase.value)
 
 
-def _name(who: Who) -> str:
-    return f"{who.writer} ({who.transaction})"
+def _standing(phase: Phase | None) -> str:
+    """What a transaction was when an event came that has no effect on it."""
+    return "its intent is not in the log" if phase is None else f"it was {_phase(phase)}"
+
+
+def _name(transaction: TransactionRef) -> str:
+    return f"{transaction.writer} ({transaction.id})"
 
 
 def _short(owner: str) -> str:
-    """The first block of a UUID, enough to tell owners apart; anything else as it is."""
+    """The first block of a UUID, which is enough to distinguish owners; any other owner in full."""
     return owner.split("-", 1)[0] if len(owner) == UUID_LENGTH else owner
 
 
-def _where(partition: str, file_group: str) -> str:
-    return f"{partition or '(unpartitioned)'} {file_group}"
+def _partition(partition: str) -> str:
+    return partition or "(unpartitioned)"
+
+
+def _partitions(partitions: tuple[str, ...]) -> str:
+    return _few([_partition(each) for each in partitions], len(partitions))
+
+
+def _file_group(partition: str, file_group: str) -> str:
+    return f"{_partition(partition)} {file_group}"
 
 
 def _marker(marker: Marker) -> str:
-    return _where(marker.partition, marker.file_group)
+    return _file_group(marker.partition, marker.file_group)
 
 
 def _entry(entry: ConflictEntry) -> str:
-    return f"{_where(entry.partition, entry.file_group)} ({entry.operation}/{entry.other_operation})"
+    operations = f"{entry.operation}/{entry.other_operation}"
+    return f"{_file_group(entry.partition, entry.file_group)} ({operations})"
 
 
-def _shared(shared: Shared) -> str:
-    return _where(shared.partition, shared.file_group)
+def _shared(shared: SharedPlace) -> str:
+    return _file_group(shared.partition, shared.file_group)
 
 
 def _few(names: list[str], count: int) -> str:
@@ -462,8 +496,8 @@ def _few(names: list[str], count: int) -> str:
     return shown if count <= MOST_NAMED else f"{shown} and {count - MOST_NAMED} more"
 
 
-def _count(number: int, noun: str, several: str | None = None) -> str:
-    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def _seconds(milliseconds: float) -> str:

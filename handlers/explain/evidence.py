@@ -1,4 +1,4 @@
-"""What the replay does not say: which event touched a place first, why the victim was the victim, the steps of the lock."""
+"""What the replay doesn't keep: the first event that touched a place, the rule that chose a victim, the steps of the lock."""
 
 from __future__ import annotations
 
@@ -17,56 +17,60 @@ from lakewarden.events import (
     Marker,
 )
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.timeline import Event, Where
+from lakewarden.handlers.explain.timeline import EventRef, RecordRef
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
 
 
 @dataclass(slots=True)
-class Touches:
-    """Which event (or admission, of what it reserved) first touched a place, for the places that some abort will name."""
+class FirstTouches:
+    """The event (for reserved partitions: the admission) that first touched a place. Only places that an abort names are kept."""
 
-    wanted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
-    first: dict[tuple[str, str, str | None, str], Event] = field(default_factory=dict)
+    watched: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """File groups by transaction and partition."""
+    first: dict[tuple[str, str, str | None, str], EventRef] = field(default_factory=dict)
+    """By transaction, partition, file group (None: any of the partition) and operation."""
 
-    def want(self, victim: str, entries: Iterable[ConflictEntry]) -> None:
-        """Look for what an abort of `victim` names."""
+    def watch(self, victim: str, entries: Iterable[ConflictEntry]) -> None:
+        """Keep the places that an abort of `victim` names."""
         for entry in entries:
             for transaction in (victim, entry.other_transaction):
-                self.wanted.setdefault((transaction, entry.partition), set()).add(entry.file_group)
+                self.watched.setdefault((transaction, entry.partition), set()).add(entry.file_group)
 
-    def note(self, event: Event, markers: Iterable[Marker]) -> None:
-        """An event, and the places that it names."""
+    def add(self, event: EventRef, markers: Iterable[Marker]) -> None:
+        """Add an event with its markers."""
         for marker in markers:
-            wanted = self.wanted.get((event.transaction, marker.partition))
-            if wanted is None:
+            watched = self.watched.get((event.transaction, marker.partition))
+            if watched is None:
                 continue
-            places: list[str | None] = []
-            if marker.file_group in wanted or marker.file_group == ALL_FILE_GROUPS:
-                places.append(marker.file_group)
-            if ALL_FILE_GROUPS in wanted:
-                places.append(None)
-            for place in places:
-                self.first.setdefault((event.transaction, marker.partition, place, marker.operation), event)
+            file_groups: list[str | None] = []
+            if marker.file_group in watched or marker.file_group == ALL_FILE_GROUPS:
+                file_groups.append(marker.file_group)
+            if ALL_FILE_GROUPS in watched:
+                file_groups.append(None)
+            for file_group in file_groups:
+                self.first.setdefault(
+                    (event.transaction, marker.partition, file_group, marker.operation), event
+                )
 
-    def of_victim(self, victim: str, entry: ConflictEntry) -> Event | None:
-        """By which event the victim came to an entry's place."""
+    def by_victim(self, victim: str, entry: ConflictEntry) -> EventRef | None:
+        """The event with which the victim first touched the place of an entry."""
         return self.first.get((victim, entry.partition, entry.file_group, entry.operation))
 
-    def of_winner(self, entry: ConflictEntry) -> Event | None:
-        """By which event the other one came there, or to the `*` that covers it."""
-        place = None if entry.file_group == ALL_FILE_GROUPS else entry.file_group
+    def by_winner(self, entry: ConflictEntry) -> EventRef | None:
+        """The event with which the winner first touched that place, or the `*` that covers it."""
+        file_group = None if entry.file_group == ALL_FILE_GROUPS else entry.file_group
         keys = [
             (entry.other_transaction, entry.partition, each, entry.other_operation)
-            for each in (place, ALL_FILE_GROUPS)
+            for each in (file_group, ALL_FILE_GROUPS)
         ]
         found = [self.first[key] for key in keys if key in self.first]
-        return min(found, key=lambda each: (each.where.recorded_ms, each.where.offset), default=None)
+        return min(found, key=lambda each: (each.record.recorded_ms, each.record.offset), default=None)
 
 
 def victim_rule(
     victim: Transaction, winner: Transaction, losses: dict[str, int], max_losses: int
 ) -> timeline.VictimRule:
-    """Why the one lost to the other, in the order of `conflicts.loser_of`."""
+    """Why the victim lost to the winner: the first of the rules that decides, in the order of `conflicts.loser_of`."""
     if winner.phase in LANDED:
         return "landed"
     if winner.phase is Phase.GRANTED:
@@ -79,16 +83,16 @@ def victim_rule(
         return "priority"
     if (winner.priority == victim.priority or both) and winner.sequence < victim.sequence:
         return "sequence"
-    return "protected"  # The agent's max_losses is a smaller one than ours.
+    return "protected"  # The agent ran with a smaller max_losses than these settings have.
 
 
 def with_reports(steps: list[timeline.Step], reports: list[ConflictDetected]) -> list[timeline.Step]:
-    """The steps, with how quickly a conflict was found, which only the agent that found it could measure."""
+    """The steps, with the detection times. Only the agent that detected the conflict could measure them."""
     after = max((each.detected_after_ms for each in reports), default=None)
     age = max((each.victim_age_seconds for each in reports), default=None)
     return [
         replace(step, detected_after_ms=after, age_seconds=age)
-        if isinstance(step, timeline.Aborted) and step.against and step.stood in OPEN
+        if isinstance(step, timeline.Aborted) and step.lost_conflicts and step.phase_before in OPEN
         else step
         for step in steps
     ]
@@ -96,32 +100,32 @@ def with_reports(steps: list[timeline.Step], reports: list[ConflictDetected]) ->
 
 def with_locks(
     steps: list[timeline.Step],
-    locks: Iterable[tuple[Where, AuditEventUnion]],
-    opened: Where | None,
-    ended: Where | None,
+    locks: Iterable[tuple[RecordRef, AuditEventUnion]],
+    opened: RecordRef | None,
+    ended: RecordRef | None,
 ) -> Iterator[timeline.Step]:
-    """The steps, with those of the lock that happened while the transaction was open where their time puts them."""
-    waiting = deque(_lock_steps(locks, opened, ended))
+    """The steps, with the lock steps of the time in which the transaction was open, placed by time."""
+    remaining = deque(_lock_steps(locks, opened, ended))
     for step in steps:
-        while waiting and waiting[0].where.recorded_ms < step.where.recorded_ms:
-            yield waiting.popleft()
+        while remaining and remaining[0].record.recorded_ms < step.record.recorded_ms:
+            yield remaining.popleft()
         yield step
-    yield from waiting
+    yield from remaining
 
 
 def _lock_steps(
-    locks: Iterable[tuple[Where, AuditEventUnion]], opened: Where | None, ended: Where | None
-) -> list[timeline.Lock]:
-    found: list[timeline.Lock] = []
-    for where, event in sorted(locks, key=lambda each: each[0].recorded_ms):
-        if opened is None or where.recorded_ms < opened.recorded_ms:
+    locks: Iterable[tuple[RecordRef, AuditEventUnion]], opened: RecordRef | None, ended: RecordRef | None
+) -> list[timeline.LockStep]:
+    found: list[timeline.LockStep] = []
+    for record, event in sorted(locks, key=lambda each: each[0].recorded_ms):
+        if opened is None or record.recorded_ms < opened.recorded_ms:
             continue
-        if ended is not None and where.recorded_ms > ended.recorded_ms:
+        if ended is not None and record.recorded_ms > ended.recorded_ms:
             break
         if not isinstance(event, LockAcquired | LockLost | LockRefused):
             continue
-        step = timeline.Lock(
-            where,
+        step = timeline.LockStep(
+            record,
             event.type,
             event.agent,
             event.lock,

@@ -1,7 +1,10 @@
-"""What happened to one transaction, as data: one class a kind of step, every fact in a field of its own.
+"""The explanation of one transaction, as data: a class for each kind of step, a field for each fact.
 
-`docs/conflicts.md` describes the fields for those who read them as JSON; `story.py` says how they are found.
-Times are epoch milliseconds and informative: offsets order.
+- `transaction.py` builds it from the log, with the evidence of `evidence.py`.
+- `agent/operators/explain.py` prints it as JSON, under names that never change; `docs/explain.md` describes that JSON.
+- `agent/cli/explain_text.py` prints it as text.
+
+Times are epoch milliseconds. They are informative: offsets define the order.
 """
 
 from __future__ import annotations
@@ -20,50 +23,52 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.transactions import Phase
 
+# -- references --------------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class RecordRef:
     """A record of the log."""
 
     topic: Literal["writers", "decisions", "audit"]
     offset: int
     at_ms: float
-    """By the clock of whoever said it."""
+    """By the clock of the process that published it."""
     recorded_ms: int
-    """By Kafka's record timestamp."""
+    """Kafka's record timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """A transaction, and whose it is. `sequence` is None where its intent is not in the log any more."""
+class TransactionRef:
+    """A transaction and its writer. `sequence` is None if the log no longer has its intent."""
 
-    transaction: str
+    id: str
     writer: str
     batch_id: int | None = None
     sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """A writer's event that is named as a cause or as evidence; as evidence also an admission that reserved something."""
+class EventRef:
+    """A writer's event, named as a cause or as evidence. As evidence it can also be an admission that reserved partitions."""
 
     type: str
     transaction: str
     writer: str
-    where: Where
+    record: RecordRef
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a decision names: an event, or none for a clock or a periodic check; and how far the log had been read."""
+    """What led to a decision: an event, or None for a timer or a periodic check; and how far the agent had read the log."""
 
-    event: Event | None
+    event: EventRef | None
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """One place that two transactions touched, as each had it: the file groups differ where one of them is `*`."""
+class SharedPlace:
+    """A place that two transactions touched, as each of them named it: the file groups differ if one of them is `*`."""
 
     partition: str
     file_group: str
@@ -73,29 +78,108 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """How a transaction ended, or where it stands. `reason` of an abort; `abandoned` where its writer gave up."""
+class Outcome:
+    """How a transaction ended, or its phase if it is open.
+
+    `reason` is the reason of an abort, or `abandoned` if the writer ended the transaction.
+    """
 
     phase: Phase | None
-    """None where the log does not say: its intent is not in it any more."""
+    """None if the log no longer has the intent."""
     reason: str | None = None
     version: str | None = None
-    where: Where | None = None
+    record: RecordRef | None = None
+    """The record that ended it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """Somebody's end that let somebody else go on."""
+class RelatedTransaction:
+    """Another transaction that the explanation names, or another attempt, with its outcome."""
 
-    who: Who
-    fate: Fate
+    transaction: TransactionRef
+    outcome: Outcome
+    places: int
+    """Number of places that both transactions touched, with or without a conflict."""
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "publishing"]
+"""Why a transaction has to wait for another one. The values are part of the JSON, so they stay as they are.
+
+| value | the other transaction |
+| --- | --- |
+| `computing` | is admitted and touches the same places |
+| `earlier in the line` | comes before it in the admission queue, or requested its grant earlier |
+| `granted` | holds the grant |
+| `publishing` | is an older one of the same writer, which may still be publishing |
+"""
+
+
+Awaited: TypeAlias = Literal["admission", "grant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction for which another one waits."""
+
+    transaction: TransactionRef
+    reason: WaitReason
+    shared: tuple[SharedPlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LastBlocker:
+    """The last blocker that ended before a wait was over, and how it ended."""
+
+    transaction: TransactionRef
+    outcome: Outcome
+
+
+# -- conflicts ---------------------------------------------------------------------------------------------------------
+
+VictimRule: TypeAlias = Literal["landed", "granted", "protected", "priority", "sequence"]
+"""Why the agent chose the victim.
+
+| value | the winner |
+| --- | --- |
+| `landed` | has committed since the victim began, or may have committed |
+| `granted` | holds the grant |
+| `protected` | belongs to a writer that lost `max_losses` conflicts in a row |
+| `priority` | has the higher priority |
+| `sequence` | opened earlier |
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LostConflict:
+    """A conflict with one winner, seen from the victim. Fields are None if the log no longer has the winner."""
+
+    winner: TransactionRef
+    winner_phase: Phase | None
+    """The phase of the winner when the victim was aborted."""
+    victim_rule: VictimRule | None
+    offsets_older: int | None
+    """By how many offsets the winner's intent is older than the victim's; negative if it is younger."""
+    conflict_rule: ConflictRule | None
+    kind: ConflictKind
+    entries: tuple[ConflictEntry, ...]
+    """The first ones of `places`."""
+    places: int
+    victim_event: EventRef | None
+    """The event with which the victim first touched the place of the first entry."""
+    winner_event: EventRef | None
+    """The event with which the winner first touched it."""
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The intent; its offset is the transaction's place in the order."""
+    """The writer opened the transaction. The offset of its intent is its place in the order."""
 
-    where: Where
+    record: RecordRef
     batch_id: int | None
     admission: Admission
     priority: int
@@ -103,146 +187,109 @@ class Opened:
     heartbeat_seconds: float
     lock: str | None
     scope: tuple[Marker, ...]
-    """The first ones; `scope_size` counts them all."""
+    """The first ones of `scope_size`."""
     scope_size: int
-    alongside: tuple[Who, ...]
-    """Who was open on the table at that moment, oldest first; the first ones of `open_before`."""
+    alongside: tuple[TransactionRef, ...]
+    """The table's open transactions at that moment, oldest first; the first ones of `open_before`."""
     open_before: int
-
-
-WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "publishing"]
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """Somebody who was waited for: who computes, stands earlier in a line, holds the grant, or publishes for the same writer."""
-
-    who: Who
-    why: WaitReason
-    shared: tuple[Shared, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """It waits for its admission or its grant, behind these; told again when somebody comes before it."""
+    """It waits for its admission or its grant. The step is repeated when another blocker comes before it."""
 
-    where: Where
-    what: Literal["admission", "grant"]
-    behind: tuple[Behind, ...]
+    record: RecordRef
+    awaited: Awaited
+    blockers: tuple[Blocker, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Start computing."""
+    """The agent admitted it: its writer may compute."""
 
-    where: Where
+    record: RecordRef
     agent: str
     cause: Cause
     waited_ms: int
-    freed_by: Ended | None
+    freed_by: LastBlocker | None
     reserved: tuple[str, ...] = ()
-    """The first partitions that are kept for it, since its writer has lost so often."""
+    """The first partitions that the agent reserved for it, because its writer is protected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Markers, of several events where nothing came between them."""
+    """The writer published markers. Consecutive events are one step."""
 
-    first: Where
-    where: Where
+    first: RecordRef
+    record: RecordRef
     """The last of these events."""
     events: int
     markers: int
     new: int
-    """File groups that it had not touched before."""
+    """File groups that the transaction had not touched before."""
     partitions: tuple[str, ...]
-    """The first ones of those that these markers name."""
+    """The first partitions that these markers name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """It and another transaction touched the same, and neither was aborted for it then."""
+    """It and another transaction touched the same places, and the agent aborted neither of them at that moment."""
 
-    where: Where
-    who: Who
+    record: RecordRef
+    other: TransactionRef
     phase: Phase
+    """The phase of the other one."""
     came_second: Literal["mine", "other"]
     conflict: bool
+    """Whether the two conflict by `rule`."""
     rule: ConflictRule
-    shared: tuple[Shared, ...]
+    shared: tuple[SharedPlace, ...]
     places: int
-
-
-VictimRule: TypeAlias = Literal["landed", "granted", "protected", "priority", "sequence"]
-"""Why the victim was the victim.
-
-`landed`: the other had committed, or might have, since the victim began. `granted`: the other held the grant. `protected`: the
-other's writer had lost `max_losses` times in a row. `priority`: the other's is larger. `sequence`: the other came earlier.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Against:
-    """Whom a victim lost to, on what, and by which rule; None where the log does not have the other one any more."""
-
-    winner: Who
-    phase: Phase | None
-    """Where the winner stood at that moment."""
-    by: VictimRule | None
-    offsets_older: int | None
-    """By how many offsets the winner's intent is older; negative where it is younger."""
-    rule: ConflictRule | None
-    kind: ConflictKind
-    entries: tuple[ConflictEntry, ...]
-    """The first ones of `places`."""
-    places: int
-    mine: Event | None
-    """The event by which the victim first touched the first of the entries, and that of the winner."""
-    theirs: Event | None
 
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Stop. `stood` is where it was before: a granted one's `outcome-unknown` is the lapse of its lease."""
+    """The agent aborted it. An abort of a granted transaction with `outcome-unknown` is the lapse of its grant lease."""
 
-    where: Where
+    record: RecordRef
     agent: str
     reason: AbortReason
     retriable: bool
     detail: str | None
     losses: int | None
-    stood: Phase | None
+    phase_before: Phase | None
     cause: Cause
-    against: tuple[Against, ...]
+    lost_conflicts: tuple[LostConflict, ...]
     detected_after_ms: float | None = None
     age_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """Another transaction was aborted because of this one. `against` is seen from that other one, the victim."""
+    """The agent aborted another transaction, the victim, because of a conflict with this one."""
 
-    where: Where
-    victim: Who
+    record: RecordRef
+    victim: TransactionRef
     reason: AbortReason
     cause: Cause
-    against: Against
+    lost_conflict: LostConflict
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """It asked for its grant."""
+class GrantRequested:
+    """The writer requested the grant."""
 
-    where: Where
+    record: RecordRef
     seq: int
     markers: int
+    """Number of markers in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Commit now; `where.offset` is the fencing token."""
+    """The agent granted the commit. `record.offset` is the fencing token."""
 
-    where: Where
+    record: RecordRef
     agent: str
     grant: str
     lease_seconds: float
@@ -250,17 +297,17 @@ class Granted:
     lock_owner: str | None
     cause: Cause
     waited_ms: int
-    freed_by: Ended | None
-    alone_ms: int
-    """Of the wait, with nobody before it any more: for the table's lock, or for an agent."""
+    freed_by: LastBlocker | None
+    unblocked_ms: int
+    """The part of the wait without a blocker: it waited for the table's lock, or for an agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The lease was extended, or covered by another lock owner; several where nothing came between them."""
+    """The agent extended the grant lease, or another lock owner covers it now. Consecutive renewals are one step."""
 
-    first: Where
-    where: Where
+    first: RecordRef
+    record: RecordRef
     agent: str
     times: int
     lease_seconds: float
@@ -270,20 +317,20 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Its writer says that the commit is durable."""
+    """The writer reported that the commit is durable."""
 
-    where: Where
+    record: RecordRef
     grant: str
     version: str | None
     batch_id: int | None
-    stood: Phase | None
+    phase_before: Phase | None
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Nothing to do: its batch is committed."""
+    """The agent answered that the batch is already committed."""
 
-    where: Where
+    record: RecordRef
     agent: str
     committed_transaction: str
     version: str | None
@@ -291,48 +338,48 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Its writer gave up."""
+    """The writer ended the transaction."""
 
-    where: Where
+    record: RecordRef
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Events that changed nothing: it had ended, or no intent of it was known."""
+    """Events without effect, because the transaction had ended or its intent isn't in the log."""
 
-    first: Where
-    where: Where
+    first: RecordRef
+    record: RecordRef
     type: str
     events: int
-    stood: Phase | None
+    phase_before: Phase | None
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """A decision that counts for nobody: another agent had taken the partition over before it was published."""
+    """A decision that doesn't count: another agent had taken the partition over before it was published."""
 
-    where: Where
+    record: RecordRef
     agent: str
     type: str
     reason: str | None
     taken_by: str | None
-    taken_at: Where | None
+    taken_at: RecordRef | None
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """An agent took the partition over while this transaction was open."""
+class TakenOver:
+    """An agent took the partition over while the transaction was open."""
 
-    where: Where
+    record: RecordRef
     agent: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lock:
-    """A step in the life of the table's lock, placed among the others by time alone. `times` where it was refused again."""
+class LockStep:
+    """A step of the table's lock, placed among the others by time alone. `times` counts repeated refusals."""
 
-    where: Where
+    record: RecordRef
     type: str
     agent: str
     lock: str
@@ -341,7 +388,7 @@ class Lock:
     valid_until: int
     detail: str | None
     adopted: str | None = None
-    """The owner whose running lease was taken over."""
+    """The owner whose live lease the agent adopted."""
     times: int = 1
 
 
@@ -353,7 +400,7 @@ Step: TypeAlias = (
     | Met
     | Aborted
     | Won
-    | Asked
+    | GrantRequested
     | Granted
     | Renewed
     | Completed
@@ -361,46 +408,39 @@ Step: TypeAlias = (
     | Abandoned
     | Ignored
     | Void
-    | Taken
-    | Lock
+    | TakenOver
+    | LockStep
 )
 
 
+# -- all of it ---------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Beats:
-    """Signs of life: its heartbeats, and the longest time without any event of it while it was open."""
+class Heartbeats:
+    """The transaction's heartbeats, and the longest time without any of its events while it was open."""
 
     count: int
-    first: Where | None
-    last: Where | None
+    first: RecordRef | None
+    last: RecordRef | None
     longest_gap_ms: int
-    gap_after: Where | None
+    gap_after: RecordRef | None
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Another transaction of this story, and how it ended."""
+class Explanation:
+    """The whole explanation."""
 
-    who: Who
-    fate: Fate
-    places: int
-    """Where the two met, conflicts or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """All of it."""
-
-    who: Who
+    transaction: TransactionRef
     table: str
-    fate: Fate
-    waits_for: tuple[Behind, ...]
-    """At the end of the log, where it is still open."""
+    outcome: Outcome
+    waits_for: tuple[Blocker, ...]
+    """Its blockers at the end of the log, if it is still open."""
     markers: int
-    beats: Beats
+    heartbeats: Heartbeats
     repeated: int
-    """Deliveries of an event that had been read already."""
+    """Number of events that Kafka delivered more than once."""
     steps: tuple[Step, ...]
-    others: tuple[Other, ...]
-    attempts: tuple[Other, ...]
-    """Transactions of the same writer for the same batch, oldest first; without a batch, the writer's next one."""
+    others: tuple[RelatedTransaction, ...]
+    attempts: tuple[RelatedTransaction, ...]
+    """All transactions of this writer for this batch, oldest first. Without a batch: this one and the writer's next one."""

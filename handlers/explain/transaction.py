@@ -1,14 +1,16 @@
-"""The story of one transaction, told from the log alone.
+"""Builds the explanation of one transaction from the log alone.
 
-- The table is replayed by the same code by which an agent rebuilds it (`facts.take_event`, `table.replay_verdict`,
-  `replay.PublishedDecisions`), and asked at each point: whom it waited for is the truth of that moment, not a guess.
-- Order is that of offsets: a decision stands after the event at its `cause_offset`, as in every replay. Lock steps come from
-  another topic, and agents take partitions over between two decisions: these are placed by Kafka's record times.
-- A wait is told only if something else happened before it ended: whoever is answered in the step that read it did not wait.
-- Why the victim was the victim follows from the state before its abort, in the order of `conflicts.loser_of`. The one thing
-  that the log does not say is `max_losses`; where nothing else explains an abort, it was the protection.
-- A decision that does not count (`replay.py`) is told as such, and changes nothing.
-- Memory: the table's state, its decisions, and of other transactions a name and an end, at most `MAX_KNOWN`.
+- The explainer replays the table with the code that a restarting agent uses (`facts.apply_event`, `machine.replay_verdict`,
+  `replay.PublishedDecisions`). After each event it reads the blockers from the replayed state: they are the blockers of that
+  moment.
+- Steps are in the order of offsets: a decision follows the event at its `cause_offset`, as in every replay. Lock steps come from
+  another topic, and an agent takes a partition over between two decisions: these are placed by Kafka's record times.
+- A wait is a step only if another event or decision came before its end. A transaction that is answered in the step that read
+  its event did not wait.
+- The victim rule of an abort follows from the state before the abort, in the order of `conflicts.loser_of`. The log doesn't
+  contain `max_losses`, so an abort that no other rule explains is explained by the protection of the winner.
+- A decision that doesn't count (`replay.py`) is a `Void` step, and changes nothing.
+- Memory: the table's state, its decisions, and the name and outcome of at most `MAX_REMEMBERED` other transactions.
 
 Times are epoch milliseconds.
 """
@@ -42,11 +44,19 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.evidence import Touches, victim_rule, with_locks, with_reports
-from lakewarden.handlers.explain.timeline import Behind, Event, Fate, Shared, Story, Where, Who
-from lakewarden.handlers.table.admission import ahead, in_reserved
-from lakewarden.handlers.table.conflicts import kind_of, operations_conflict, rule_for
-from lakewarden.handlers.table.facts import take_event
+from lakewarden.handlers.explain.evidence import FirstTouches, victim_rule, with_locks, with_reports
+from lakewarden.handlers.explain.timeline import (
+    Blocker,
+    EventRef,
+    Explanation,
+    Outcome,
+    RecordRef,
+    SharedPlace,
+    TransactionRef,
+)
+from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers
+from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
+from lakewarden.handlers.table.facts import apply_event
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.machine import replay_verdict
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
@@ -55,80 +65,82 @@ from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transact
 from lakewarden.handlers.table.verdicts import verdict_of
 
 MOST_SHOWN = 20
-"""Places, names and partitions that one step lists; all are counted."""
-MAX_KNOWN = 20_000
-"""Transactions whose names and ends are remembered, beyond those that the story names."""
+"""Places, names and partitions that one step lists. Its counters count all of them."""
+MAX_REMEMBERED = 20_000
+"""Transactions whose name and outcome are kept, beside those that the explanation names."""
 MAX_ATTEMPTS = 100
-"""Of one batch."""
+"""Attempts of one batch that are listed."""
 
-GONE = Fate(None)
+UNKNOWN_OUTCOME = Outcome(None)
 
 
 @dataclass(slots=True)
-class _Known:
-    who: Who
-    fate: Fate
+class _Remembered:
+    """A transaction of the table; `named`: the explanation names it."""
+
+    transaction: TransactionRef
+    outcome: Outcome
     places: int = 0
     named: bool = False
 
 
-class Storyteller:
-    """Give it what was decided, then every event of the table in order (`read`), then ask for the `story`."""
+class Explainer:
+    """Create it with the table's decisions, `add` every event of the table in order, then call `explanation`."""
 
     def __init__(
         self,
-        who: Who,
+        transaction: TransactionRef,
         table: str,
-        decisions: Iterable[tuple[Where, DecisionRecord]],
+        decisions: Iterable[tuple[RecordRef, DecisionRecord]],
         *,
         max_losses: int = 3,
     ) -> None:
-        self._id, self._table = who.transaction, table
-        self._who = who
+        self._id, self._table = transaction.id, table
+        self._transaction = transaction
         self._max_losses = max_losses
         self._state = TableState(table, TableSettings(max_losses=max_losses))
         self._steps: list[timeline.Step] = []
-        self._known: dict[str, _Known] = {}
-        self._touches = Touches()
+        self._remembered: dict[str, _Remembered] = {}
+        self._touches = FirstTouches()
         self._causes: set[str] = set()
-        self._cause_events: dict[str, Event] = {}
+        self._cause_events: dict[str, EventRef] = {}
         self._seen: set[str] = set()
-        self._reading: Event | None = None
-        self._opened: Where | None = None
-        self._asked: Where | None = None
-        self._heard: Where | None = None
+        self._reading: EventRef | None = None
+        self._opened: RecordRef | None = None
+        self._requested: RecordRef | None = None
+        self._last_event: RecordRef | None = None
         self._waited_for: set[str] = set()
-        self._repeated = self._markers = self._beats = self._gap = 0
-        self._first_beat: Where | None = None
-        self._last_beat: Where | None = None
-        self._gap_after: Where | None = None
+        self._repeated = self._markers = self._heartbeats = self._gap = 0
+        self._first_heartbeat: RecordRef | None = None
+        self._last_heartbeat: RecordRef | None = None
+        self._gap_after: RecordRef | None = None
         self._load(decisions)
 
-    def _load(self, decisions: Iterable[tuple[Where, DecisionRecord]]) -> None:
-        records = [
-            (where, record)
-            for where, record in decisions
-            if isinstance(record, PartitionTaken) or record.table == self._table
+    def _load(self, decisions: Iterable[tuple[RecordRef, DecisionRecord]]) -> None:
+        known = [
+            (record, decision)
+            for record, decision in decisions
+            if isinstance(decision, PartitionTaken) or decision.table == self._table
         ]
         self._published = PublishedDecisions(
-            Position(0, None), ((where.offset, record) for where, record in records)
+            Position(0, None), ((record.offset, decision) for record, decision in known)
         )
         counting = {each.event_id for each in self._published.all()}
-        self._placed = {record.event_id: where for where, record in records}
-        self._taken: deque[tuple[Where, PartitionTaken]] = deque()
+        self._records = {decision.event_id: record for record, decision in known}
+        self._take_overs: deque[tuple[RecordRef, PartitionTaken]] = deque()
         void: list[tuple[int, timeline.Void]] = []
-        taken: tuple[Where, PartitionTaken] | None = None
-        for where, record in records:
-            if isinstance(record, PartitionTaken):
-                taken = (where, record)
-                self._taken.append(taken)
-            elif record.event_id not in counting:
-                if record.transaction == self._id:
-                    void.append((record.cause_offset, _void(where, record, taken)))
-            elif self._concerns(record):
-                self._causes.add(record.cause or "")
-                if isinstance(record, Abort):
-                    self._touches.want(record.transaction, record.conflicts)
+        take_over: tuple[RecordRef, PartitionTaken] | None = None
+        for record, decision in known:
+            if isinstance(decision, PartitionTaken):
+                take_over = (record, decision)
+                self._take_overs.append(take_over)
+            elif decision.event_id not in counting:
+                if decision.transaction == self._id:
+                    void.append((decision.cause_offset, _void(record, decision, take_over)))
+            elif self._concerns(decision):
+                self._causes.add(decision.cause or "")
+                if isinstance(decision, Abort):
+                    self._touches.watch(decision.transaction, decision.conflicts)
         self._void = deque(sorted(void, key=lambda each: each[0]))
 
     def _concerns(self, decision: DecisionEventUnion) -> bool:
@@ -139,130 +151,139 @@ class Storyteller:
 
     # -- the log -----------------------------------------------------------------------------------------------------
 
-    def read(self, where: Where, event: WriterEventUnion) -> None:
-        """Take the table's next event, and what was decided up to it."""
-        self._tell_taken(lambda taken: taken.recorded_ms <= where.recorded_ms)
-        self._reading = reading = Event(event.type, event.transaction, event.writer, where)
+    def add(self, record: RecordRef, event: WriterEventUnion) -> None:
+        """Add the table's next event, and the decisions that are due with it."""
+        self._add_take_overs(lambda taken: taken.recorded_ms <= record.recorded_ms)
+        self._reading = reading = EventRef(event.type, event.transaction, event.writer, record)
         if event.event_id in self._causes:
             self._cause_events.setdefault(event.event_id, reading)
-        self._touches.note(reading, _markers(event))
-        mine = event.transaction == self._id
-        stood = self._stands(event.transaction)
+        self._touches.add(reading, _markers(event))
+        own = event.transaction == self._id
+        phase_before = self._phase_of(event.transaction)
         markers_before = self._marker_count()
-        overlaps = take_event(self._state, event, where.offset, where.recorded_ms / 1000)
-        self._note_fate(where, event)
-        if mine:
-            self._tell_event(where, event, stood, self._marker_count() - markers_before)
-        met = list(self._meetings(where, overlaps, mine=mine))
+        overlaps = apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
+        self._note_event(record, event)
+        if own:
+            self._add_event(record, event, phase_before, self._marker_count() - markers_before)
+        met = list(self._met_steps(record, overlaps, own=own))
         at = len(self._steps)
-        self._follow(where.offset, event.event_id)
-        # What an abort has just said need not be said twice.
-        said = {name for step in self._steps[at:] for name in _named(step)}
-        self._steps[at:at] = [each for each in met if each.who.transaction not in said]
+        self._apply_due(record.offset, event.event_id)
+        # An abort names the same overlap, so that a `Met` step would repeat it.
+        named = {name for step in self._steps[at:] for name in _named_in(step)}
+        self._steps[at:at] = [each for each in met if each.other.id not in named]
 
-    def story(
-        self, locks: Iterable[tuple[Where, AuditEventUnion]] = (), reports: Iterable[ConflictDetected] = ()
-    ) -> Story:
-        """All of it, once everything has been read: with what was told of the table's lock, and of its conflicts."""
-        self._follow(None, None)
-        fate = self._known[self._id].fate if self._id in self._known else GONE
+    def explanation(
+        self,
+        locks: Iterable[tuple[RecordRef, AuditEventUnion]] = (),
+        reports: Iterable[ConflictDetected] = (),
+    ) -> Explanation:
+        """The explanation, after all events were added. `locks`, `reports`: from `audit` and `conflicts`, for this table."""
+        self._apply_due(None, None)
+        outcome = self._remembered[self._id].outcome if self._id in self._remembered else UNKNOWN_OUTCOME
         steps = with_reports(self._steps, [each for each in reports if each.victim == self._id])
-        others = [each for name, each in self._known.items() if each.named and name != self._id]
-        mine = self._state.transactions.get(self._id)
-        return Story(
-            who=self._who,
+        others = [each for name, each in self._remembered.items() if each.named and name != self._id]
+        kept = self._state.transactions.get(self._id)
+        return Explanation(
+            transaction=self._transaction,
             table=self._table,
-            fate=fate,
-            waits_for=() if mine is None else tuple(self._behind(mine)),
+            outcome=outcome,
+            waits_for=() if kept is None else tuple(self._blockers(kept)),
             markers=self._markers,
-            beats=timeline.Beats(self._beats, self._first_beat, self._last_beat, self._gap, self._gap_after),
+            heartbeats=timeline.Heartbeats(
+                self._heartbeats, self._first_heartbeat, self._last_heartbeat, self._gap, self._gap_after
+            ),
             repeated=self._repeated,
-            steps=tuple(with_locks(steps, locks, self._opened, fate.where)),
-            others=tuple(timeline.Other(each.who, each.fate, each.places) for each in others),
-            attempts=tuple(self._attempts()),
+            steps=tuple(with_locks(steps, locks, self._opened, outcome.record)),
+            others=tuple(_related(each) for each in others),
+            attempts=tuple(_related(each) for each in self._attempts()),
         )
 
-    def _follow(self, up_to: int | None, event_id: str | None) -> None:
-        for decision in self._published.due(up_to):
-            where = self._placed[decision.event_id]
-            self._tell_taken(lambda taken: taken.offset < where.offset)  # noqa: B023 - called before the next round
+    def _apply_due(self, up_to: int | None, event_id: str | None) -> None:
+        for decision in self._published.pop_due(up_to):
+            record = self._records[decision.event_id]
+            self._add_take_overs(lambda taken: taken.offset < record.offset)  # noqa: B023 - called before the next iteration
             if decision.cause != event_id:
-                self._tell_wait()
-            self._tell_decision(where, decision)
+                self._add_wait()
+            self._add_decision(record, decision)
             if isinstance(decision, Admitted):
-                admission = Event(decision.type, decision.transaction, decision.writer, where)
-                self._touches.note(admission, decision.reserved)
-            stood = self._stands(decision.transaction)
-            replay_verdict(self._state, verdict_of(decision), where.recorded_ms / 1000)
-            self._note_verdict(where, decision, stood)
-        self._tell_wait()
+                admission = EventRef(decision.type, decision.transaction, decision.writer, record)
+                self._touches.add(admission, decision.reserved)
+            phase_before = self._phase_of(decision.transaction)
+            replay_verdict(self._state, verdict_of(decision), record.recorded_ms / 1000)
+            self._note_decision(record, decision, phase_before)
+        self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):
             self._steps.append(self._void.popleft()[1])
 
-    # -- others ------------------------------------------------------------------------------------------------------
+    # -- all transactions of the table -------------------------------------------------------------------------------
 
-    def _note_fate(self, where: Where, event: WriterEventUnion) -> None:
-        if isinstance(event, CommitIntent) and event.transaction not in self._known:
-            who = Who(event.transaction, event.writer, event.batch_id, where.offset)
-            self._known[event.transaction] = _Known(who, Fate(Phase.QUEUED))
+    def _note_event(self, record: RecordRef, event: WriterEventUnion) -> None:
+        if isinstance(event, CommitIntent) and event.transaction not in self._remembered:
+            opened = TransactionRef(event.transaction, event.writer, event.batch_id, record.offset)
+            self._remembered[event.transaction] = _Remembered(opened, Outcome(Phase.QUEUED))
             if event.transaction == self._id:
-                self._who = who
+                self._transaction = opened
             self._forget()
-        known = self._known.get(event.transaction)
+        known = self._remembered.get(event.transaction)
         if known is None and event.transaction == self._id and isinstance(event, CommitCompleted):
-            known = self._known[self._id] = _Known(self._who, GONE)
-        if known is None or known.fate.phase is Phase.COMMITTED:
+            known = self._remembered[self._id] = _Remembered(self._transaction, UNKNOWN_OUTCOME)
+        if known is None or known.outcome.phase is Phase.COMMITTED:
             return
         if isinstance(event, CommitCompleted):
-            known.fate = Fate(Phase.COMMITTED, version=event.version, where=where)
-        elif isinstance(event, TransactionAbandoned) and known.fate.where is None:
-            known.fate = Fate(Phase.ABORTED, "abandoned", where=where)
-        elif (open_ := self._state.transactions.get(event.transaction)) is not None and open_.phase in OPEN:
-            known.fate = Fate(open_.phase)
+            known.outcome = Outcome(Phase.COMMITTED, version=event.version, record=record)
+        elif isinstance(event, TransactionAbandoned) and known.outcome.record is None:
+            known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record)
+        elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
+            known.outcome = Outcome(kept.phase)
 
-    def _note_verdict(self, where: Where, decision: DecisionEventUnion, stood: Phase | None) -> None:
-        known = self._known.get(decision.transaction)
-        if known is None or stood not in OPEN:
-            if known is None and decision.transaction == self._id and isinstance(decision, Abort):
-                self._known[self._id] = _Known(self._who, Fate(Phase.ABORTED, decision.reason, where=where))
+    def _note_decision(
+        self, record: RecordRef, decision: DecisionEventUnion, phase_before: Phase | None
+    ) -> None:
+        known = self._remembered.get(decision.transaction)
+        if known is None and decision.transaction == self._id and isinstance(decision, Abort):
+            aborted = Outcome(Phase.ABORTED, decision.reason, record=record)
+            self._remembered[self._id] = _Remembered(self._transaction, aborted)
             return
-        now = self._stands(decision.transaction) or Phase.ABORTED
+        if known is None or phase_before not in OPEN:
+            return
+        phase = self._phase_of(decision.transaction) or Phase.ABORTED
         match decision:
             case Abort(reason=reason):
-                # A revoked grant stands until its writer is heard of, or its lease has run out.
-                known.fate = Fate(now, reason, where=None if now is Phase.GRANTED else where)
+                # A revoked grant stays granted until its writer reports the outcome, or its lease expires.
+                known.outcome = Outcome(phase, reason, record=None if phase is Phase.GRANTED else record)
             case AlreadyCommitted(version=version):
-                known.fate = Fate(Phase.COMMITTED, "already-committed", version, where)
+                known.outcome = Outcome(Phase.COMMITTED, "already-committed", version, record)
             case _:
-                known.fate = Fate(now)
+                known.outcome = Outcome(phase)
 
     def _forget(self) -> None:
-        if len(self._known) <= MAX_KNOWN:
+        if len(self._remembered) <= MAX_REMEMBERED:
             return
-        for name, each in self._known.items():
+        for name, each in self._remembered.items():
             if not each.named and name != self._id and name not in self._state.transactions:
-                del self._known[name]
+                del self._remembered[name]
                 return
 
-    def _name(self, transaction: str, writer: str) -> Who:
-        known = self._known.setdefault(transaction, _Known(Who(transaction, writer), GONE))
+    def _refer_to(self, transaction: str, writer: str) -> TransactionRef:
+        known = self._remembered.setdefault(
+            transaction, _Remembered(TransactionRef(transaction, writer), UNKNOWN_OUTCOME)
+        )
         known.named = True
-        return known.who
+        return known.transaction
 
-    def _attempts(self) -> Iterator[timeline.Other]:
-        mine = self._who
-        if mine.sequence is None:
-            return
-        same = [each for each in self._known.values() if each.who.writer == mine.writer]
-        if mine.batch_id is None:
-            later = [each for each in same if (each.who.sequence or 0) > mine.sequence]
-            same = [each for each in same if each.who == mine] + later[:1]
+    def _attempts(self) -> list[_Remembered]:
+        this = self._transaction
+        if this.sequence is None:
+            return []
+        same = [each for each in self._remembered.values() if each.transaction.writer == this.writer]
+        if this.batch_id is None:
+            later = [each for each in same if (each.transaction.sequence or 0) > this.sequence]
+            same = [each for each in same if each.transaction == this] + later[:1]
         else:
-            same = [each for each in same if each.who.batch_id == mine.batch_id]
-        for each in same[:MAX_ATTEMPTS]:
-            yield timeline.Other(each.who, each.fate, each.places)
+            same = [each for each in same if each.transaction.batch_id == this.batch_id]
+        return same[:MAX_ATTEMPTS]
 
-    def _stands(self, transaction: str) -> Phase | None:
+    def _phase_of(self, transaction: str) -> Phase | None:
         kept = self._state.transactions.get(transaction)
         if kept is not None:
             return kept.phase
@@ -270,43 +291,44 @@ class Storyteller:
         return None if closed is None else closed.phase
 
     def _marker_count(self) -> int:
-        mine = self._state.transactions.get(self._id)
-        return 0 if mine is None else mine.markers
+        kept = self._state.transactions.get(self._id)
+        return 0 if kept is None else kept.markers
 
     # -- its own events ----------------------------------------------------------------------------------------------
 
-    def _tell_event(self, where: Where, event: WriterEventUnion, stood: Phase | None, new: int) -> None:
+    def _add_event(
+        self, record: RecordRef, event: WriterEventUnion, phase_before: Phase | None, new: int
+    ) -> None:
         if event.event_id in self._seen:
             self._repeated += 1
             return
         self._seen.add(event.event_id)
-        if stood in OPEN and self._heard is not None:
-            gap = where.recorded_ms - self._heard.recorded_ms
+        if phase_before in OPEN and self._last_event is not None:
+            gap = record.recorded_ms - self._last_event.recorded_ms
             if gap > self._gap:
-                self._gap, self._gap_after = gap, self._heard
-        self._heard = where
-        if isinstance(event, CommitIntent) and stood is None:
-            self._tell_intent(where, event)
+                self._gap, self._gap_after = gap, self._last_event
+        self._last_event = record
+        if isinstance(event, CommitIntent) and phase_before is None:
+            self._add_intent(record, event)
         elif isinstance(event, CommitCompleted):
-            self._steps.append(
-                timeline.Completed(
-                    where, event.grant, event.version, event.batch_id or self._who.batch_id, stood
-                )
-            )
-        elif isinstance(event, TransactionAbandoned) and (stood in OPEN or stood is Phase.UNKNOWN):
-            self._steps.append(timeline.Abandoned(where, event.reason))
-        elif stood not in OPEN:
-            self._ignore(where, event, stood)
+            batch_id = event.batch_id or self._transaction.batch_id
+            self._steps.append(timeline.Completed(record, event.grant, event.version, batch_id, phase_before))
+        elif isinstance(event, TransactionAbandoned) and (
+            phase_before in OPEN or phase_before is Phase.UNKNOWN
+        ):
+            self._steps.append(timeline.Abandoned(record, event.reason))
+        elif phase_before not in OPEN:
+            self._add_ignored(record, event, phase_before)
         else:
-            self._tell_progress(where, event, max(0, new))
+            self._add_progress(record, event, max(0, new))
 
-    def _tell_intent(self, where: Where, event: CommitIntent) -> None:
-        self._opened = where
+    def _add_intent(self, record: RecordRef, event: CommitIntent) -> None:
+        self._opened = record
         self._markers += self._marker_count()
         before = [each for each in self._state.open() if each.id != self._id]
         self._steps.append(
             timeline.Opened(
-                where,
+                record,
                 event.batch_id,
                 event.admission,
                 event.priority,
@@ -315,36 +337,36 @@ class Storyteller:
                 event.lock,
                 event.scope[:MOST_SHOWN],
                 len(event.scope),
-                tuple(_who(each) for each in before[:MOST_SHOWN]),
+                tuple(_reference(each) for each in before[:MOST_SHOWN]),
                 len(before),
             )
         )
 
-    def _tell_progress(self, where: Where, event: WriterEventUnion, new: int) -> None:
+    def _add_progress(self, record: RecordRef, event: WriterEventUnion, new: int) -> None:
         self._markers += new
         match event:
             case WriterHeartbeat():
-                self._beats += 1
-                self._first_beat, self._last_beat = self._first_beat or where, where
+                self._heartbeats += 1
+                self._first_heartbeat, self._last_heartbeat = self._first_heartbeat or record, record
             case MarkerCreated(markers=markers):
-                self._tell_markers(where, markers, new)
+                self._add_markers(record, markers, new)
             case CommitRequested(seq=seq, markers=markers):
-                if self._asked is None:
-                    self._asked = where
+                if self._requested is None:
+                    self._requested = record
                     self._waited_for = set()
-                self._steps.append(timeline.Asked(where, seq, len(markers)))
+                self._steps.append(timeline.GrantRequested(record, seq, len(markers)))
             case CommitIntent() | CommitCompleted() | TransactionAbandoned():
                 raise AssertionError(f"{event.type} is no progress")
             case _:
                 assert_never(event)
 
-    def _tell_markers(self, where: Where, markers: tuple[Marker, ...], new: int) -> None:
-        step = timeline.Touched(where, where, 1, len(markers), new, _partitions((), markers))
+    def _add_markers(self, record: RecordRef, markers: tuple[Marker, ...], new: int) -> None:
+        step = timeline.Touched(record, record, 1, len(markers), new, _partitions((), markers))
         last = self._steps[-1] if self._steps else None
         if isinstance(last, timeline.Touched):
             self._steps[-1] = timeline.Touched(
                 last.first,
-                where,
+                record,
                 last.events + 1,
                 last.markers + step.markers,
                 last.new + new,
@@ -353,36 +375,38 @@ class Storyteller:
         else:
             self._steps.append(step)
 
-    def _ignore(self, where: Where, event: WriterEventUnion, stood: Phase | None) -> None:
+    def _add_ignored(self, record: RecordRef, event: WriterEventUnion, phase_before: Phase | None) -> None:
         last = self._steps[-1] if self._steps else None
-        if isinstance(last, timeline.Ignored) and (last.type, last.stood) == (event.type, stood):
-            self._steps[-1] = replace(last, where=where, events=last.events + 1)
+        if isinstance(last, timeline.Ignored) and (last.type, last.phase_before) == (
+            event.type,
+            phase_before,
+        ):
+            self._steps[-1] = replace(last, record=record, events=last.events + 1)
         else:
-            self._steps.append(timeline.Ignored(where, where, event.type, 1, stood))
+            self._steps.append(timeline.Ignored(record, record, event.type, 1, phase_before))
 
-    # -- whom it met, and waited for ---------------------------------------------------------------------------------
+    # -- overlaps and waits ------------------------------------------------------------------------------------------
 
-    def _meetings(self, where: Where, overlaps: list[Overlap], *, mine: bool) -> Iterator[timeline.Met]:
+    def _met_steps(self, record: RecordRef, overlaps: list[Overlap], *, own: bool) -> Iterator[timeline.Met]:
         groups: dict[str, list[Overlap]] = {}
         for each in overlaps:
-            seen = each if mine else each.turned()
+            seen = each if own else each.flipped()
             if self._id == seen.mine.transaction.id:
                 groups.setdefault(seen.other.transaction.id, []).append(seen)
         for group in groups.values():
-            me, other = group[0].mine.transaction, group[0].other.transaction
-            kind = kind_of(me, other)
-            if other.phase in LANDED and kind is None:
-                continue  # It had landed before this one began: it is in the base.
-            rule = rule_for(me, other)
-            who = self._name(other.id, other.writer)
-            self._known[other.id].places += len(group)
-            if Phase.QUEUED in (me.phase, other.phase):
+            this, other = group[0].mine.transaction, group[0].other.transaction
+            if other.phase in LANDED and conflict_kind(this, other) is None:
+                continue  # It had landed before this one began, so it is part of the base version.
+            rule = rule_for(this, other)
+            reference = self._refer_to(other.id, other.writer)
+            self._remembered[other.id].places += len(group)
+            if Phase.QUEUED in (this.phase, other.phase):
                 continue
             yield timeline.Met(
-                where=where,
-                who=who,
+                record=record,
+                other=reference,
                 phase=other.phase,
-                came_second="mine" if mine else "other",
+                came_second="mine" if own else "other",
                 conflict=any(
                     operations_conflict(rule, each.mine.operation, each.other.operation) for each in group
                 ),
@@ -391,104 +415,109 @@ class Storyteller:
                 places=len(group),
             )
 
-    def _behind(self, mine: Transaction) -> Iterator[Behind]:
-        """Whom it waits for at this moment."""
+    def _blockers(self, this: Transaction) -> Iterator[Blocker]:
+        """The transactions for which it waits at this moment."""
         running = self._state.running()
-        if mine.phase is Phase.QUEUED:
-            if running is not None and running.writer == mine.writer:
-                yield Behind(self._name(running.id, running.writer), "publishing")
+        if this.phase is Phase.QUEUED:
+            if running is not None and running.writer == this.writer:
+                yield Blocker(self._refer_to(running.id, running.writer), "publishing")
             groups: dict[str, list[Overlap]] = {}
-            for each in ahead(self._state, mine):
+            for each in blocking_overlaps(self._state, this):
                 groups.setdefault(each.other.transaction.id, []).append(each)
             for group in groups.values():
                 other = group[0].other.transaction
-                yield Behind(self._name(other.id, other.writer), _why(other), _shared(group))
-            for other in in_reserved(self._state, mine):
-                yield Behind(self._name(other.id, other.writer), _why(other))
-        elif mine.phase is Phase.WAITING:
+                yield Blocker(self._refer_to(other.id, other.writer), _wait_reason(other), _shared(group))
+            for other in reservation_blockers(self._state, this):
+                yield Blocker(self._refer_to(other.id, other.writer), _wait_reason(other))
+        elif this.phase is Phase.WAITING:
             if running is not None:
-                yield Behind(self._name(running.id, running.writer), "granted")
+                yield Blocker(self._refer_to(running.id, running.writer), "granted")
             for other in self._state.transactions.values():
-                if other.phase is Phase.WAITING and other.requested < mine.requested:
-                    yield Behind(self._name(other.id, other.writer), "earlier in the line")
+                if other.phase is Phase.WAITING and other.requested < this.requested:
+                    yield Blocker(self._refer_to(other.id, other.writer), "earlier in the line")
 
-    def _tell_wait(self) -> None:
-        mine = self._state.transactions.get(self._id)
+    def _add_wait(self) -> None:
+        this = self._state.transactions.get(self._id)
         reading = self._reading
-        if mine is None or mine.phase not in (Phase.QUEUED, Phase.WAITING) or reading is None:
+        if this is None or this.phase not in (Phase.QUEUED, Phase.WAITING) or reading is None:
             return
         if reading.type == "writer-heartbeat":
             return
-        behind = tuple(self._behind(mine))
-        names = {each.who.transaction for each in behind}
+        blockers = tuple(self._blockers(this))
+        names = {each.transaction.id for each in blockers}
         if names - self._waited_for:
             self._waited_for |= names
-            self._steps.append(
-                timeline.Waiting(
-                    reading.where, "admission" if mine.phase is Phase.QUEUED else "grant", behind
-                )
-            )
+            awaited: timeline.Awaited = "admission" if this.phase is Phase.QUEUED else "grant"
+            self._steps.append(timeline.Waiting(reading.record, awaited, blockers))
 
-    def _freed_by(self) -> timeline.Ended | None:
-        """The last one to end of those that it was told to wait for."""
-        ended = [self._known[name] for name in self._waited_for if self._known[name].fate.where is not None]
-        last = max(
-            ended, key=lambda each: each.fate.where.recorded_ms if each.fate.where else 0, default=None
-        )
-        return None if last is None else timeline.Ended(last.who, last.fate)
+    def _freed_by(self) -> timeline.LastBlocker | None:
+        """The blocker that ended last, of those that its `Waiting` steps name."""
+        ended = [
+            (record.recorded_ms, each)
+            for each in (self._remembered[name] for name in self._waited_for)
+            if (record := each.outcome.record) is not None
+        ]
+        if not ended:
+            return None
+        _, last = max(ended, key=lambda each: each[0])
+        return timeline.LastBlocker(last.transaction, last.outcome)
 
-    def _tell_taken(self, before: Callable[[Where], bool]) -> None:
-        while self._taken and before(self._taken[0][0]):
-            where, taken = self._taken.popleft()
-            if self._stands(self._id) in OPEN:
-                self._steps.append(timeline.Taken(where, taken.agent))
+    def _add_take_overs(self, is_due: Callable[[RecordRef], bool]) -> None:
+        while self._take_overs and is_due(self._take_overs[0][0]):
+            record, taken = self._take_overs.popleft()
+            if self._phase_of(self._id) in OPEN:
+                self._steps.append(timeline.TakenOver(record, taken.agent))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _cause(self, decision: DecisionEventUnion) -> timeline.Cause:
         return timeline.Cause(self._cause_events.get(decision.cause or ""), decision.cause_offset)
 
-    def _tell_decision(self, where: Where, decision: DecisionEventUnion) -> None:
+    def _add_decision(self, record: RecordRef, decision: DecisionEventUnion) -> None:
         if decision.transaction != self._id:
             if isinstance(decision, Abort) and decision.transaction in self._state.transactions:
-                self._tell_won(where, decision)
+                self._add_won(record, decision)
             return
         agent, cause = decision.agent, self._cause(decision)
         match decision:
-            case Admitted(reserved=reserved):
-                waited = _between(self._opened, where)
+            case Admitted(reserved=markers):
+                waited = _milliseconds_between(self._opened, record)
                 freed_by = self._freed_by()
                 self._waited_for = set()
-                kept = _partitions((), reserved)
-                self._steps.append(timeline.Admitted(where, agent, cause, waited, freed_by, kept))
+                reserved = _partitions((), markers)
+                self._steps.append(timeline.Admitted(record, agent, cause, waited, freed_by, reserved))
             case CommitGranted():
-                self._tell_grant(where, decision, cause)
+                self._add_grant(record, decision, cause)
             case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):
-                self._tell_renewal(timeline.Renewed(where, where, agent, 1, lease, seq, owner))
+                self._add_renewal(timeline.Renewed(record, record, agent, 1, lease, seq, owner))
             case AlreadyCommitted(committed_transaction=committed, version=version):
-                self._steps.append(timeline.Skipped(where, agent, committed, version))
+                self._steps.append(timeline.Skipped(record, agent, committed, version))
             case Abort():
                 self._steps.append(
                     timeline.Aborted(
-                        where=where,
+                        record=record,
                         agent=agent,
                         reason=decision.reason,
                         retriable=decision.retriable,
                         detail=decision.detail,
                         losses=decision.losses,
-                        stood=self._stands(self._id),
+                        phase_before=self._phase_of(self._id),
                         cause=cause,
-                        against=tuple(self._against(self._id, decision.conflicts)),
+                        lost_conflicts=tuple(self._lost_conflicts(self._id, decision.conflicts)),
                     )
                 )
 
-    def _tell_grant(self, where: Where, decision: CommitGranted, cause: timeline.Cause) -> None:
+    def _add_grant(self, record: RecordRef, decision: CommitGranted, cause: timeline.Cause) -> None:
         freed_by = self._freed_by()
-        waited = _between(self._asked, where)
-        alone = waited if freed_by is None else min(waited, _between(freed_by.fate.where, where))
+        waited = _milliseconds_between(self._requested, record)
+        unblocked = (
+            waited
+            if freed_by is None
+            else min(waited, _milliseconds_between(freed_by.outcome.record, record))
+        )
         self._steps.append(
             timeline.Granted(
-                where,
+                record,
                 decision.agent,
                 decision.grant,
                 decision.lease_seconds,
@@ -497,11 +526,11 @@ class Storyteller:
                 cause,
                 waited,
                 freed_by,
-                alone,
+                unblocked,
             )
         )
 
-    def _tell_renewal(self, step: timeline.Renewed) -> None:
+    def _add_renewal(self, step: timeline.Renewed) -> None:
         last = self._steps[-1] if self._steps else None
         if isinstance(last, timeline.Renewed) and (last.agent, last.lock_owner) == (
             step.agent,
@@ -511,49 +540,57 @@ class Storyteller:
             self._steps.pop()
         self._steps.append(step)
 
-    def _tell_won(self, where: Where, decision: Abort) -> None:
-        mine = [each for each in decision.conflicts if each.other_transaction == self._id]
-        for against in self._against(decision.transaction, mine):
-            victim = self._name(decision.transaction, decision.writer)
-            self._steps.append(timeline.Won(where, victim, decision.reason, self._cause(decision), against))
-
-    def _against(self, loser: str, conflicts: Iterable[ConflictEntry]) -> Iterator[timeline.Against]:
-        """Each winner of an abort that is about to become a fact."""
-        groups: dict[str, list[ConflictEntry]] = {}
-        for entry in conflicts:
-            groups.setdefault(entry.other_transaction, []).append(entry)
-        victim = self._state.transactions.get(loser)
-        for name, entries in groups.items():
-            first = entries[0]
-            seen = timeline.Against(
-                winner=self._name(name, first.other_writer),
-                phase=self._stands(name),
-                by=None,
-                offsets_older=None,
-                rule=None,
-                kind=first.kind,
-                entries=tuple(entries[:MOST_SHOWN]),
-                places=len(entries),
-                mine=self._touches.of_victim(loser, first),
-                theirs=self._touches.of_winner(first),
+    def _add_won(self, record: RecordRef, decision: Abort) -> None:
+        entries = [each for each in decision.conflicts if each.other_transaction == self._id]
+        for lost_conflict in self._lost_conflicts(decision.transaction, entries):
+            victim = self._refer_to(decision.transaction, decision.writer)
+            self._steps.append(
+                timeline.Won(record, victim, decision.reason, self._cause(decision), lost_conflict)
             )
-            winner = self._state.transactions.get(name)
+
+    def _lost_conflicts(
+        self, victim_id: str, entries: Iterable[ConflictEntry]
+    ) -> Iterator[timeline.LostConflict]:
+        """The conflicts of an abort, one for each winner. The abort is not applied to the state yet."""
+        groups: dict[str, list[ConflictEntry]] = {}
+        for entry in entries:
+            groups.setdefault(entry.other_transaction, []).append(entry)
+        victim = self._state.transactions.get(victim_id)
+        for winner_id, group in groups.items():
+            first = group[0]
+            lost_conflict = timeline.LostConflict(
+                winner=self._refer_to(winner_id, first.other_writer),
+                winner_phase=self._phase_of(winner_id),
+                victim_rule=None,
+                offsets_older=None,
+                conflict_rule=None,
+                kind=first.kind,
+                entries=tuple(group[:MOST_SHOWN]),
+                places=len(group),
+                victim_event=self._touches.by_victim(victim_id, first),
+                winner_event=self._touches.by_winner(first),
+            )
+            winner = self._state.transactions.get(winner_id)
             if victim is not None and winner is not None:
-                seen = replace(
-                    seen,
-                    by=victim_rule(victim, winner, self._state.losses, self._max_losses),
+                lost_conflict = replace(
+                    lost_conflict,
+                    victim_rule=victim_rule(victim, winner, self._state.losses, self._max_losses),
                     offsets_older=victim.sequence - winner.sequence,
-                    rule=rule_for(victim, winner),
+                    conflict_rule=rule_for(victim, winner),
                 )
-            yield seen
+            yield lost_conflict
 
 
-def _who(transaction: Transaction) -> Who:
-    return Who(transaction.id, transaction.writer, transaction.batch_id, transaction.sequence)
+def _reference(transaction: Transaction) -> TransactionRef:
+    return TransactionRef(transaction.id, transaction.writer, transaction.batch_id, transaction.sequence)
 
 
-def _why(other: Transaction) -> timeline.WaitReason:
-    match other.phase:
+def _related(remembered: _Remembered) -> timeline.RelatedTransaction:
+    return timeline.RelatedTransaction(remembered.transaction, remembered.outcome, remembered.places)
+
+
+def _wait_reason(blocker: Transaction) -> timeline.WaitReason:
+    match blocker.phase:
         case Phase.QUEUED:
             return "earlier in the line"
         case Phase.GRANTED:
@@ -574,9 +611,9 @@ def _partitions(known: tuple[str, ...], markers: tuple[Marker, ...]) -> tuple[st
     return tuple(dict.fromkeys([*known, *(each.partition for each in markers)]))[:MOST_SHOWN]
 
 
-def _shared(overlaps: Iterable[Overlap]) -> tuple[Shared, ...]:
+def _shared(overlaps: Iterable[Overlap]) -> tuple[SharedPlace, ...]:
     found = dict.fromkeys(
-        Shared(
+        SharedPlace(
             each.partition,
             each.file_group,
             each.mine.operation,
@@ -588,28 +625,28 @@ def _shared(overlaps: Iterable[Overlap]) -> tuple[Shared, ...]:
     return tuple(found)[:MOST_SHOWN]
 
 
-def _between(first: Where | None, last: Where) -> int:
+def _milliseconds_between(first: RecordRef | None, last: RecordRef) -> int:
     return 0 if first is None else max(0, last.recorded_ms - first.recorded_ms)
 
 
-def _named(step: timeline.Step) -> Iterator[str]:
+def _named_in(step: timeline.Step) -> Iterator[str]:
     match step:
-        case timeline.Aborted(against=against):
-            yield from (each.winner.transaction for each in against)
+        case timeline.Aborted(lost_conflicts=lost_conflicts):
+            yield from (each.winner.id for each in lost_conflicts)
         case timeline.Won(victim=victim):
-            yield victim.transaction
+            yield victim.id
         case _:
             pass
 
 
 def _void(
-    where: Where, record: DecisionEventUnion, taken: tuple[Where, PartitionTaken] | None
+    record: RecordRef, decision: DecisionEventUnion, take_over: tuple[RecordRef, PartitionTaken] | None
 ) -> timeline.Void:
     return timeline.Void(
-        where,
-        record.agent,
-        record.type,
-        record.reason if isinstance(record, Abort) else None,
-        None if taken is None else taken[1].agent,
-        None if taken is None else taken[0],
+        record,
+        decision.agent,
+        decision.type,
+        decision.reason if isinstance(decision, Abort) else None,
+        None if take_over is None else take_over[1].agent,
+        None if take_over is None else take_over[0],
     )
