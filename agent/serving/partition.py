@@ -422,9 +422,9 @@ class PartitionOwner:
         self._decisions_next = max(self._decisions_next, offset + 1)
 
     def _stop_table(self, uri: str, state: TableState, error: Exception) -> None:
-        story = str(error) or repr(error)
-        self.stopped[uri] = story
-        log.error("table.stopped", table=uri, story=story, open=[each.id for each in state.open()])
+        reason = str(error) or repr(error)
+        self.stopped[uri] = reason
+        log.error("table.stopped", table=uri, reason=reason, open=[each.id for each in state.open()])
         self.locks.leave_to_expire(uri)
 
     # -- the end -----------------------------------------------------------------------------------------------------

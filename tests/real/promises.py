@@ -48,16 +48,16 @@ def transactions(
             continue
         if kind == "commit-intent":
             found.setdefault(transaction, TransactionLog(event["table"], event["writer"], record.offset))
-        if (story := found.get(transaction)) is None:
+        if (history := found.get(transaction)) is None:
             continue
         for marker in (*event.get("markers", ()), *event.get("scope", ())):
-            story.touched.add((marker["partition"], marker["file_group"]))
+            history.touched.add((marker["partition"], marker["file_group"]))
         if kind == "commit-requested":
-            story.asked = True
-        elif kind == "commit-completed" and story.completed is None:
-            story.completed = story.ended = record.offset
-        elif kind == "transaction-abandoned" and story.ended is None:
-            story.ended = record.offset
+            history.asked = True
+        elif kind == "commit-completed" and history.completed is None:
+            history.completed = history.ended = record.offset
+        elif kind == "transaction-abandoned" and history.ended is None:
+            history.ended = record.offset
     terms: dict[int, str] = {}
     for record in decisions:
         fields = json.loads(record.value)
@@ -65,57 +65,57 @@ def transactions(
             terms[record.partition] = fields["term"]
         if fields["term"] != terms.get(record.partition, fields["term"]):
             continue  # said by an agent whose tables another had taken over
-        if (story := found.get(fields["transaction"])) is not None:
-            story.decided.append((record.offset, fields))
+        if (history := found.get(fields["transaction"])) is not None:
+            history.decided.append((record.offset, fields))
     return found
 
 
 def check(found: dict[str, TransactionLog], *, all_answered: bool = True) -> None:
     """Every promise that the log can show."""
-    for transaction, story in found.items():
-        _check_answers(transaction, story, all_answered=all_answered)
+    for transaction, history in found.items():
+        _check_answers(transaction, history, all_answered=all_answered)
     tables: dict[str, list[tuple[str, TransactionLog]]] = defaultdict(list)
-    for transaction, story in found.items():
-        tables[story.table].append((transaction, story))
+    for transaction, history in found.items():
+        tables[history.table].append((transaction, history))
     for each in tables.values():
         _check_one_grant(each)
         _check_no_overlap(each)
         _check_one_victim(each)
 
 
-def _check_answers(transaction: str, story: TransactionLog, *, all_answered: bool) -> None:
-    told = [fields["type"] + ":" + fields.get("reason", "") for _, fields in story.decided]
-    where = f"{transaction} of {story.table}: {told}"
-    assert len(story.decisions("admitted")) <= 1, f"admitted twice: {where}"
-    assert len(story.decisions("commit-granted")) <= 1, f"granted twice: {where}"
-    assert len(story.decisions("already-committed")) <= 1, f"skipped twice: {where}"
-    kinds = {each for each in ("admitted", "already-committed") if story.decisions(each)}
+def _check_answers(transaction: str, history: TransactionLog, *, all_answered: bool) -> None:
+    told = [fields["type"] + ":" + fields.get("reason", "") for _, fields in history.decided]
+    where = f"{transaction} of {history.table}: {told}"
+    assert len(history.decisions("admitted")) <= 1, f"admitted twice: {where}"
+    assert len(history.decisions("commit-granted")) <= 1, f"granted twice: {where}"
+    assert len(history.decisions("already-committed")) <= 1, f"skipped twice: {where}"
+    kinds = {each for each in ("admitted", "already-committed") if history.decisions(each)}
     assert len(kinds) <= 1, f"two kinds of answer: {where}"
-    aborts = story.decisions("abort")
-    for granted_at, _ in story.decisions("commit-granted"):
+    aborts = history.decisions("abort")
+    for granted_at, _ in history.decisions("commit-granted"):
         assert kinds == {"admitted"}, f"granted but not admitted: {where}"
         assert all(offset > granted_at for offset, _ in aborts), f"aborted before it was granted: {where}"
         after = {fields["reason"] for _, fields in aborts}
         assert after <= {"outcome-unknown", "lease-lost", "superseded"}, f"a granted victim: {where}"
     if all_answered:
-        waited_in_vain = story.ended is not None and story.completed is None
+        waited_in_vain = history.ended is not None and history.completed is None
         assert kinds or aborts or waited_in_vain, f"no answer to its intent: {where}"
-        if story.asked and story.ended is None:
-            assert story.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
+        if history.asked and history.ended is None:
+            assert history.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
 
 
 def _check_one_grant(table: list[tuple[str, TransactionLog]]) -> None:
     """G1 by the log's order: before a grant is published, the one before it is known to have ended."""
     grants = sorted(
         (offset, fields["cause_offset"], transaction)
-        for transaction, story in table
-        for offset, fields in story.decisions("commit-granted")
+        for transaction, history in table
+        for offset, fields in history.decisions("commit-granted")
     )
     known = dict(table)
     for (_, _, before), (offset, cause_offset, after) in pairwise(grants):
-        story = known[before]
-        heard = story.ended is not None and story.ended <= cause_offset
-        lapsed = story.lapsed()
+        history = known[before]
+        heard = history.ended is not None and history.ended <= cause_offset
+        lapsed = history.lapsed()
         assert heard or (lapsed is not None and lapsed < offset), (
             f"{after} was granted while the grant of {before} ran"
         )
@@ -123,7 +123,7 @@ def _check_one_grant(table: list[tuple[str, TransactionLog]]) -> None:
 
 def _check_no_overlap(table: list[tuple[str, TransactionLog]]) -> None:
     """G2: of two that committed and touched the same, one was admitted after the other had landed."""
-    landed = [(transaction, story) for transaction, story in table if story.completed is not None]
+    landed = [(transaction, history) for transaction, history in table if history.completed is not None]
     for (one, first), (two, second) in combinations(landed, 2):
         if first.touched & second.touched:
             assert _after(first, second) or _after(second, first), (
@@ -143,11 +143,11 @@ def _check_one_victim(table: list[tuple[str, TransactionLog]]) -> None:
     lost_to: dict[str, set[str]] = {
         transaction: {
             entry["other_transaction"]
-            for _, fields in story.decisions("abort")
+            for _, fields in history.decisions("abort")
             if fields["reason"] == "conflict"
             for entry in fields["conflicts"]
         }
-        for transaction, story in table
+        for transaction, history in table
     }
     for transaction, others in lost_to.items():
         for other in others:

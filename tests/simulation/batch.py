@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from tests.simulation.timeline import Line, digest, spell
 
-STORY_LINES = 60
+TRACE_LINES = 60
 """How much of a failing run's trace is told at once; the rest is a command away."""
 
 
@@ -49,7 +49,7 @@ class Result:
 
     seed: int
     violation: str | None
-    story: str
+    last_lines: str
     """The end of the trace, if something was violated."""
     digest: str
     virtual_seconds: float
@@ -60,7 +60,7 @@ class Result:
 
     def told(self) -> str:
         """For a person who has to find out."""
-        return f"seed {self.seed}: {self.violation}\n{self.story}\nThe whole of it: {self.replay}"
+        return f"seed {self.seed}: {self.violation}\n{self.last_lines}\nThe whole of it: {self.replay}"
 
 
 def _nothing(_: Any) -> Mapping[str, int]:
@@ -99,11 +99,11 @@ class Simulation:
             error.add_note(f"in {self.replay(seed)}")
             raise
         violation = outcome.violations[0] if outcome.violations else None
-        story = "\n".join(spell(line) for line in outcome.trace[-STORY_LINES:]) if violation else ""
+        last_lines = "\n".join(spell(line) for line in outcome.trace[-TRACE_LINES:]) if violation else ""
         return Result(
             seed,
             violation,
-            story,
+            last_lines,
             digest(outcome.trace),
             outcome.seconds,
             self.counts(outcome),
@@ -151,8 +151,8 @@ def processes(count: int | None = None) -> Iterator[Executor]:
 
 def told(failed: Sequence[Result]) -> str:
     """What a failing test says."""
-    stories = "\n\n".join(result.told() for result in failed[:3])
-    return f"{stories}\n\nfailed: {[each.seed for each in failed]}"
+    reports = "\n\n".join(result.told() for result in failed[:3])
+    return f"{reports}\n\nfailed: {[each.seed for each in failed]}"
 
 
 # What runs in another process finds its simulation by name: functions don't travel.

@@ -130,7 +130,7 @@ def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     process = here()
     what = event.pop("event")
     if what == "table.stopped":
-        process.oracle("it goes on", f"a table is stopped: {event['story']}")
+        process.oracle("it goes on", f"a table is stopped: {event['reason']}")
     told = " ".join(f"{name}={value}" for name, value in event.items())
     process.node.say(f"{what} {told}")
     raise structlog.DropEvent

@@ -76,7 +76,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Story:
+class History:
     """What the logs say of a transaction."""
 
     table: str
@@ -107,7 +107,7 @@ class Oracles(Watching):
         self._tables = tables
         self._terms: dict[int, str] = {}
         self._taken_at: dict[int, float] = {}
-        self._stories: dict[str, Story] = {}
+        self._histories: dict[str, History] = {}
         self._losses: dict[tuple[str, str], tuple[int, int]] = {}
         """By table and writer: losses in a row as last told, and the `cause_offset` of that."""
         self._committed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
@@ -140,21 +140,21 @@ class Oracles(Watching):
             "log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}"
         )
         if isinstance(event, CommitIntent):
-            self._stories.setdefault(
+            self._histories.setdefault(
                 event.transaction,
-                Story(event.table, event.writer, event.batch_id, record.offset, event.priority),
+                History(event.table, event.writer, event.batch_id, record.offset, event.priority),
             )
-        story = self._stories.get(event.transaction)
-        if story is None:
+        history = self._histories.get(event.transaction)
+        if history is None:
             return
-        story.words.append(record.offset)
-        if isinstance(event, CommitRequested) and story.requested is None:
-            story.requested = record.offset
-        story.abandoned = story.abandoned or isinstance(event, TransactionAbandoned)
+        history.words.append(record.offset)
+        if isinstance(event, CommitRequested) and history.requested is None:
+            history.requested = record.offset
+        history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
         if isinstance(event, CommitCompleted):
-            story.completed = story.completed or record.offset
+            history.completed = history.completed or record.offset
             if event.batch_id is not None:
-                self._committed[story.table, story.writer].append((record.offset, event.batch_id))
+                self._committed[history.table, history.writer].append((record.offset, event.batch_id))
 
     def _heard_decision(self, record: Record) -> None:
         event = decode(DECISION_RECORD, record.value)
@@ -171,9 +171,9 @@ class Oracles(Watching):
             f"decisions-{record.partition} {record.offset}: {event.type}{reason} {event.transaction}"
             f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
         )
-        story = self._stories.get(event.transaction)
-        if counted and story is not None:
-            self._judge(event, story)
+        history = self._histories.get(event.transaction)
+        if counted and history is not None:
+            self._judge(event, history)
 
     def judge_owner(self, partition: int, term: str, agent: str) -> None:
         """A partition's owner that lives when all is over: the last take in the log must be its own."""
@@ -183,88 +183,90 @@ class Oracles(Watching):
                 "last take", f"{agent} decides on partition {partition}, which another took after it did"
             )
 
-    def _judge(self, event: DecisionEventUnion, story: Story) -> None:
+    def _judge(self, event: DecisionEventUnion, history: History) -> None:
         name = event.transaction
         match event:
             case Admitted():
-                if story.admitted or story.ended:
-                    self.violated("one verdict", f"{name} is admitted, and was {story.ended or 'admitted'}")
-                story.admitted = True
+                if history.admitted or history.ended:
+                    self.violated("one verdict", f"{name} is admitted, and was {history.ended or 'admitted'}")
+                history.admitted = True
             case CommitGranted():
-                self._judge_grant(event, story)
-                story.granted = story.granted or event
+                self._judge_grant(event, history)
+                history.granted = history.granted or event
             case Abort():
-                self._judge_abort(event, story)
+                self._judge_abort(event, history)
             case AlreadyCommitted():
-                table = self._tables[story.table]
-                if story.batch is None or table.find(story.writer, story.batch) is None:
+                table = self._tables[history.table]
+                if history.batch is None or table.find(history.writer, history.batch) is None:
                     self.violated(
-                        "known is skipped", f"{name} skips batch {story.batch}, which is in no table"
+                        "known is skipped", f"{name} skips batch {history.batch}, which is in no table"
                     )
             case GrantRenewed():
                 pass
 
-    def _judge_grant(self, event: CommitGranted, story: Story) -> None:
+    def _judge_grant(self, event: CommitGranted, history: History) -> None:
         name = event.transaction
-        if story.granted is not None:
-            self.violated("one verdict", f"{name} is granted twice: {story.granted.grant} and {event.grant}")
-        if story.ended is not None:
-            self.violated("one verdict", f"{name} is granted after abort {story.ended.reason}")
-        if story.requested is None or story.requested > event.cause_offset:
+        if history.granted is not None:
+            self.violated(
+                "one verdict", f"{name} is granted twice: {history.granted.grant} and {event.grant}"
+            )
+        if history.ended is not None:
+            self.violated("one verdict", f"{name} is granted after abort {history.ended.reason}")
+        if history.requested is None or history.requested > event.cause_offset:
             self.violated("granted before", f"{name} is granted and had not asked")
-        for offset, batch in self._committed[story.table, story.writer]:
-            if offset <= event.cause_offset and story.batch is not None and story.batch <= batch:
+        for offset, batch in self._committed[history.table, history.writer]:
+            if offset <= event.cause_offset and history.batch is not None and history.batch <= batch:
                 self.violated(
-                    "known is skipped", f"{name} is granted batch {story.batch}; {batch} is committed"
+                    "known is skipped", f"{name} is granted batch {history.batch}; {batch} is committed"
                 )
 
-    def _judge_abort(self, event: Abort, story: Story) -> None:
+    def _judge_abort(self, event: Abort, history: History) -> None:
         name = event.transaction
         if event.reason == "unknown-transaction":
-            if story.ended is None and story.completed is None and not story.abandoned:
+            if history.ended is None and history.completed is None and not history.abandoned:
                 self.violated("one verdict", f"{name} is open, and said to be unknown")
             return
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
-            if story.granted is not None:
+            if history.granted is not None:
                 self.violated("granted is safe", f"{name} is granted, and aborted for a conflict")
-            if story.ended is None:  # else told once more
-                self._judge_victim(event, story)
+            if history.ended is None:  # else told once more
+                self._judge_victim(event, history)
         if event.losses is not None:
-            self._losses[story.table, story.writer] = (event.losses, event.cause_offset)
-        if story.granted is None and story.ended is None:
-            story.ended = event
-        elif story.ended is not None and story.ended.reason != event.reason:
-            self.violated("one verdict", f"{name} is aborted for {event.reason} after {story.ended.reason}")
+            self._losses[history.table, history.writer] = (event.losses, event.cause_offset)
+        if history.granted is None and history.ended is None:
+            history.ended = event
+        elif history.ended is not None and history.ended.reason != event.reason:
+            self.violated("one verdict", f"{name} is aborted for {event.reason} after {history.ended.reason}")
         elif event.reason == "outcome-unknown" and not event.conflicts:
-            story.ended = event
+            history.ended = event
 
-    def _judge_victim(self, event: Abort, story: Story) -> None:
+    def _judge_victim(self, event: Abort, history: History) -> None:
         for entry in event.conflicts:
-            other = self._stories.get(entry.other_transaction)
+            other = self._histories.get(entry.other_transaction)
             if other is None:
                 continue
-            story.lost_to.add(entry.other_transaction)
+            history.lost_to.add(entry.other_transaction)
             if event.transaction in other.lost_to:
                 self.violated("one victim", f"{event.transaction} and {entry.other_transaction} both lose")
             if entry.kind == "marker" and other.granted is None:
-                self._judge_order(event, story, entry.other_transaction, other)
+                self._judge_order(event, history, entry.other_transaction, other)
 
-    def _judge_order(self, event: Abort, story: Story, name: str, other: Story) -> None:
+    def _judge_order(self, event: Abort, history: History, name: str, other: History) -> None:
         """By design.md §4. Where it is not clear whether a writer is protected, either may lose."""
         if self._lost(other) >= self._max_losses:
             return
-        mine, theirs = (story.priority, -story.sequence), (other.priority, -other.sequence)
-        if self._lost(story) >= self._max_losses and not self._has_committed_since(story):
+        mine, theirs = (history.priority, -history.sequence), (other.priority, -other.sequence)
+        if self._lost(history) >= self._max_losses and not self._has_committed_since(history):
             self.violated("right victim", f"{event.transaction} is protected, and loses to {name}")
         elif mine > theirs:
             self.violated("right victim", f"{event.transaction} {mine} loses to {name} {theirs}")
 
-    def _lost(self, story: Story) -> int:
-        return self._losses.get((story.table, story.writer), (0, 0))[0]
+    def _lost(self, history: History) -> int:
+        return self._losses.get((history.table, history.writer), (0, 0))[0]
 
-    def _has_committed_since(self, story: Story) -> bool:
-        _, since = self._losses[story.table, story.writer]
-        return any(offset >= since for offset, _ in self._committed[story.table, story.writer])
+    def _has_committed_since(self, history: History) -> bool:
+        _, since = self._losses[history.table, history.writer]
+        return any(offset >= since for offset, _ in self._committed[history.table, history.writer])
 
     # -- what agents decide ------------------------------------------------------------------------------------------
 
@@ -279,13 +281,13 @@ class Oracles(Watching):
             self._judge_lag(event, writers)
 
     def _judge_lag(self, event: Abort, writers: list[Record]) -> None:
-        story = self._stories.get(event.transaction)
+        history = self._histories.get(event.transaction)
         lapse = event.reason == "outcome-unknown" and not event.conflicts
-        if story is None or not (lapse or event.reason == "writer-lost"):
+        if history is None or not (lapse or event.reason == "writer-lost"):
             return
         known = self._timeline.now - UNREAD_SECONDS
-        completed = [] if story.completed is None else [story.completed]
-        for offset in completed if lapse else story.words:
+        completed = [] if history.completed is None else [history.completed]
+        for offset in completed if lapse else history.words:
             if offset > event.cause_offset and writers[offset].at < known:
                 old = self._timeline.now - writers[offset].at
                 self.violated(
@@ -299,7 +301,7 @@ class Oracles(Watching):
     def holds(self, transaction: str, node: Node, grant: str, until: float) -> None:
         """A writer has heard a grant, or that it is renewed; true time."""
         now = self._timeline.now
-        story = self._stories[transaction]
+        history = self._histories[transaction]
         if until <= now or transaction in self._done:
             return
         latest = max((each for (name, _), each in self._deadlines.items() if name == grant), default=0.0)
@@ -308,7 +310,7 @@ class Oracles(Watching):
                 "no longer than granted",
                 f"{transaction} believes for {until - latest:.3f} s longer than the agent that granted",
             )
-        held = self._held[story.table]
+        held = self._held[history.table]
         for name, other in held.items():
             if name != transaction and other.until > now:
                 self.violated(
@@ -316,7 +318,7 @@ class Oracles(Watching):
                     f"{transaction} and {name} hold grants, the latter for {other.until - now:.3f} s",
                 )
         held[transaction] = Held(node, until)
-        self._judge_foreign(story.table)
+        self._judge_foreign(history.table)
 
     def publishes(self, transaction: str, deadline: float) -> None:
         """A writer has looked, and writes to the table now."""
@@ -327,9 +329,9 @@ class Oracles(Watching):
     def let_go(self, transaction: str) -> None:
         """Its writer is done with the grant: committed, or never to publish."""
         self._done.add(transaction)
-        story = self._stories.get(transaction)
-        if story is not None:
-            self._held[story.table].pop(transaction, None)
+        history = self._histories.get(transaction)
+        if history is not None:
+            self._held[history.table].pop(transaction, None)
 
     def foreign(self, table: str, node: Node, until: float) -> None:
         """A writer that does not ask the agent believes in the lock object until then."""
@@ -361,8 +363,8 @@ class Oracles(Watching):
         self._timeline.say(
             "table", f"{table.uri} {landed.version}: {commit.transaction}{', late' if late else ''}"
         )
-        story = self._stories[commit.transaction]
-        if story.granted is None:
+        history = self._histories[commit.transaction]
+        if history.granted is None:
             self.violated("granted before", f"{commit.transaction} lands and nobody granted it")
         if late and not table.fenced:
             self.windows += 1
@@ -381,7 +383,7 @@ class Oracles(Watching):
 
     def _twice(self, table: LakeTable, landed: Landed, other: Landed) -> None:
         """Where the table can't tell, a batch whose first commit nobody heard of is written again."""
-        first, again = self._stories[other.commit.transaction], self._stories[landed.commit.transaction]
+        first, again = self._histories[other.commit.transaction], self._histories[landed.commit.transaction]
         known = first.completed is not None and again.granted is not None
         heard = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
         if table.tells or heard:
