@@ -1,4 +1,4 @@
-"""Run: the asynchronous shell around the pure core. Kafka, stores, timers, configuration and the command line.
+"""The asynchronous shell around `lakewarden.handlers`: Kafka, object stores, timers, configuration and the command line.
 
-It decides nothing: what follows from an event is in `lakewarden.handlers`.
+No rule about conflicts, grants or locks is in this package; those are in `lakewarden.handlers`.
 """

@@ -1,7 +1,7 @@
-"""Time and chance for the core, read in one place.
+"""All clock readings and random values of the agent, so that a simulation can replace them in one place.
 
-Monotonic time counts a suspended machine's sleep where the system can (CLOCK_BOOTTIME): the others' leases run on
-while a laptop is closed, and so must ours.
+`monotonic` includes the time for which the machine was suspended, where the system has such a clock (CLOCK_BOOTTIME). Leases of
+other processes go on running while a machine sleeps, so this one's must too.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def monotonic() -> float:
-    """Seconds that never go back."""
+    """Seconds of a clock that never goes back."""
     return time.clock_gettime(_CLOCK)
 
 
 def moment() -> Moment:
-    """Now, with a fresh id and a random share, as the lock's automaton takes them."""
+    """The current time with a new owner id and a jitter, as the lock's state machine expects them."""
     return Moment(monotonic(), time.time_ns() // 1_000_000, str(uuid.uuid4()), random.random())
 
 
 def utc_now() -> datetime:
-    """Wall time for the `at` of an event: informative only."""
+    """Wall-clock time for the field `at` of an event; no decision depends on it."""
     return datetime.now(UTC)
 
 
 def fresh_id() -> str:
-    """An id that no other event has."""
+    """A new unique id."""
     return uuid.uuid4().hex

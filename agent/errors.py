@@ -1,35 +1,41 @@
-"""What the agent raises on purpose. One root; a class of its own only where the caller would act differently."""
+"""The agent's exceptions: one root, and a class of its own only where the caller would act differently."""
 
 from __future__ import annotations
 
 
 class AgentError(Exception):
-    """Root of what the agent raises on purpose. The message says what happened and what to do."""
+    """Root of all exceptions that the agent raises on purpose. The message states what happened and what to do."""
 
 
 class SettingsError(AgentError):
-    """The configuration is wrong. Correct the settings that the message names; nothing has been started."""
+    """A setting is invalid. The message names it; nothing has been started."""
 
 
 class KafkaUnreachableError(AgentError):
-    """Kafka does not answer. Check the address and the network; the agent goes on trying, one-off commands stop."""
+    """No broker answers. The agent retries until one does; commands that run once exit with this error."""
 
 
 class KafkaRefusedError(AgentError):
-    """Kafka answers and refuses us: our name, our password, a right. Correct what the message names; trying again is in vain."""
+    """A broker answers and refuses access: user, password, certificate or an ACL. A retry would fail in the same way."""
 
 
 class SuspendedError(AgentError):
-    """The process stood still for longer than the group waits. The session ends and is rebuilt from the log."""
+    """The process was suspended for longer than the consumer group waits. The session ends; the next one replays the log."""
 
 
 class ReplacedError(AgentError):
-    """Another took a partition after we did: what we decide does not count. The session ends and is rebuilt from the log."""
+    """Another agent took a partition over after this one did, so this agent's decisions don't count.
+
+    The session ends; the next one takes the partition over again.
+    """
 
 
 class PartitionsChangedError(AgentError):
-    """Tables have moved between partitions while they had a history. Nobody decides on them until a person has acted."""
+    """The number of partitions has changed, so tables have moved between partitions and lost the order of their events.
+
+    No agent decides about these tables until an operator has chosen another topic prefix.
+    """
 
 
 class PublishFailedError(AgentError):
-    """A decision could not be published, so the state and the log differ. The session ends and is rebuilt from the log."""
+    """Kafka rejected a record, so the state in memory is ahead of the log. The session ends; the next one replays the log."""

@@ -1,4 +1,4 @@
-"""Kafka, as far as more than one module needs it: topics made and checked, a span of a topic read to its end."""
+"""Kafka helpers that several modules share: clients, topic creation and checks, reading a topic up to its end."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
 FETCH_BYTES = 4 * 1024 * 1024
-"""A partition's share of one fetch: some 400 events of 100 markers, so that a replay is not bound by round trips."""
+"""Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
 _TOPIC_EXISTS = 36
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 STOP_TIMEOUT_SECONDS = 1.0
 PROBE_SECONDS = 5.0
 START_TIMEOUT_SECONDS = 15.0
-"""For a client to reach a broker; after that the brokers are named and the caller decides."""
+"""For a client to connect to a broker; after that, the caller gets an error that names the brokers."""
 
 
 def producer(settings: KafkaSettings) -> AIOKafkaProducer:
-    """A producer that keeps the order and loses nothing that it acknowledged."""
+    """A producer that keeps the order of records (idempotent) and waits for all in-sync replicas (`acks=all`)."""
     return AIOKafkaProducer(
         **settings.kafka_client(),
         acks="all",
@@ -51,7 +51,7 @@ def producer(settings: KafkaSettings) -> AIOKafkaProducer:
 
 
 def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
-    """A consumer outside any group."""
+    """A consumer without a consumer group."""
     return AIOKafkaConsumer(
         **settings.kafka_client(),
         enable_auto_commit=False,
@@ -62,9 +62,9 @@ def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
 
 
 async def start_client(client: Any, settings: KafkaSettings) -> None:
-    """Start a client in bounded time.
+    """Start a client within `START_TIMEOUT_SECONDS`.
 
-    `KafkaRefusedError` where a broker answers and refuses us, `KafkaUnreachableError` where none answers.
+    Raises `KafkaRefusedError` if a broker answers and refuses access, and `KafkaUnreachableError` if no broker answers.
     """
     try:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
@@ -75,7 +75,7 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
             raise KafkaRefusedError(refusal) from error
         raise KafkaUnreachableError(
             f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers), the network, "
-            f"and that it speaks {settings.kafka_security_protocol} there (kafka_security_protocol)"
+            f"and that its listener uses {settings.kafka_security_protocol} (kafka_security_protocol)"
         ) from error
     except BaseException:
         await stop_client(client)
@@ -83,13 +83,15 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
 
 
 async def _refusal(settings: KafkaSettings) -> str | None:
-    """Why a broker refuses us, if one does: aiokafka's clients tell a wrong password from a dead broker in their log only."""
-    given = settings.kafka_client()
-    where = given.pop("bootstrap_servers")
-    for host, port, _ in collect_hosts(where):
+    """Why a broker refuses access, if one does.
+
+    aiokafka's clients raise the same error for a wrong password as for a broker that is down, so this opens a connection itself.
+    """
+    options = settings.kafka_client()
+    for host, port, _ in collect_hosts(options.pop("bootstrap_servers")):
         try:
             with anyio.fail_after(PROBE_SECONDS):
-                connection = await create_conn(host, port, **given)
+                connection = await create_conn(host, port, **options)
             connection.close()
         except (SaslAuthenticationFailed, AuthenticationFailedError, UnsupportedSaslMechanismError) as error:
             why = str(error.args[0] if error.args else error).rstrip(".")
@@ -108,8 +110,8 @@ async def _refusal(settings: KafkaSettings) -> str | None:
 
 
 def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str | None:
-    """Which right is missing, where that is what went wrong, or what led to it."""
-    who = settings.kafka_sasl_username or "this agent"
+    """Which right is missing, if `problem` or one of its causes is an authorization error."""
+    user = settings.kafka_sasl_username or "this agent"
     while problem is not None:
         match problem:
             case TopicAuthorizationFailedError():
@@ -120,23 +122,26 @@ def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str
                     else topics
                 )
                 return (
-                    f"Kafka forbids {who} the topic {names}: grant it read, write and describe on {settings.topic_prefix}.*, "
-                    "and create where the topics are not there yet"
+                    f"Kafka denies {user} access to the topic {names}: grant it read, write and describe on "
+                    f"{settings.topic_prefix}.*, and create if the topics don't exist yet"
                 )
             case GroupAuthorizationFailedError():
-                return f"Kafka forbids {who} the consumer group {settings.group}: grant it read on the group"
+                return f"Kafka denies {user} access to the consumer group {settings.group}: grant it read on the group"
             case ClusterAuthorizationFailedError():
-                return f"Kafka forbids {who} to make topics: grant it create on {settings.topic_prefix}.*, or make them for it"
+                return (
+                    f"Kafka denies {user} the creation of topics: grant it create on {settings.topic_prefix}.*, "
+                    "or create them for it"
+                )
             case _:
                 problem = problem.__cause__
     return None
 
 
 async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
-    """Stop a client, in bounded time, also while we are being cancelled.
+    """Stop a client within `seconds`, also while the calling task is being cancelled.
 
-    In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
-    of that fetch escape from its `stop`; in our task that would be a cancellation of ours.
+    `stop` runs in a task of its own. A consumer that waits to retry a fetch, as after the loss of its broker, lets the
+    cancellation of that fetch escape from `stop`; in the caller's task it would be a cancellation of the caller.
     """
     stop = client.close if isinstance(client, AIOKafkaAdminClient) else client.stop
     stopping = asyncio.ensure_future(stop())
@@ -145,13 +150,13 @@ async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> Non
     if stopping.cancel() or stopping.cancelled():
         connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
         with anyio.move_on_after(seconds, shield=True):
-            await connections.close()  # to which its `stop` did not come
+            await connections.close()  # `stop` ended before it closed them
     else:
         stopping.result()
 
 
 async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
-    """Create the topics that are missing; the number of partitions that `writers`, `decisions` and `ledger` share."""
+    """Create the missing topics. Return the number of partitions, which `writers`, `decisions` and `ledger` must share."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
     await start_client(admin, settings)
     try:
@@ -176,9 +181,8 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
             for name, code, *rest in response.topic_errors:
                 if code in _FORBIDDEN:
                     raise for_code(code)(name)
-                if (
-                    code == _TOPIC_EXISTS
-                ):  # made by another agent just now, or hidden from us: then this says so
+                if code == _TOPIC_EXISTS:
+                    # Another agent has just created it, or this agent may not see it; the latter raises here.
                     await _partition_count(admin, name)
                 elif code != 0:
                     raise KafkaError(f"topic {name} could not be created: error {code} {rest}")
@@ -188,22 +192,22 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
     finally:
         await stop_client(admin)
     if len(set(counts.values())) != 1:
-        told = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        found = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise SettingsError(
-            f"topics must have one number of partitions: {told}; add partitions to the smaller ones"
+            f"the topics must have the same number of partitions: {found}; add partitions to the smaller ones"
         )
     return counts[topics.writers]
 
 
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
-    """All partitions of a topic; `AgentError` where there is no such topic."""
+    """All partitions of a topic; raises `AgentError` if the topic does not exist."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
     await start_client(admin, settings)
     try:
         if topic not in await admin.list_topics():
             raise AgentError(
                 f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
-                "or name its prefix ($LAKEWARDEN_TOPIC_PREFIX)"
+                "or set its prefix ($LAKEWARDEN_TOPIC_PREFIX)"
             )
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:
@@ -211,7 +215,7 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
 
 
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
-    """How many partitions a topic has, as far as a consumer has heard; it does not ask."""
+    """The number of partitions of a topic in the consumer's cached metadata, or None; sends no request."""
     return len(consumer.partitions_for_topic(topic) or ()) or None
 
 
@@ -227,7 +231,7 @@ async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
 
 
 async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-    """What the group has committed, with the metadata that aiokafka's consumer does not show."""
+    """The group's committed offsets with their metadata, which aiokafka's consumer does not return."""
     admin = AIOKafkaAdminClient(**settings.kafka_client())
     await start_client(admin, settings)
     try:
@@ -239,7 +243,7 @@ async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPa
 async def read_to_end(
     settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
 ) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """Every record from each start (None: the beginning) to the end as it is now."""
+    """All records of each partition, from its start offset (None: the beginning) to its current end."""
     found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}
     async with aclosing(batches_to_end(settings, starts)) as batches:
         async for partition, records in batches:
@@ -250,7 +254,7 @@ async def read_to_end(
 async def batches_to_end(
     settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
 ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
-    """The same a batch at a time, for a topic that is too long to be kept. To be closed (`aclosing`)."""
+    """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`)."""
     if not starts:
         return
     consumer = reader(settings)

@@ -1,4 +1,4 @@
-"""Logging: an event name and fields; text for a person at a terminal, one JSON object a line for everything else."""
+"""Logging: each line is an event name with fields, as text on a terminal and as one JSON object per line elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 
 
 def configure_logging(log_format: Literal["auto", "text", "json"], level: str, *, stream: Any = None) -> None:
-    """Set up structlog once; libraries' own warnings go the same way."""
+    """Configure structlog, and route the libraries' own log records to the same output."""
     out = stream if stream is not None else sys.stdout
     text = log_format == "text" or (log_format == "auto" and out.isatty())
     shared: list[Any] = [
@@ -39,5 +39,5 @@ def configure_logging(log_format: Literal["auto", "text", "json"], level: str, *
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.ERROR)
-    # What it complains of while a broker starts or is away, we say ourselves, with what is waited for.
+    # aiokafka logs each failed connection while a broker is down; the agent logs that itself, with the address and the retry.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

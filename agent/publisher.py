@@ -1,9 +1,10 @@
-"""Everything the agent publishes, in the order in which it was decided.
+"""Publishes the agent's records to Kafka in the order of the decisions.
 
-Effects are put into one queue without waiting, because the core decides synchronously; one task hands them to the Kafka
-producer, which keeps the order of each partition (idempotent, one request a partition at a time). `flush` returns when
-everything put before it is acknowledged: offsets are committed, and a partition is given up, only after that. A record that
-Kafka does not take breaks the session (`PublishFailedError`): what is not in the log has not been decided.
+- `put` queues a record without waiting, because the core decides synchronously. One task passes the queue to the producer, which
+  keeps the order of each partition (idempotent, one request per partition at a time).
+- `flush` returns when Kafka has acknowledged every record that was queued before the call. Offsets are committed, and partitions
+  released, only after a flush.
+- A record that Kafka does not accept ends the session (`PublishFailedError`): a decision that is not in the log does not count.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from aiokafka.errors import KafkaError
 from lakewarden.agent.errors import PublishFailedError
 
 MAX_WAITING = 20_000
-"""Records decided and not yet handed to the producer; beyond that the reading of events pauses."""
+"""Records queued or not yet acknowledged; the agent pauses the consumption of events above this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One record; `partition` where it must not follow from the key."""
+    """One record. `partition` overrides the partitioner; `on_offset` gets the record's offset when it is acknowledged."""
 
     topic: str
     key: bytes
@@ -42,26 +43,26 @@ class Publisher:
         self._producer = producer
         self._waiting: deque[Outgoing] = deque()
         self._unacknowledged: set[asyncio.Future[Any]] = set()
-        self._put = 0
-        self._handed = 0
+        self._queued = 0
+        self._sent = 0
         self._wake = anyio.Event()
         self._progress = anyio.Event()
         self._failed: BaseException | None = None
         self._broken = anyio.Event()
 
     def put(self, record: Outgoing) -> None:
-        """Queue a record; never waits."""
+        """Queue a record without waiting."""
         self._waiting.append(record)
-        self._put += 1
+        self._queued += 1
         self._wake.set()
 
     @property
     def full(self) -> bool:
-        """Whether whoever feeds us should pause."""
+        """Whether the caller should pause until more records are acknowledged."""
         return len(self._waiting) + len(self._unacknowledged) > MAX_WAITING
 
     async def run(self) -> None:
-        """Hand records to the producer until cancelled, or until Kafka does not take one."""
+        """Pass records to the producer until cancelled, or until Kafka rejects one."""
         while self._failed is None:
             if self._waiting:
                 await self._send(self._waiting.popleft())
@@ -70,21 +71,21 @@ class Publisher:
                 await self._wake.wait()
 
     async def watch(self) -> None:
-        """Wait for ever; raises `PublishFailedError` when Kafka did not take a record."""
+        """Wait until cancelled; raises `PublishFailedError` when Kafka has rejected a record."""
         await self._broken.wait()
-        self._check()
+        self._raise_if_failed()
 
     async def flush(self) -> None:
-        """Return when all that was put so far is acknowledged."""
-        target = self._put
-        while self._handed < target:
-            self._check()
+        """Return when Kafka has acknowledged every record that was queued before this call."""
+        target = self._queued
+        while self._sent < target:
+            self._raise_if_failed()
             await self._progress.wait()
         if self._unacknowledged:
             await asyncio.wait(list(self._unacknowledged))
-        self._check()
+        self._raise_if_failed()
 
-    def _check(self) -> None:
+    def _raise_if_failed(self) -> None:
         if self._failed is not None:
             raise PublishFailedError(f"a record could not be published: {self._failed!r}") from self._failed
 
@@ -92,9 +93,9 @@ class Publisher:
         self._failed = self._failed or error
         self._broken.set()
         self._wake.set()
-        self._moved()
+        self._notify_progress()
 
-    def _moved(self) -> None:
+    def _notify_progress(self) -> None:
         self._progress.set()
         self._progress = anyio.Event()
 
@@ -107,8 +108,8 @@ class Publisher:
             self._fail(error)
             return
         self._unacknowledged.add(future)
-        self._handed += 1
-        self._moved()
+        self._sent += 1
+        self._notify_progress()
 
         def acknowledged(done: asyncio.Future[Any]) -> None:
             self._unacknowledged.discard(done)

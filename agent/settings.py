@@ -1,8 +1,7 @@
-"""The agent's configuration: environment `LAKEWARDEN_…`, a TOML file, and flags; flags win, then the environment.
+"""The agent's configuration. Flags override environment variables (`LAKEWARDEN_…`), which override the TOML file.
 
-Everything is validated before anything starts, the ratios of durations too: a lease that can't be renewed in time, or
-a grant that outlives its lock, is a configuration error and not an incident. The reference in the documentation is
-generated from this class.
+All settings are validated before anything starts, including the ratios of durations: a lease that can't be renewed in time and a
+grant that outlives its lock are configuration errors. docs/configuration.md is generated from these classes.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from lakewarden.handlers.table.state import TableSettings
 ENV_PREFIX = "LAKEWARDEN_"
 CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"
 RENEWALS_PER_VALIDITY = 10
-"""Hudi refuses a lease that holds less than ten renewals, and so do we: nine may be lost before the lock is."""
+"""The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
 
-_config_file: ContextVar[Path | None] = ContextVar("the settings file being read", default=None)
+_config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
 _CLOUDS = ("gs", "az", "abfs")
 
@@ -53,35 +52,36 @@ def _agent_id() -> str:
 
 
 class KafkaSettings(BaseSettings):
-    """How Kafka is reached. Enough for the commands that only read."""
+    """The settings of the Kafka clients, which are all that the reading commands need."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="ignore", validate_default=True)
 
     bootstrap_servers: str = Field(
-        default="localhost:9092", min_length=1, description="Kafka brokers, host:port, comma-separated"
+        default="localhost:9092", min_length=1, description="Kafka brokers as host:port, comma-separated"
     )
     topic_prefix: str = Field(
         default=DEFAULT_PREFIX,
         pattern=r"^[A-Za-z0-9._-]{1,200}$",
-        description="first part of every topic name",
+        description="prefix of every topic name",
     )
     group: str = Field(
-        default="lakewarden-agents", min_length=1, description="consumer group that shares the tables"
+        default="lakewarden-agents",
+        min_length=1,
+        description="consumer group of the agents that share the tables",
     )
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="how the brokers are spoken to"
+        default="PLAINTEXT", description="security protocol of the brokers' listener"
     )
     kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        default="PLAIN", description="SASL mechanism, with SASL_… protocols"
+        default="PLAIN", description="SASL mechanism, for the protocols SASL_…"
     )
-    kafka_sasl_username: str | None = Field(default=None, description="SASL user")
+    kafka_sasl_username: str | None = Field(default=None, description="SASL user name")
     kafka_sasl_password: SecretStr | None = Field(default=None, description="SASL password; never logged")
     kafka_ssl_cafile: Path | None = Field(
-        default=None, description="PEM file of the authority that signed the brokers"
+        default=None,
+        description="PEM file with the certificate authority of the brokers; default: the system's authorities",
     )
-    kafka_request_timeout_seconds: Seconds = Field(
-        default=40.0, description="longest wait for one Kafka request"
-    )
+    kafka_request_timeout_seconds: Seconds = Field(default=40.0, description="timeout of one Kafka request")
 
     @classmethod
     def settings_customise_sources(
@@ -100,14 +100,14 @@ class KafkaSettings(BaseSettings):
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: object) -> Self:
-        """Read all sources; `SettingsError` names every setting that is wrong. A flag that is None was not given."""
+        """Read all sources. `SettingsError` names every invalid setting. A flag that is None or empty counts as not set."""
         path = config or _named_file()
-        given: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
+        values: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
         if path is not None:
             _check_file(path, set(cls.model_fields))
         reading = _config_file.set(path)
         try:
-            return cls(**given)
+            return cls(**values)
         except ValidationError as error:
             raise SettingsError(
                 "; ".join(_explain(each) for each in error.errors(include_url=False))
@@ -122,13 +122,13 @@ class KafkaSettings(BaseSettings):
                 name for name in ("kafka_sasl_username", "kafka_sasl_password") if getattr(self, name) is None
             ]
             if missing:
-                raise ValueError(f"{' and '.join(missing)} missing; SASL needs a user and a password")
+                raise ValueError(f"{' and '.join(missing)} missing; SASL requires a user and a password")
         try:
             if self.kafka_ssl_cafile is not None:
                 ssl.create_default_context(cafile=self.kafka_ssl_cafile)
         except OSError as error:
             raise ValueError(
-                f"kafka_ssl_cafile={self.kafka_ssl_cafile} can't be used: {error.strerror or error}; name a PEM file"
+                f"kafka_ssl_cafile={self.kafka_ssl_cafile} can't be read: {error.strerror or error}; it must be a PEM file"
             ) from None
         return self
 
@@ -138,7 +138,7 @@ class KafkaSettings(BaseSettings):
         return Topics(self.topic_prefix)
 
     def kafka_client(self) -> dict[str, Any]:
-        """Keyword arguments of every aiokafka client."""
+        """Keyword arguments for aiokafka's clients."""
         secure = self.kafka_security_protocol in ("SSL", "SASL_SSL")
         cafile = None if self.kafka_ssl_cafile is None else str(self.kafka_ssl_cafile)
         password = self.kafka_sasl_password
@@ -158,51 +158,59 @@ class Settings(KafkaSettings):
 
     allow: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="tables that events may name: URIs or globs, comma-separated; nothing else is touched",
+        description="tables that the agent serves: URIs or globs, comma-separated; it touches no other location",
     )
     lock_root: str | None = Field(
         default=None,
-        description="where locks are kept (file:///folder, or s3, gs, az, abfs://bucket/…); default: the table's own bucket",
+        description="folder of the lock objects (file:///folder, or s3, gs, az, abfs://bucket/…); default: each table's bucket",
     )
     s3_endpoint: str | None = Field(
-        default=None, description="S3 endpoint; default: the AWS configuration's, or AWS"
+        default=None, description="S3 endpoint; default: that of the AWS configuration, or AWS"
     )
     s3_region: str | None = Field(
         default=None,
-        description="S3 region; default: the credential chain's, or us-east-1 where an endpoint is set",
+        description="S3 region; default: that of the credential chain, or us-east-1 if an endpoint is set",
     )
     s3_addressing: Literal["auto", "path", "virtual"] = Field(
-        default="auto", description="S3 addressing; auto: path where an endpoint is set"
+        default="auto", description="S3 addressing style; auto: path if an endpoint is set"
     )
     gcs_endpoint: str | None = Field(
-        default=None, description="Google Cloud Storage endpoint; default: Google; http:// sends in the clear"
+        default=None, description="Google Cloud Storage endpoint; default: Google's; http:// is unencrypted"
     )
     azure_endpoint: str | None = Field(
         default=None,
-        description="Azure Blob endpoint; default: the storage account's; http:// sends in the clear",
+        description="Azure Blob endpoint; default: that of the storage account; http:// is unencrypted",
     )
 
     agent_id: str = Field(
-        default_factory=_agent_id, min_length=1, max_length=200, description="this agent's name in events"
+        default_factory=_agent_id, min_length=1, max_length=200, description="name of this agent in events"
     )
     partitions: int = Field(
-        default=DEFAULT_PARTITIONS, ge=1, le=10_000, description="partitions of topics that are created"
+        default=DEFAULT_PARTITIONS,
+        ge=1,
+        le=10_000,
+        description="number of partitions of the topics that the agent creates",
     )
     replication: int = Field(
-        default=-1, ge=-1, description="replicas of topics that are created; -1: the brokers' default"
+        default=-1,
+        ge=-1,
+        description="replicas of the topics that the agent creates; -1: the brokers' default",
     )
     session_timeout_seconds: Seconds = Field(
-        default=10.0, description="an agent silent for so long loses its partitions to the others"
+        default=10.0,
+        description="after this long without a heartbeat, the group assigns an agent's partitions to other agents",
     )
 
     validity_seconds: Seconds = Field(default=30.0, description="length of a lock lease")
     renew_seconds: Seconds = Field(default=3.0, description="time between renewals of a lock")
-    drift_seconds: Seconds = Field(default=0.5, description="largest difference between two writers' clocks")
+    drift_seconds: Seconds = Field(
+        default=0.5, description="largest difference between the clocks of two contenders"
+    )
     margin_seconds: Seconds = Field(
-        default=2.0, description="a lease in doubt is given up this long before its end"
+        default=2.0, description="an unconfirmed lease counts as lost this long before its end"
     )
     request_timeout_seconds: Seconds = Field(
-        default=2.0, description="longest wait for one request to the store"
+        default=2.0, description="timeout of one request to the object store"
     )
     hudi_validity_seconds: Seconds = Field(
         default=300.0, description="as validity_seconds, for locks shared with Hudi"
@@ -215,39 +223,47 @@ class Settings(KafkaSettings):
     )
     strict_takeover: bool = Field(
         default=False,
-        description="trust nobody's clock: a lapsed lock is taken over only after it stayed unchanged for a whole lease",
+        description="don't rely on clocks: acquire an expired lock only after it stayed unchanged for a whole lease",
     )
     hold: Literal["while-active", "per-commit"] = Field(
         default="while-active",
-        description="how long a lock is kept; locks shared with Hudi are always per-commit",
+        description="when the agent holds a table's lock: while the table has open transactions, or only while one waits for a "
+        "grant or is granted; always per-commit for locks shared with Hudi",
     )
 
     early_detection: bool = Field(
-        default=True, description="off: conflicts are judged when a commit is requested"
+        default=True,
+        description="detect conflicts when a transaction touches a file group; false: check a transaction once, before its grant",
     )
     policy: Literal["first-intent", "first-committer"] = Field(
-        default="first-intent", description="who wins a conflict"
+        default="first-intent",
+        description="which transaction wins a conflict: the one with the earlier intent, or the one that is granted first",
     )
-    grant_seconds: Seconds = Field(default=20.0, description="lease of a commit grant; heartbeats extend it")
+    grant_seconds: Seconds = Field(default=20.0, description="length of a grant lease; heartbeats extend it")
     heartbeat_misses: int = Field(
-        default=3, ge=1, le=100, description="missed heartbeats after which a writer is lost"
+        default=3, ge=1, le=100, description="missed heartbeats after which a writer counts as lost"
     )
     max_losses: int = Field(
-        default=3, ge=1, le=100, description="conflicts lost in a row after which a writer wins"
+        default=3,
+        ge=1,
+        le=100,
+        description="conflicts lost in a row after which a writer is protected and wins the next one",
     )
     check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
-    max_open: int = Field(default=1_000, ge=1, description="open transactions a table")
-    max_markers: int = Field(default=2_000_000, ge=1, description="markers a transaction")
+    max_open: int = Field(default=1_000, ge=1, description="most open transactions of one table")
+    max_markers: int = Field(default=2_000_000, ge=1, description="most markers of one transaction")
     max_tables: int = Field(
-        default=10_000, ge=1, description="tables a partition; an event that names one more is refused"
+        default=10_000,
+        ge=1,
+        description="most tables of one Kafka partition; the agent refuses events of further tables",
     )
 
-    shutdown_seconds: Seconds = Field(default=10.0, description="longest time that an orderly stop takes")
+    shutdown_seconds: Seconds = Field(default=10.0, description="time limit of an orderly shutdown")
     log_format: Literal["auto", "text", "json"] = Field(
-        default="auto", description="auto: text on a terminal, else JSON"
+        default="auto", description="log format; auto: text on a terminal, else JSON"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least level that is logged"
+        default="info", description="lowest level that is logged"
     )
 
     @field_validator("allow", mode="before")
@@ -274,7 +290,7 @@ class Settings(KafkaSettings):
         scheme = canonical_scheme(scheme)
         if not separator or scheme not in ("file", "s3", *_CLOUDS, "memory") or not rest.strip("/"):
             raise ValueError(
-                f"{value!r} is no place for locks; write file:///folder or s3://bucket[/prefix], or gs, az, abfs for s3"
+                f"{value!r} is not a location for locks; use file:///folder or s3://bucket[/prefix]; gs, az and abfs as s3"
             )
         return f"{scheme}://{rest.rstrip('/')}"
 
@@ -283,7 +299,7 @@ class Settings(KafkaSettings):
     def _url(cls, value: str | None) -> str | None:
         if value and not value.startswith(("http://", "https://")):
             raise ValueError(
-                f"{value!r} is no URL; write https://host[:port], or http://host[:port] to send in the clear"
+                f"{value!r} is not a URL; use https://host[:port], or http://host[:port] for an unencrypted connection"
             )
         return value
 
@@ -296,26 +312,28 @@ class Settings(KafkaSettings):
         for prefix, validity, renew, drift in kinds:
             if validity < RENEWALS_PER_VALIDITY * renew:
                 raise ValueError(
-                    f"{prefix}validity_seconds={validity:g} holds fewer than {RENEWALS_PER_VALIDITY} renewals of "
-                    f"{prefix}renew_seconds={renew:g}; lengthen the one or shorten the other"
+                    f"{prefix}validity_seconds={validity:g} is less than {RENEWALS_PER_VALIDITY} times "
+                    f"{prefix}renew_seconds={renew:g}; increase the first or decrease the second"
                 )
             if self.request_timeout_seconds >= renew:
                 raise ValueError(
-                    f"request_timeout_seconds={self.request_timeout_seconds:g} is not below {prefix}renew_seconds={renew:g}"
+                    f"request_timeout_seconds={self.request_timeout_seconds:g} must be less than "
+                    f"{prefix}renew_seconds={renew:g}"
                 )
             if self.grant_seconds >= validity - drift:
                 raise ValueError(
-                    f"grant_seconds={self.grant_seconds:g} is not below {prefix}validity_seconds − {prefix}drift_seconds"
-                    f" = {validity - drift:g}: a grant would outlive its lock"
+                    f"grant_seconds={self.grant_seconds:g} must be less than {prefix}validity_seconds − {prefix}drift_seconds"
+                    f" = {validity - drift:g}, or a grant would outlive its lock"
                 )
             if self.margin_seconds + drift >= validity / 2:
                 raise ValueError(
-                    f"margin_seconds={self.margin_seconds:g} leaves too little of {prefix}validity_seconds={validity:g}"
+                    f"margin_seconds + {prefix}drift_seconds = {self.margin_seconds + drift:g} must be less than half of "
+                    f"{prefix}validity_seconds={validity:g}"
                 )
         return self
 
     def lease(self, *, shared: bool) -> LeaseSettings:
-        """Lease lengths of a lock, those for Hudi where it is shared with Hudi's writers."""
+        """The lease settings of a lock: those for Hudi (`hudi_…`) if the lock is shared with Hudi's writers."""
         return LeaseSettings(
             validity=self.hudi_validity_seconds if shared else self.validity_seconds,
             renew_interval=self.hudi_renew_seconds if shared else self.renew_seconds,
@@ -325,7 +343,7 @@ class Settings(KafkaSettings):
         )
 
     def table(self, *, shared: bool) -> TableSettings:
-        """How a table is coordinated."""
+        """The settings of one table's state machine."""
         return TableSettings(
             early_detection=self.early_detection,
             policy=self.policy,
@@ -338,18 +356,18 @@ class Settings(KafkaSettings):
         )
 
     def placement(self) -> Placement:
-        """What events may name."""
+        """The tables and lock objects that events may name."""
         return Placement(self.allow, self.lock_root)
 
 
 def _canonical_glob(glob: str) -> str:
-    """A glob whose fixed beginning is canonical; it is compared with canonical URIs."""
+    """The glob with a canonical scheme, or the canonical URI of a table; it is matched against canonical URIs."""
     if glob.startswith("/"):
         glob = "file://" + glob
     scheme, separator, rest = glob.partition("://")
     if not separator:
         raise ValueError(
-            f"{glob!r} is no table; write a URI such as s3://bucket/warehouse/* or file:///data/*"
+            f"{glob!r} is not a table URI; use a form such as s3://bucket/warehouse/* or file:///data/*"
         )
     return (
         f"{canonical_scheme(scheme)}://{rest}"
@@ -368,7 +386,7 @@ def _check_file(path: Path, known: set[str]) -> None:
         raise SettingsError(f"{path}: not TOML: {error}") from None
     unknown = sorted(set(values) - known - set(Settings.model_fields))
     if unknown:
-        raise SettingsError(f"{path}: no such setting: {', '.join(unknown)}")
+        raise SettingsError(f"{path}: unknown setting: {', '.join(unknown)}")
 
 
 def _explain(error: Any) -> str:

@@ -1,4 +1,4 @@
-"""Verdicts and lock steps as wire events: the ids, times and names that the pure core does not know."""
+"""Turns the core's verdicts and lock steps into wire events, with the ids, times and names that the core does not know."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from lakewarden.handlers.table.verdicts import (
 )
 
 MAX_EVIDENCE_CHARACTERS = 128_000
-"""Of the names in one record: even where each takes six bytes in JSON (a control character), it stays below 1 MB."""
+"""Of all names in one record. JSON takes up to six bytes per character (for a control character), so that the record is < 1 MB."""
 
 
 def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:
-    """A verdict as it is published."""
+    """The event of a verdict about a transaction."""
     common = {
         "event_id": fresh_id(),
         "table": table,
@@ -88,7 +88,7 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
 
 
 def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
-    """As much of the evidence as a record can bear, at least one entry: names may be long, and grow when they are escaped."""
+    """The first entries whose names fit into a record (`MAX_EVIDENCE_CHARACTERS`), at least one."""
     left = MAX_EVIDENCE_CHARACTERS
     for count, each in enumerate(conflicts):
         left -= (
@@ -100,7 +100,7 @@ def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
 
 
 def conflict(table: str, report: ReportConflict) -> ConflictDetected:
-    """A conflict as the operators read it."""
+    """The event of a conflict, for operators (topic `conflicts`)."""
     return ConflictDetected(
         event_id=fresh_id(),
         table=table,
@@ -120,7 +120,7 @@ def conflict(table: str, report: ReportConflict) -> ConflictDetected:
 
 
 def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
-    """A writer's last committed batch as the ledger keeps it."""
+    """The ledger entry of a writer's last committed batch."""
     return BatchCommitted(
         event_id=fresh_id(),
         table=table,
@@ -133,7 +133,7 @@ def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
 
 
 def losses_entry(term: str, table: str, lost: RecordLosses) -> ConflictsLost:
-    """A writer's conflicts lost in a row as the ledger keeps them."""
+    """The ledger entry of a writer's conflicts lost in a row."""
     return ConflictsLost(
         event_id=fresh_id(),
         table=table,
@@ -152,7 +152,7 @@ def lock_event(
     lock: str,
     step: lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied,
 ) -> AuditEventUnion:
-    """A step in the life of a lock, with the requests and the time that it took."""
+    """The audit event of a lock's step, with the number of requests and the time that it took."""
     common = {
         "event_id": fresh_id(),
         "table": table,

@@ -179,7 +179,7 @@ async def test_an_agent_that_does_not_say_who_it_is_names_the_setting(
     with scene.process(bootstrap_servers=getattr(guarded, door)) as agent:
         waiting = await agent.logged("kafka.waiting")
 
-    assert "it speaks PLAINTEXT there (kafka_security_protocol)" in waiting["problem"]
+    assert "its listener uses PLAINTEXT (kafka_security_protocol)" in waiting["problem"]
 
 
 async def test_a_writer_with_a_wrong_password_fails_and_is_told_to_check_security(
@@ -214,7 +214,7 @@ async def test_an_agent_without_its_rights_to_a_topic_ends_and_names_topic_and_r
         await _complete_when_granted(scene, agent)
         line = await _ended_with_one_line(agent)
 
-    assert f"forbids {AGENT} the topic {name}" in line
+    assert f"denies {AGENT} access to the topic {name}" in line
     assert f"grant it read, write and describe on {scene.prefix}.*" in line
 
 

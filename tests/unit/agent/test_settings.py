@@ -1,3 +1,5 @@
+"""The settings: defaults, sources, and the errors of invalid values."""
+
 from __future__ import annotations
 
 import os
@@ -12,13 +14,13 @@ from lakewarden.agent.settings import KafkaSettings, Settings
 
 @pytest.fixture(autouse=True)
 def _bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting from outside, and none left behind."""
+    """Remove all settings of the test run's own environment."""
     for name in [name for name in os.environ if name.startswith("LAKEWARDEN_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("LAKEWARDEN_CONFIG", "")
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_defaults_are_those_of_the_design_document() -> None:
     settings = Settings.load()
 
     assert (settings.validity_seconds, settings.renew_seconds, settings.drift_seconds) == (30, 3, 0.5)
@@ -30,45 +32,51 @@ def test_the_defaults_are_those_of_the_design() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         (
             {"validity_seconds": 29},
-            "validity_seconds=29 holds fewer than 10 renewals of renew_seconds=3; lengthen the one or shorten the other",
+            "validity_seconds=29 is less than 10 times renew_seconds=3; increase the first or decrease the second",
         ),
         (
             {"hudi_validity_seconds": 299},
-            "hudi_validity_seconds=299 holds fewer than 10 renewals of hudi_renew_seconds=30; lengthen",
+            "hudi_validity_seconds=299 is less than 10 times hudi_renew_seconds=30; increase",
         ),
-        ({"request_timeout_seconds": 3}, "request_timeout_seconds=3 is not below renew_seconds=3"),
+        ({"request_timeout_seconds": 3}, "request_timeout_seconds=3 must be less than renew_seconds=3"),
         (
             {"grant_seconds": 29.5},
-            "grant_seconds=29.5 is not below validity_seconds − drift_seconds = 29.5: a grant would outlive its lock",
+            "grant_seconds=29.5 must be less than validity_seconds − drift_seconds = 29.5, or a grant would outlive its lock",
         ),
-        ({"margin_seconds": 14.5}, "margin_seconds=14.5 leaves too little of validity_seconds=30"),
+        (
+            {"margin_seconds": 14.5},
+            "margin_seconds + drift_seconds = 15 must be less than half of validity_seconds=30",
+        ),
         (
             {"kafka_security_protocol": "SASL_SSL"},
-            "kafka_sasl_username and kafka_sasl_password missing; SASL needs a user",
+            "kafka_sasl_username and kafka_sasl_password missing; SASL requires a user",
         ),
         (
             {"kafka_security_protocol": "SASL_SSL", "kafka_sasl_username": "me"},
-            "kafka_sasl_password missing; SASL needs a user",
+            "kafka_sasl_password missing; SASL requires a user",
         ),
-        ({"s3_endpoint": "localhost:9000"}, "'localhost:9000' is no URL; write https://host[:port]"),
-        ({"azure_endpoint": "ftp://here"}, "'ftp://here' is no URL"),
-        ({"kafka_ssl_cafile": "/nowhere.pem"}, "can't be used: No such file or directory; name a PEM file"),
+        ({"s3_endpoint": "localhost:9000"}, "'localhost:9000' is not a URL; use https://host[:port]"),
+        ({"azure_endpoint": "ftp://here"}, "'ftp://here' is not a URL"),
+        (
+            {"kafka_ssl_cafile": "/nowhere.pem"},
+            "can't be read: No such file or directory; it must be a PEM file",
+        ),
     ],
 )
-def test_a_ratio_that_can_not_hold_is_refused_with_what_to_do(given: dict[str, Any], message: str) -> None:
+def test_an_invalid_combination_is_rejected_with_advice(values: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.load(**given)
+        Settings.load(**values)
 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("values", "message"),
     [
         ({"validity_seconds": 0}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
         ({"validity_seconds": "soon"}, "validity_seconds ($LAKEWARDEN_VALIDITY_SECONDS): "),
@@ -76,34 +84,34 @@ def test_a_ratio_that_can_not_hold_is_refused_with_what_to_do(given: dict[str, A
         ({"hold": "forever"}, "hold ($LAKEWARDEN_HOLD): "),
         (
             {"allow": ("warehouse/*",)},
-            "allow ($LAKEWARDEN_ALLOW): 'warehouse/*' is no table; write a URI such as",
+            "allow ($LAKEWARDEN_ALLOW): 'warehouse/*' is not a table URI; use a form such as",
         ),
         (
             {"lock_root": "locks"},
-            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks' is no place for locks; write file:///",
+            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks' is not a location for locks; use file:///",
         ),
         (
             {"lock_root": "hdfs://b/x"},
-            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'hdfs://b/x' is no place for locks",
+            "lock_root ($LAKEWARDEN_LOCK_ROOT): 'hdfs://b/x' is not a location for locks",
         ),
-        ({"lock_root": "gs://"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://' is no place for locks"),
+        ({"lock_root": "gs://"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://' is not a location for locks"),
     ],
 )
-def test_a_value_that_is_wrong_names_its_setting_and_its_variable(
-    given: dict[str, Any], message: str
+def test_the_error_of_an_invalid_value_names_the_setting_and_its_variable(
+    values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        Settings.load(**given)
+        Settings.load(**values)
 
     assert message in str(caught.value)
 
 
-def test_every_wrong_setting_is_named_at_once() -> None:
+def test_one_error_names_every_invalid_setting() -> None:
     with pytest.raises(SettingsError, match=r"max_open .*; max_markers "):
         Settings.load(max_open=0, max_markers=0)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "lakewarden.toml"
@@ -121,7 +129,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     assert settings.allow == ("file:///data/*",)
 
 
-def test_a_file_named_for_one_call_is_not_read_by_the_next(tmp_path: Path) -> None:
+def test_a_configuration_file_applies_to_one_call_only(tmp_path: Path) -> None:
     config = tmp_path / "lakewarden.toml"
     config.write_text('group = "file"\n')
 
@@ -132,12 +140,12 @@ def test_a_file_named_for_one_call_is_not_read_by_the_next(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("validity = 3", "no such setting: validity"),
+        ("validity = 3", "unknown setting: validity"),
         ("validity_seconds = ", "not TOML: "),
         (None, "cannot be read: No such file"),
     ],
 )
-def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+def test_the_error_of_an_invalid_file_names_the_file(tmp_path: Path, text: str | None, message: str) -> None:
     config = tmp_path / "lakewarden.toml"
     if text is not None:
         config.write_text(text)
@@ -148,14 +156,14 @@ def test_a_file_that_is_wrong_is_named(tmp_path: Path, text: str | None, message
     assert str(caught.value).startswith(f"{config}: {message}")
 
 
-def test_a_file_for_the_agent_serves_the_commands_that_only_read(tmp_path: Path) -> None:
+def test_kafka_settings_can_be_loaded_from_the_agents_file(tmp_path: Path) -> None:
     config = tmp_path / "lakewarden.toml"
     config.write_text('validity_seconds = 40\nbootstrap_servers = "there:1"\n')
 
     assert KafkaSettings.load(config).bootstrap_servers == "there:1"
 
 
-def test_globs_and_roots_are_made_canonical() -> None:
+def test_table_globs_and_lock_roots_become_canonical() -> None:
     settings = Settings.load(allow=("/data/*", "s3a://b/w/*", "s3://b//t/"), lock_root="/var/locks/")
 
     assert settings.allow == ("file:///data/*", "s3://b/w/*", "s3://b/t")
@@ -171,20 +179,20 @@ def test_globs_and_roots_are_made_canonical() -> None:
         ("abfss://c@account.dfs.core.windows.net/locks", "abfs://c@account.dfs.core.windows.net/locks"),
     ],
 )
-def test_locks_may_be_kept_in_any_cloud_however_hadoop_spells_it(root: str, canonical: str) -> None:
+def test_a_lock_root_may_be_in_any_cloud_with_hadoops_schemes_too(root: str, canonical: str) -> None:
     settings = Settings.load(lock_root=root, allow="abfss://c@account.dfs.core.windows.net/*")
 
     assert settings.lock_root == canonical
     assert settings.allow == ("abfs://c@account.dfs.core.windows.net/*",)
 
 
-def test_several_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_the_environment_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEWARDEN_ALLOW", "s3://a/*, s3://b/*")
 
     assert Settings.load().allow == ("s3://a/*", "s3://b/*")
 
 
-def test_a_password_is_never_shown() -> None:
+def test_a_password_is_not_part_of_the_repr() -> None:
     settings = Settings.load(
         kafka_security_protocol="SASL_SSL", kafka_sasl_username="me", kafka_sasl_password="hush"
     )
