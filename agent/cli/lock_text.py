@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lakewarden.agent.locks.commands import Audited, Given, LockView
+from lakewarden.agent.locks.commands import AuditResult, LockView, ReleaseResult
 from lakewarden.agent.time_text import span, timestamp, when
 from lakewarden.handlers.explain.lock_audit import Interval, LockReport, Overlap, Position
 
@@ -75,11 +75,11 @@ def _state(view: LockView) -> str:
             return "held"
 
 
-def given_lines(given: Given, lock: str) -> Iterator[str]:
+def given_lines(given: ReleaseResult, lock: str) -> Iterator[str]:
     """A release by hand, with what may follow from it."""
     yield f"released {lock}, which owner {given.owner} held"
-    if given.taken_by is not None:
-        yield f"owner {given.taken_by} has it already"
+    if given.current_owner is not None:
+        yield f"owner {given.current_owner} has it already"
     if given.seconds_left > 0:
         yield (
             f"warning: if that owner is alive, it may rely on its lease until it next renews it, at the latest until "
@@ -90,7 +90,7 @@ def given_lines(given: Given, lock: str) -> Iterator[str]:
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-def audit_fields(audited: Audited) -> dict[str, Any]:
+def audit_fields(audited: AuditResult) -> dict[str, Any]:
     """The judgement as one JSON object."""
     report = audited.report
     return {
@@ -104,7 +104,7 @@ def audit_fields(audited: Audited) -> dict[str, Any]:
     }
 
 
-def proven(audited: Audited) -> bool:
+def proven(audited: AuditResult) -> bool:
     """No two owners at once, and nothing in the log that could hide them."""
     return not audited.report.violations and not audited.unreadable
 
@@ -177,7 +177,7 @@ def _at(position: Position) -> dict[str, int]:
     return {"partition": position.partition, "offset": position.offset}
 
 
-def audit_lines(audited: Audited) -> Iterator[str]:
+def audit_lines(audited: AuditResult) -> Iterator[str]:
     """The judgement for a person: one paragraph a lock, the verdict last."""
     report = audited.report
     for lock in report.locks:
@@ -188,7 +188,7 @@ def audit_lines(audited: Audited) -> Iterator[str]:
     yield _verdict(audited)
 
 
-def _verdict(audited: Audited) -> str:
+def _verdict(audited: AuditResult) -> str:
     report = audited.report
     read = f"{_count(report.events, 'event')} of {_count(len(report.locks), 'lock')}"
     if report.duplicates:

@@ -15,9 +15,16 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
-from lakewarden.agent.kafka import committed_offsets, partitions_of, read_to_end, reader, started, stopped
-from lakewarden.agent.serving.checkpoint import decided_from
-from lakewarden.agent.serving.partition import published
+from lakewarden.agent.kafka import (
+    committed_offsets,
+    partitions_of,
+    read_to_end,
+    reader,
+    start_client,
+    stop_client,
+)
+from lakewarden.agent.serving.checkpoint import decisions_position
+from lakewarden.agent.serving.partition import decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
@@ -33,7 +40,7 @@ from lakewarden.events import (
     Undecodable,
     decode,
 )
-from lakewarden.handlers.table.admission import in_front
+from lakewarden.handlers.table.admission import blockers
 from lakewarden.handlers.table.machine import replay_event, replay_verdict
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
@@ -90,7 +97,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     decided: dict[int, Position] = {}
     for number in partitions:
         known = committed.get(TopicPartition(topics.writers, number))
-        decided[number] = decided_from(known.metadata if known else "")
+        decided[number] = decisions_position(known.metadata if known else "")
         spans[TopicPartition(topics.writers, number)] = known.offset if known and known.offset >= 0 else None
         spans[TopicPartition(topics.decisions, number)] = decided[number].offset
     records = await read_to_end(settings, spans)
@@ -101,7 +108,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             states,
             opened,
             records[TopicPartition(topics.writers, number)],
-            published(decided[number], records[TopicPartition(topics.decisions, number)]),
+            decoded_decisions(decided[number], records[TopicPartition(topics.decisions, number)]),
         )
     locks = await _last_lock_steps(settings, topics)
     uris = {uri for uri, state in states.items() if state.open()} | set(locks)
@@ -138,11 +145,11 @@ async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[C
 @asynccontextmanager
 async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
     consumer = reader(settings)
-    await started(consumer, settings)
+    await start_client(consumer, settings)
     try:
         yield consumer
     finally:
-        await stopped(consumer)
+        await stop_client(consumer)
 
 
 def _fold(
@@ -152,7 +159,7 @@ def _fold(
     decisions: PublishedDecisions,
 ) -> None:
     def decided(up_to: int | None) -> None:
-        for decision in decisions.due(up_to):
+        for decision in decisions.pop_due(up_to):
             if (state := states.get(decision.table)) is not None:
                 replay_verdict(state, verdict_of(decision), monotonic())
 
@@ -183,7 +190,7 @@ def _view(state: TableState, transaction: Transaction, opened: dict[str, datetim
 
 def _waits_on(state: TableState, transaction: Transaction) -> str | None:
     if transaction.phase is Phase.QUEUED:
-        writers = {each.writer for each in in_front(state, transaction)}
+        writers = {each.writer for each in blockers(state, transaction)}
         return ", ".join(sorted(writers)) or "its admission"
     if transaction.phase is Phase.WAITING:
         running = state.running()
