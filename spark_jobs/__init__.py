@@ -1,16 +1,25 @@
-"""Use: what a PySpark driver needs to write one lake table together with others.
+"""What a Spark driver needs to write one lake table together with other writers.
 
-Three lines are enough::
+Three lines in a job (`docs/writers.md` is the manual)::
 
     gate = CommitGate("kafka:9092")
     sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
     query = stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
 
-Nothing heavy is imported here: pyspark, pypaimon and Kafka come in where they are used.
+The rooms, each of which imports only those below it:
+
+- `jobs/`: programs: conflicts to Parquet, the demo's writer.
+- `commit_gate.py`: `CommitGate`, the public gate.
+- `streaming/`: a transaction for each micro-batch, cancelling its Spark jobs, stopping a query.
+- `sinks/`: the contract for table formats, and `PaimonSink`.
+- `gate/`: the writer's side of the protocol. `gate/gate.py` is the place to start reading.
+
+This module imports nothing heavy: pyspark, pypaimon and the Kafka client are imported where they are used.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
@@ -51,7 +60,7 @@ __all__ = [
     "Transaction",
 ]
 
-_WHERE = {
+_MODULES = {
     "CommitGate": "commit_gate",
     "GateEvent": "gate.observer",
     "Grant": "gate.grant",
@@ -60,11 +69,16 @@ _WHERE = {
     "Transaction": "gate.transaction",
 }
 
+# A library writes nothing until its program configures logging. Without a handler, Python prints warnings to stderr.
+# aiokafka attaches none, and a driver that uses it through this package didn't choose it.
+for _name in ("lakewarden", "aiokafka"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
+
 
 def __getattr__(name: str) -> object:
     """Import the heavier names when they are first used."""
     from importlib import import_module
 
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

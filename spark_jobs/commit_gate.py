@@ -1,4 +1,7 @@
-"""The public gate: transactions of `gate/`, and the micro-batches of `streaming/` on top of them."""
+"""`CommitGate`, the gate that users create: the transactions of `gate/`, and micro-batches on top of them.
+
+It stands above `gate/` and `streaming/` because it needs both, and neither needs it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class CommitGate(TransactionGate):
-    """A driver's connection to the agents. Create one per driver; its queries and threads share it."""
+    """A driver's connection to the agents. Create one per driver; its queries and threads share it.
+
+    `foreach_batch` is for streaming queries, `transaction` for every other write. Close the gate at the end, or use it as
+    a context manager; Python's exit closes it otherwise.
+    """
 
     def foreach_batch(
         self,
@@ -30,11 +37,11 @@ class CommitGate(TransactionGate):
         conflict_rule: ConflictRule | None = None,
         lock: str | None = None,
     ) -> Callable[[DataFrame, int], None]:
-        """Return a function for `DataStreamWriter.foreachBatch` that runs `write(batch_df, txn)` in one transaction a batch.
+        """Return a function for `DataStreamWriter.foreachBatch` that calls `write(batch_df, txn)` in one transaction per batch.
 
-        `streaming/batches.py` describes aborts, retries and batches that are already committed; `sinks/contract.py`
-        describes what a sink needs so that each batch is in the table exactly once. Without `conflict_rule` the
-        sink's own rule applies (`write.conflict_rule`), else "file-group".
+        `streaming/batches.py` describes aborts, retries and batches that are already committed. `sinks/contract.py`
+        describes what a sink needs so that each batch is in the table exactly once. Without `conflict_rule` the sink's
+        own rule applies (`write.conflict_rule`), else "file-group".
         """
         rule: ConflictRule = conflict_rule or getattr(write, "conflict_rule", None) or "file-group"
         return BatchWriter(

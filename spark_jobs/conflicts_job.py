@@ -1,4 +1,4 @@
-"""`python -m lakewarden.spark_jobs.conflicts_job`, the published name of the job in `jobs/conflicts.py`."""
+"""`python -m lakewarden.spark_jobs.conflicts_job`: the documented name of the program in `jobs/conflicts.py`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The writer's side of the protocol: the gate, its transactions, and their conversation with the agent."""
+"""The writer's side of the protocol: the gate, its transactions and their events. Start with `gate.py`."""

@@ -1,16 +1,16 @@
-"""The driver's line to the agent: one producer, and a reader for each `decisions` partition in use.
+"""The driver's connection to the agent: one producer, and one consumer for each Kafka partition of `decisions` in use.
 
-Rules, each with its reason:
-
-- *A table's records have one place.* The partition is Kafka's default for the table's key, worked out once and used for
-  both topics, which must have the same number of partitions: a writer that listened elsewhere would wait for ever.
-- *Listen, then speak.* A reader is positioned at the end of its partition before the intent is produced, so that no
-  answer is missed. It has no group and commits nothing: what it read means nothing to anybody else.
-- *One consumer a partition.* `assign` replaces the whole assignment with its positions; adding a partition to a running
-  consumer could skip records of the others.
-- *A producer that failed is thrown away.* An idempotent producer that gave a batch up may be refused from then on
-  (its sequence has a hole); the next send begins with a new one.
-- *A reader never ends by an error.* It reports, waits and reads on from where it stood; deadlines bound those who wait.
+- *A table has one Kafka partition.* It is Kafka's default partition for the table's name as key, computed once and used for
+  `writers` and `decisions`. Both topics must have the same number of partitions, else the answers would arrive in a
+  partition that this writer doesn't read.
+- *Subscribe before you publish.* A consumer is positioned at the end of its partition before the intent is published, so no
+  answer is missed. It has no group and commits no offsets: its position matters to no other process.
+- *One consumer per partition.* `assign` replaces a consumer's whole assignment and its positions, so adding a partition to a
+  running consumer could skip records of the others.
+- *A producer that failed is replaced.* After an idempotent producer has dropped a batch, the broker may refuse its next ones,
+  because a sequence number is missing.
+- *A consumer survives errors.* It logs the error, waits and continues at its position. The callers' timeouts bound the wait.
+- *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
-import structlog
 from aiokafka.errors import ConsumerStoppedError, KafkaError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import TopicPartition
@@ -46,22 +45,24 @@ from lakewarden.spark_jobs.gate.kafka import (
     settings,
     stop_quietly,
 )
+from lakewarden.spark_jobs.gate.logs import EventLogger
 
 READ_RETRY_SECONDS = 0.5
-"""Between two tries of a reader that failed: a broker that comes back is heard within a heartbeat."""
+"""Delay after a failed read: shorter than a heartbeat, so that a writer resumes soon after its broker."""
 
 MAX_READ_BACK = 200_000
-"""Records read back from `writers` at most: some 20 s of reading; what is beyond is left out (see `read_back`)."""
+"""Records that `read_back` reads at most, in about 20 s. The rest is left out."""
 
 OnDecision: TypeAlias = Callable[[DecisionEventUnion, int], None]
+"""Receives a decision and its offset in `decisions`."""
 
 T = TypeVar("T")
 
-log = structlog.get_logger("lakewarden.channel")
+log = EventLogger("lakewarden.channel")
 
 
 class Channel:
-    """Sends writer events and dispatches decisions by transaction id. Safe to use from many threads."""
+    """Publishes writer events, and dispatches decisions by transaction id. Thread-safe."""
 
     def __init__(
         self,
@@ -82,27 +83,27 @@ class Channel:
         self._readers: dict[int, Any] = {}
         self._subscribers: dict[str, OnDecision] = {}
         self._terms: dict[int, str] = {}
-        """The ownership whose decisions count, by partition, once one was heard to begin."""
+        """The term whose decisions count, by partition. Before the first `partition-taken`, all decisions count."""
         self.undecodable = UndecodableRecords()
-        """Decisions that this writer could not decode; one of them may have been meant for it."""
+        """Decisions that this writer could not decode. One of them may have been for its transaction."""
 
-    # called by any thread
+    # for any thread
 
     def subscribe(self, table: str, transaction: str, on_decision: OnDecision, *, facts: str) -> None:
-        """From now on `on_decision` gets every decision about `transaction`, in the channel's own thread: it must not wait."""
+        """Call `on_decision` with every decision about `transaction` from now on, in the channel's thread: it must not wait."""
         self._subscribers[transaction] = on_decision
         try:
-            self.run(lambda: self._open_reader(table), doing="listening for decisions", facts=facts)
+            self.run(lambda: self._open_reader(table), doing="subscribing to decisions", facts=facts)
         except BaseException:
             self.unsubscribe(transaction)
             raise
 
     def unsubscribe(self, transaction: str) -> None:
-        """Dispatch nothing more of `transaction`."""
+        """Dispatch no more decisions about `transaction`."""
         self._subscribers.pop(transaction, None)
 
     def send(self, event: WriterEventUnion) -> int:
-        """Publish an event, wait until it is acknowledged, and return its offset in `writers`."""
+        """Publish an event, wait for its acknowledgement, and return its offset in `writers`."""
 
         async def publish_and_wait() -> int:
             return await (await self.publish(event))
@@ -118,24 +119,24 @@ class Channel:
         facts: str = "",
         timeout: float | None = None,
     ) -> T:
-        """Run an own coroutine in the channel's loop and wait for it, bounded as a send is."""
+        """Run a coroutine in the channel's loop and wait for its result, at most as long as for a send."""
         return self._thread.call(function, timeout=timeout or self.timeout, doing=doing, facts=facts)
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `function` in the background until it ends by itself; it handles its own errors."""
+        """Run `function` in the background until it returns. It handles its own errors."""
         self._thread.spawn(function)
 
     def read_back(self, table: str, start: int, timeout: float) -> list[WriterEventUnion]:
-        """What was really said about the table's partition of `writers`, from offset `start` to its present end.
+        """Return the events of the table's partition of `writers`, from offset `start` to its present end.
 
-        At most `MAX_READ_BACK` records: enough for any transaction that isn't lost among others for hours.
+        It reads at most `MAX_READ_BACK` records. A transaction has more only if it ran beside many others for hours.
         """
         return self.run(
             lambda: self._read_back(table, start), doing="reading back the writers' topic", timeout=timeout
         )
 
     def close(self) -> None:
-        """Say goodbye to Kafka and end the thread."""
+        """Close the connection to Kafka and end the thread."""
         if not self._thread.started:
             return
         try:
@@ -147,7 +148,7 @@ class Channel:
     # in the loop
 
     async def publish(self, event: WriterEventUnion) -> Awaitable[int]:
-        """Hand an event to the producer: the order of these calls is the log's. The result waits for the ack."""
+        """Pass an event to the producer: the order of these calls is the order in the log. Await the result for the offset."""
         producer = await self._ready_producer()
         partition = self._partition(event.table)
         try:
@@ -186,7 +187,7 @@ class Channel:
             return self._producer
 
     async def _count_partitions(self, producer: Any) -> int:
-        # All topics at once: asking for one by name would create it, where the broker creates topics by itself.
+        # Of all topics: a request for one by name would create it, if the broker creates topics automatically.
         cluster = await producer.client.fetch_all_metadata()
         counts = {
             topic: len(cluster.partitions_for_topic(topic) or ())
@@ -200,7 +201,7 @@ class Channel:
             )
         if len(set(counts.values())) != 1:
             raise AgentUnreachable(
-                f"topics have different numbers of partitions: {counts}; an answer would go where nobody listens: "
+                f"topics have different numbers of partitions: {counts}; this writer would miss the agent's answers: "
                 f"give both the same number; brokers={self.bootstrap_servers}"
             )
         return counts[self.topics.writers]
@@ -250,7 +251,7 @@ class Channel:
             try:
                 record = await consumer.getone()
             except ConsumerStoppedError:
-                return  # by `close`
+                return  # stopped by `close`
             except (KafkaError, OSError) as error:
                 log.warning(
                     "channel.read-failed", topic=self.topics.decisions, partition=partition, error=repr(error)
@@ -274,7 +275,7 @@ class Channel:
                 "channel.outdated-agent",
                 transaction=decision.transaction,
                 agent=decision.agent,
-                detail="another agent has taken its tables over; what it says does not count",
+                detail="another agent took the partition over; this decision does not count",
             )
             return
         on_decision = self._subscribers.get(decision.transaction)
@@ -282,7 +283,7 @@ class Channel:
             return
         try:
             on_decision(decision, record.offset)
-        except Exception as error:  # one transaction's failure must not deafen the others
+        except Exception as error:  # the other transactions must still get their decisions
             log.exception("channel.dispatch-failed", transaction=decision.transaction, error=repr(error))
 
     async def _read_back(self, table: str, start: int) -> list[WriterEventUnion]:

@@ -1,4 +1,4 @@
-"""The question that a transaction may ask of its table: whether a batch has been committed."""
+"""How a transaction looks up in its table whether a batch is committed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Protocol
 
 
 class CommitLookup(Protocol):
-    """Asks the table: the version in which `writer` committed batch `batch_id`, or None where it hasn't."""
+    """Returns the version in which `writer` committed batch `batch_id`, or None if the table doesn't have it.
+
+    It raises if it can't know.
+    """
 
     def __call__(self, writer: str, batch_id: int, /) -> str | None: ...

@@ -1,7 +1,8 @@
-"""What a writer is told when it may not commit. One root; a class of its own only where the caller acts differently.
+"""The errors that a writer gets if it may not commit.
 
-Every message says what happened, to which table and writer, and what to do next. `retriable` says whether a new
-transaction with the same data can succeed; `CommitGate.foreach_batch` retries those by itself.
+All are `GateError`s. There is a class of its own where the caller would act differently. Every message says what happened, to
+which table and writer, and what to do next. `retriable` says whether a new transaction with the same data can succeed;
+`CommitGate.foreach_batch` retries those itself.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from collections.abc import Iterable
 from lakewarden.events import Abort, AbortReason, ConflictEntry
 
 MAX_NAMED = 5
-"""Overlaps named in a message; the rest are counted, and all are in `CommitAborted.conflicts`."""
+"""Overlaps listed in a message. The others are counted; `CommitAborted.conflicts` has all of them."""
 
 
 class GateError(Exception):
-    """Root of everything the gate raises on purpose. Nothing was committed, unless the class says otherwise."""
+    """Base class of the gate's errors. Nothing was committed, unless the subclass says otherwise."""
 
     retriable: bool = False
 
 
 class CommitAborted(GateError):
-    """The agent stopped this transaction. Throw the work away; begin anew if `retriable`."""
+    """The agent aborted this transaction. Discard its work. If `retriable`, begin a new transaction."""
 
     def __init__(self, abort: Abort) -> None:
         self.abort = abort
@@ -35,45 +36,46 @@ class CommitAborted(GateError):
         super().__init__(_abort_message(abort, self.other_writers))
 
     def __reduce__(self) -> tuple[type[CommitAborted], tuple[Abort]]:
-        """Pickled by what it was made of: an exception pickles its message otherwise."""
+        """Pickle the abort. By default an exception pickles its message as the argument of its class."""
         return type(self), (self.abort,)
 
 
 class AlreadyCommitted(GateError):
-    """This writer's batch is in the table already: skip it. `foreach_batch` does so by itself."""
+    """This writer's batch is already in the table: skip it. `foreach_batch` does so itself."""
 
     def __init__(
         self, *, table: str, writer: str, batch_id: int | None, transaction: str | None, version: str | None
     ) -> None:
-        """`transaction` is None where the table told, and not the agent."""
+        """`transaction` is the one that committed the batch, or None if the batch was found in the table."""
         self.table, self.writer, self.batch_id = table, writer, batch_id
         self.committed_transaction, self.version = transaction, version
-        text = "found in the table" if transaction is None else f"committed_transaction={transaction}"
+        source = "" if transaction is None else f" committed_transaction={transaction}"
+        found = ", found in the table" if transaction is None else ""
         super().__init__(
-            f"batch {batch_id} of writer {writer!r} is committed already: skip it; "
-            f"table={table} {text} version={version}"
+            f"batch {batch_id} of writer {writer!r} is already committed{found}: skip it; "
+            f"table={table}{source} version={version}"
         )
 
 
 class GrantTimeout(GateError):
-    """An agent answered before, but our turn didn't come in time. See `lakewarden status` for who is ahead."""
+    """The admission or the grant didn't come in time. `lakewarden status` shows the transactions ahead."""
 
 
 class LeaseLost(GateError):
-    """The grant's lease ran out before the publish began. Nothing was published; a new transaction can succeed."""
+    """The grant lease expired before the publish. Nothing was published; a new transaction can succeed."""
 
     retriable = True
 
 
 class AgentUnreachable(GateError):
-    """Kafka or the agent didn't answer. Nothing may be committed without them: check both, then restart the query."""
+    """Kafka or the agent didn't answer, and nothing may be committed without them. Check both, then restart the query."""
 
 
 class OutcomeUnknown(GateError):
-    """The publish failed, and whether it reached the table is not known: it may be there, or still come.
+    """The publish failed, and it is unknown whether it took effect. It may also take effect later.
 
-    `retriable` where the sink can ask its table (`sinks.py`): a new transaction waits until the grant has lapsed, and
-    asks. Elsewhere look into the table before the batch is written again.
+    If `retriable`, the sink can look up its table (`sinks/contract.py`): a new transaction waits until the grant has
+    lapsed, then looks. Otherwise check the table before the batch is written again.
     """
 
     def __init__(self, message: str, *, retriable: bool) -> None:
@@ -82,37 +84,45 @@ class OutcomeUnknown(GateError):
 
 
 class BaseChanged(GateError):
-    """A writer that doesn't ask the agent changed the files that this batch was computed from. Compute it again."""
+    """A writer that bypasses the gate changed the files that this batch was computed from. Compute it again."""
 
     retriable = True
 
 
 _REASON_TEXTS: dict[AbortReason, str] = {
     "conflict": "commit aborted: {overlaps} also written by {others}",
-    "writer-lost": "commit aborted: the agent heard no heartbeat of this writer in time",
+    "writer-lost": "commit aborted: no heartbeat of this writer reached the agent in time",
     "lease-lost": "commit aborted: the agent lost the table's lock",
-    "outcome-unknown": "commit aborted: a grant of {others} ran out and nobody said whether it was committed",
-    "superseded": "commit aborted: the same writer opened a newer transaction: it runs twice, or was restarted",
+    "outcome-unknown": "commit aborted: {overlaps} may also have been written by {others}, whose grant lapsed",
+    "superseded": "commit aborted: the same writer opened a newer transaction; it was restarted, or two processes use its name",
     "not-allowed": "commit refused: the agent doesn't serve this table or its lock; allow it with --allow",
-    "unknown-transaction": "commit aborted: the agent doesn't know this transaction",
+    "unknown-transaction": "commit aborted: the log no longer has the intent of this transaction",
 }
 
 
 def _abort_message(abort: Abort, others: tuple[str, ...]) -> str:
-    text = _REASON_TEXTS[abort.reason].format(
-        overlaps=named_overlaps(abort.conflicts),
-        others=", ".join(f"writer {name!r}" for name in others) or "another writer",
-    )
-    detail = f" ({abort.detail})" if abort.detail else ""
-    advice = "begin a new transaction with the same data" if abort.retriable else "don't retry as it is"
+    advice = "begin a new transaction with the same data" if abort.retriable else "don't retry it unchanged"
     return (
-        f"{text}{detail}; {advice}; table={abort.table} writer={abort.writer} "
+        f"{_cause(abort, others)}; {advice}; table={abort.table} writer={abort.writer} "
         f"transaction={abort.transaction} reason={abort.reason} retriable={str(abort.retriable).lower()}"
     )
 
 
+def _cause(abort: Abort, others: tuple[str, ...]) -> str:
+    if abort.reason == "not-allowed" and abort.detail:
+        return f"commit refused: {abort.detail}"
+    if abort.reason == "outcome-unknown" and not abort.conflicts:  # the lapse of this transaction's own grant
+        text = "commit aborted: its outcome is unknown"
+    else:
+        text = _REASON_TEXTS[abort.reason].format(
+            overlaps=named_overlaps(abort.conflicts),
+            others=", ".join(f"writer {name!r}" for name in others) or "another writer",
+        )
+    return f"{text} ({abort.detail})" if abort.detail else text
+
+
 def named_overlaps(conflicts: Iterable[ConflictEntry]) -> str:
-    """The first few overlaps in words, and how many more there are."""
+    """Return the first few overlaps as text, and the number of the others."""
     pairs = sorted({(entry.partition, entry.file_group) for entry in conflicts})
     if not pairs:
         return "the same data"

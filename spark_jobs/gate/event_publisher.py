@@ -1,11 +1,11 @@
-"""What one transaction says to the agent, and how often.
+"""The events that one transaction publishes to the agent, and its heartbeats.
 
-- Heartbeats and the request share one counter. It is drawn (and its time noted, see `lease.py`) and the event handed to
-  the producer under one lock, so the numbers rise in the log too.
-- A heartbeat that fails is logged, and the next one is sent all the same: without heartbeats the agent takes the writer
-  for lost, the lease isn't extended and no grant comes. That is the right end for a writer that nobody hears.
-- Failing to say "completed" or "abandoned" is a warning and no error: a durable commit stays one, and what the agent
-  isn't told it finds out when the lease or the heartbeats run out.
+- *One counter.* Heartbeats and the request share `seq`. One lock covers drawing the number (which records its send time,
+  see `grant_deadline.py`) and passing the event to the producer, so the numbers rise in the log as well.
+- *A heartbeat that fails is logged, and the next one is sent.* If no heartbeat arrives, the agent takes the writer for lost:
+  it extends no lease and publishes no grant. That is the safe outcome for a writer that can't reach Kafka.
+- *A report that fails is a warning.* If `commit-completed` or `transaction-abandoned` can't be published, a durable commit
+  stays durable. The agent reacts when the lease or the heartbeats end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 import anyio
-import structlog
 from aiokafka.errors import KafkaError
 
 from lakewarden.events import (
@@ -34,19 +33,20 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import GateError
+from lakewarden.spark_jobs.gate.logs import EventLogger
 
 MAX_REASON = 500
-"""Characters of an exception that travel in `transaction-abandoned`."""
+"""Characters of an exception in `transaction-abandoned`."""
 
 COMPLETED_ATTEMPTS = 2
-"""A producer that failed is replaced once; after that the agent has to find the commit by itself."""
+"""Sends of `commit-completed`: the first failure replaces the producer. After the second, the agent finds out by the lapse."""
 
-log = structlog.get_logger("lakewarden.gate")
+log = EventLogger("lakewarden.gate")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a writer waits, and how often it says that it lives."""
+    """How long a writer waits, and how often it sends a heartbeat."""
 
     heartbeat_seconds: float = 5.0
     admission_timeout_seconds: float = 30.0
@@ -79,7 +79,7 @@ class _Header(TypedDict):
 
 
 class EventPublisher:
-    """The writer's side of one transaction's talk with the agent."""
+    """Publishes the events of one transaction."""
 
     def __init__(
         self, channel: Channel, intent: Intent, transaction: str, timing: Timing, next_seq: Callable[[], int]
@@ -91,10 +91,10 @@ class EventPublisher:
         self._next_seq = next_seq
         self._seq_order = anyio.Lock()
         self.heartbeat_error: str | None = None
-        """How the last heartbeat failed; None where Kafka took it."""
+        """The error of the last heartbeat; None if Kafka acknowledged it."""
 
     def publish_intent(self) -> int:
-        """Open the transaction; the offset of the intent is its place among all transactions of the table."""
+        """Open the transaction. Returns the offset of the intent: its place among all transactions of the table."""
         intent = self._intent
         return self._channel.send(
             CommitIntent(
@@ -110,11 +110,11 @@ class EventPublisher:
         )
 
     def publish_markers(self, markers: tuple[Marker, ...]) -> None:
-        """Say what is about to be written; one event's worth of it."""
+        """Publish the markers of one event."""
         self._channel.send(MarkerCreated(**self._header(), markers=markers))
 
     def publish_request(self) -> None:
-        """Ask for the grant."""
+        """Request the grant."""
 
         async def publish() -> None:
             await self._publish_with_seq(lambda seq: CommitRequested(**self._header(), seq=seq))
@@ -126,7 +126,7 @@ class EventPublisher:
         )
 
     def start_heartbeats(self, *, until: Callable[[], bool]) -> None:
-        """Say again and again, in the background, that this writer lives."""
+        """Publish heartbeats in the background until `until()` is true."""
 
         async def publish_heartbeats() -> None:
             while True:
@@ -153,28 +153,27 @@ class EventPublisher:
         await acknowledged
 
     def publish_completed(self, grant: str, version: str | None) -> None:
-        """Say that the commit is durable."""
+        """Report that the commit is durable."""
         event = CommitCompleted(
             **self._header(), grant=grant, version=version, batch_id=self._intent.batch_id
         )
-        for left in reversed(range(COMPLETED_ATTEMPTS)):
+        for remaining in reversed(range(COMPLETED_ATTEMPTS)):
             try:
                 self._channel.send(event)
             except GateError as error:
-                if not left:
-                    advice = "the commit is durable; the agent asks the table when the lease has run out"
+                if not remaining:
                     log.warning(
                         "gate.completed-not-published",
                         **self._names(),
                         version=version,
-                        advice=advice,
+                        advice="the commit is durable; the agent treats its outcome as unknown when the grant lapses",
                         error=str(error),
                     )
             else:
                 return
 
     def publish_abandoned(self, reason: str) -> None:
-        """Say that this writer gives up, and that nothing was committed."""
+        """Report that the transaction ends and nothing was committed."""
         try:
             self._channel.send(TransactionAbandoned(**self._header(), reason=reason[:MAX_REASON]))
         except GateError as error:

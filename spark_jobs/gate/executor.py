@@ -1,11 +1,12 @@
-"""Markers from executors, which reach Kafka and not the driver.
+"""Markers from executors, which connect to Kafka themselves instead of going through the driver.
 
-The rule: a task publishes what it is about to write, and waits for the acknowledgement, *before* it writes. The
-reason: the driver's `commit-requested` is sent after its tasks have ended, so in the log, whose order is the order,
-every marker stands before the request; and the earlier a marker is there, the less the loser computes in vain.
+**Rule.** A task publishes the markers of what it is about to write, and waits for the acknowledgement, *before* it writes.
 
-`ExecutorChannel` is small and pickles into a Spark closure. Each Python worker process keeps one producer for a broker
-address, however many tasks it runs; a forked process makes its own.
+**Reason.** The driver publishes `commit-requested` after its tasks have ended. So every marker precedes the request in the
+log, whose order decides. And the earlier a marker is in the log, the less a losing transaction computes in vain.
+
+`ExecutorChannel` pickles into a Spark closure, Kafka settings included. Each Python worker process keeps one producer per
+broker address and settings, however many tasks it runs. A forked process creates its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from lakewarden.spark_jobs.gate.markers import event_chunks
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChannel:
-    """Publishes the markers of one transaction from wherever it is unpickled."""
+    """Publishes markers of one transaction, from the process in which it is unpickled."""
 
     bootstrap_servers: str
     topic_prefix: str
@@ -49,11 +50,11 @@ class ExecutorChannel:
     timeout: float = SEND_TIMEOUT_SECONDS
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
-        """Say that this task is about to write the file group."""
+        """Publish a marker: this task is about to write the file group. Returns when Kafka has acknowledged it."""
         self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
-        """Say that this task is about to write all of these; returns when Kafka has them."""
+        """Publish markers. Returns when Kafka has acknowledged all of them."""
         topic = Topics(self.topic_prefix).writers
         for chunk in event_chunks(markers):
             event = MarkerCreated(
@@ -69,7 +70,7 @@ class ExecutorChannel:
 
 
 class _ProducerThread:
-    """One producer in its own loop thread, for all tasks of a worker process."""
+    """One producer in a loop thread of its own, for all tasks of a worker process."""
 
     def __init__(self, bootstrap_servers: str, kafka: KafkaSettings | None) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -85,7 +86,7 @@ class _ProducerThread:
         )
 
     def stop(self) -> None:
-        """Say goodbye to Kafka, as far as it goes."""
+        """Close the producer; ignore that Kafka doesn't answer."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with contextlib.suppress(AgentUnreachable):
@@ -100,7 +101,7 @@ class _ProducerThread:
             try:
                 await producer.send_and_wait(topic, value, key)
             except BaseException:
-                # An idempotent producer that gave up on a record may be refused from then on; see `channel`.
+                # The broker may refuse an idempotent producer that has dropped a record (`channel.py`): replace it.
                 if self._producer is producer:
                     self._producer = None
                     self._thread.tasks.start_soon(stop_quietly, producer)
@@ -121,7 +122,7 @@ def _stop_producers() -> None:
 
 
 def _producer(channel: ExecutorChannel) -> _ProducerThread:
-    # Keyed by process id: a forked child has its parent's dictionary, but not the thread behind it.
+    # Keyed by process id: a forked child has its parent's dictionary, but not the thread of its parent's producer.
     key = (os.getpid(), channel.bootstrap_servers, _fingerprint(channel.kafka))
     with _producers_lock:
         if key not in _producers:
@@ -130,7 +131,7 @@ def _producer(channel: ExecutorChannel) -> _ProducerThread:
 
 
 def _fingerprint(kafka: KafkaSettings | None) -> bytes:
-    """Equal settings share a producer, though each task unpickles its own copy of them."""
+    """Return the same bytes for equal settings: tasks that unpickle copies of the same settings share a producer."""
     if callable(kafka):
         code = getattr(kafka, "__code__", None)
         described = repr(

@@ -1,21 +1,35 @@
-"""The gate: ask before you compute, say what you touch, publish only while you are granted to.
+"""The gate: a transaction computes only after its admission, and publishes only under a grant. Start reading here.
 
     gate = CommitGate("kafka:9092")
-    with gate.transaction(table="s3://lake/flights", writer="arrivals", batch_id=7) as txn:
-        txn.touch("month=1/day=3", "*", "merge")
+    with gate.transaction(table="s3://lake/flights", writer="arrivals", batch_id=7) as txn:  # waits for the admission
+        txn.touch("month=1/day=3", "*", "merge")  # publishes a marker, before the files are written
         staged = compute()
-        with txn.commit() as grant:
+        with txn.commit() as grant:  # waits for the grant
             grant.version = publish(staged)
 
-What holds, whatever happens in between:
+What the gate guarantees:
 
-- The body runs only after an agent has the intent in hands. No agent, no work (`AgentUnreachable`).
-- The publish runs only under a grant whose lease, counted by this writer, has time left (`LeaseLost`, `GrantTimeout`).
-- An abort stops the body as soon as it looks (`touch`, `check`, `commit`), calls `on_abort` at once, and ends as
-  `CommitAborted`, chained to whatever the body died of. After the publish began it changes nothing but `grant.check()`.
-- What this writer knows, it says: completed, or abandoned. What it doesn't know, it doesn't claim.
+- *No agent, no work.* The body starts after an agent has admitted the intent (else `AgentUnreachable`).
+- *No grant, no publish.* The block of `commit()` starts under a grant whose lease has time left on this writer's clock
+  (else `LeaseLost` or `GrantTimeout`).
+- *An abort stops the body.* The next `touch`, `check` or `commit` raises `CommitAborted`, and callbacks of `on_abort` run
+  immediately. An error that the abort caused in the body becomes its `__cause__`. Once the publish has begun, an abort
+  only makes `grant.check()` raise.
+- *Only known outcomes are reported.* The gate publishes `commit-completed` or `transaction-abandoned` if it knows the
+  outcome, and neither if it doesn't.
 
-The states and their races are in `progress.py`; for Spark's micro-batches see `batches.py`.
+| file | what it is for |
+| --- | --- |
+| `transaction.py` | one transaction: the calls of its body, threads and waiting |
+| `progress.py` | its states and the races between decisions and the body; no I/O |
+| `grant_deadline.py` | until when a grant lease counts, on this writer's clock |
+| `event_publisher.py` | the events that a transaction publishes, heartbeats included |
+| `channel.py`, `kafka.py` | the driver's connection to Kafka |
+| `executor.py` | markers that executors publish themselves |
+| `observer.py`, `logs.py` | `GateEvent`, and log lines |
+| `errors.py`, `refusals.py` | the errors, and their texts |
+
+`TransactionGate` is what `streaming/` builds on. `CommitGate` (`commit_gate.py`) adds `foreach_batch` to it.
 """
 
 from __future__ import annotations
@@ -25,8 +39,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
-
-import structlog
 
 from lakewarden.events import (
     DEFAULT_PREFIX,
@@ -45,13 +57,12 @@ from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
-log = structlog.get_logger("lakewarden.gate")
-
 
 class TransactionGate:
-    """A driver's gate to its agents: one for a driver, shared by its queries and threads.
+    """Opens transactions. One per driver is enough: its queries and threads share one connection to Kafka.
 
-    `observer` is told every step (`GateEvent`); it must be quick, and is called from several threads.
+    `observer` receives a `GateEvent` for every step of every transaction. The gate calls it from several threads, so it
+    must be thread-safe and quick.
     """
 
     def __init__(
@@ -79,7 +90,7 @@ class TransactionGate:
         )
         self._channel = Channel(bootstrap_servers, topics=Topics(topic_prefix), kafka=kafka)
         self._losers: set[tuple[str, str]] = set()
-        """Tables and writers that have lost a conflict and not committed since: their next intent may wait in line, unasked."""
+        """(table, writer) of those that lost a conflict and have not committed since. The agent may queue their next intent."""
         atexit.register(self.close)
 
     def __enter__(self) -> Self:
@@ -91,7 +102,7 @@ class TransactionGate:
         self.close()
 
     def close(self) -> None:
-        """Say goodbye to Kafka. Open transactions fall silent, and the agent ends them."""
+        """Close the connection to Kafka. The heartbeats of open transactions end, and the agent aborts them."""
         atexit.unregister(self.close)
         self._channel.close()
 
@@ -111,10 +122,12 @@ class TransactionGate:
     ) -> Iterator[Transaction]:
         """Open a transaction; the block is its body.
 
-        `writer` must be the same after a restart, and `batch_id` the same for the same data: together they are how a
-        batch that is committed already is recognised (`AlreadyCommitted`). With `admission="queued"` the body waits
-        until nothing ahead overlaps `scope`; after lost conflicts it may have to wait without asking for it. Of two that
-        conflict the lower `priority` loses: `TABLE_SERVICE_PRIORITY` for compaction and the like.
+        `writer` and `batch_id` identify the data. Keep `writer` the same after a restart, and `batch_id` the same for the
+        same data: a batch that is already committed then raises `AlreadyCommitted`.
+
+        With `admission="queued"` the body starts when no transaction ahead overlaps `scope`. The agent may also queue a
+        writer that lost a conflict, without being asked to. Of two transactions in conflict, the one with the lower
+        `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other table services.
         """
         intent = Intent(
             table=canonical_table(table),
@@ -139,13 +152,13 @@ class TransactionGate:
             txn.finish(error)
             verdict = self._verdict(txn, key)
             if verdict is not None and isinstance(error, Exception) and not isinstance(error, GateError):
-                # The body died of what the abort did to it (a cancelled job): say why, not how.
+                # The abort made the body fail, by cancelling its jobs for example. Raise the reason; the error is its cause.
                 raise verdict from error
             raise
         txn.finish(None)
         verdict = self._verdict(txn, key)
         if verdict is not None:
-            raise verdict  # the body swallowed it, or never looked; the caller must not believe in a commit
+            raise verdict  # the body suppressed it, or never checked; the caller must not take the batch for committed
         if not txn.discardable:
             self._losers.discard(key)
 

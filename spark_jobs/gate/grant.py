@@ -1,4 +1,4 @@
-"""Leave to publish, for the length of a block."""
+"""The permission to publish, for the length of a block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 
 class Outcome(Enum):
-    """What is known about a publish: three answers, never two."""
+    """What is known about a publish. An unknown outcome is never reported as one of the others."""
 
     UNKNOWN = auto()
     PUBLISHED = auto()
@@ -15,10 +15,10 @@ class Outcome(Enum):
 
 
 class Grant:
-    """A grant whose lease had not run out when it was given to you.
+    """A grant, as the block of `Transaction.commit` receives it. Its lease had time left at that moment.
 
-    `token` is the fencing token: the offset of the grant's record, rising with every grant of the table. Set `version`
-    to what the table calls the commit (snapshot id, instant) before you leave the block.
+    `token` is the fencing token: the Kafka offset of the grant's record, which rises with every grant of the table. Set
+    `version` to the table's name for the commit (a snapshot id, an instant) before the block ends.
     """
 
     __slots__ = ("_check", "grant", "outcome", "token", "version")
@@ -31,14 +31,14 @@ class Grant:
         self._check = check
 
     def check(self) -> None:
-        """Raise `LeaseLost` or `CommitAborted` if you may no longer publish: call it right before the last step."""
+        """Raise `LeaseLost` or `CommitAborted` if you may no longer publish. Call it right before the last step."""
         self._check()
 
     def published(self, version: str | None) -> None:
-        """The table was read back: the commit is in it, though the publish seemed to fail."""
+        """Declare that the commit is in the table, although the publish seemed to fail: you have read the table back."""
         self.outcome = Outcome.PUBLISHED
         self.version = version
 
     def not_published(self) -> None:
-        """Nothing reached the table, and nothing still can: the transaction ends as abandoned."""
+        """Declare that nothing reached the table and nothing still can. The transaction ends as abandoned."""
         self.outcome = Outcome.NOT_PUBLISHED

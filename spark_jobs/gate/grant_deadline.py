@@ -1,12 +1,13 @@
-"""How long a grant holds, counted by this writer alone.
+"""Until when a grant lease counts, on this writer's clock alone.
 
-The rule: a grant names the last `seq` that the agent had seen, and its lease runs from the moment when this writer
-*sent* that `seq`, on this machine's monotonic clock, less a margin. The reason: the agent read the `seq` after it was
-sent, so our deadline is never later than the agent's, whatever the clocks of the two machines say; and a grant from an
-agent that slept through its own lease has, for us, already lapsed.
+**Rule.** A grant names the last `seq` that the agent had read. Its lease starts when this writer *sent* that `seq`, on this
+machine's monotonic clock, and ends `margin_seconds` early.
 
-The moment is remembered *before* the send, so that a slow send shortens the lease and never lengthens it. A `seq` that
-was never sent, or sent so long ago that it was forgotten, gives no lease at all.
+**Reason.** The agent read the `seq` after it was sent. So the writer's deadline is never later than the agent's, whatever
+the two machines' clocks show. A grant from an agent that was suspended during the lease has already expired here.
+
+- The time is recorded *before* the send, so a slow send shortens the lease and never lengthens it.
+- A `seq` that was never sent, or whose time is no longer kept, gives no lease.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-MAX_REMEMBERED = 4096
-"""Send times kept. At a heartbeat a second it is more than an hour: no lease is that long."""
+MAX_SEND_TIMES = 4096
+"""Send times kept: more than an hour at one heartbeat per second, and no lease is that long."""
 
 
 def monotonic_seconds() -> float:
-    """Seconds that also pass while the machine is suspended, where the platform has such a clock.
+    """Return seconds of a clock that also counts while the machine is suspended, where the platform has one.
 
-    Linux' CLOCK_MONOTONIC stands still in a suspended virtual machine; a lease doesn't.
+    Linux' CLOCK_MONOTONIC stops in a guest that is suspended; a lease doesn't. No clock of a guest counts while its
+    hypervisor pauses it.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -30,21 +32,21 @@ def monotonic_seconds() -> float:
 
 @dataclass(slots=True)
 class SendTimes:
-    """The rising counter of a transaction's heartbeats and its request, and when each was sent."""
+    """The counter `seq` of a transaction's heartbeats and its request, and when each number was sent."""
 
     margin_seconds: float
     _sent_at: dict[int, float] = field(default_factory=dict)
     _next: int = 0
 
     def next_seq(self, now: float) -> int:
-        """The next `seq`; call it before it is sent."""
+        """Return the next `seq` and record `now` as its send time. Call it before the send."""
         seq = self._next
         self._next += 1
         self._sent_at[seq] = now
-        self._sent_at.pop(seq - MAX_REMEMBERED, None)
+        self._sent_at.pop(seq - MAX_SEND_TIMES, None)
         return seq
 
     def deadline(self, seq: int, lease_seconds: float) -> float | None:
-        """Until when a lease that names `seq` holds; None where that `seq` gives none."""
+        """Return until when a lease that names `seq` counts, or None if that `seq` gives none."""
         sent_at = self._sent_at.get(seq)
         return None if sent_at is None else sent_at + lease_seconds - self.margin_seconds

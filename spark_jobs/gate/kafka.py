@@ -1,8 +1,8 @@
-"""Kafka for a writer: settings that pass through, one way to fail, and an event loop for blocking callers.
+"""Kafka for a writer: client settings, and an event loop for blocking callers.
 
-Drivers and executors are threads of synchronous Python; aiokafka lives in an event loop. `LoopThread` runs that loop in
-one daemon thread. The rule for everything that crosses over: it is bounded in time *inside* the loop, and once more
-outside, so a caller never hangs; and what fails there arrives here as `AgentUnreachable`, naming the brokers.
+Drivers and executors run synchronous Python in threads, and aiokafka needs an event loop. `LoopThread` runs that loop in one
+daemon thread. Every call into it has a timeout *inside* the loop, and another one outside, so no caller waits forever. Its
+failure is raised as `AgentUnreachable`, which names the brokers.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 
 KafkaSettings: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""aiokafka's own keyword arguments (`security_protocol`, `sasl_mechanism`, …), or a function that makes them.
+"""aiokafka's keyword arguments (`security_protocol`, `sasl_mechanism`, …), or a function that returns them.
 
-A function is what executors need for an `ssl_context`, which doesn't pickle: it is called where it is used.
+An `ssl_context` doesn't pickle, so executors need the function. It is called where the client is created.
 """
 
 SEND_TIMEOUT_SECONDS = 10.0
-"""For one record to be acknowledged. Above a leader election (a few seconds), below a person's patience."""
+"""For the acknowledgement of one record. Longer than a leader election, which takes a few seconds."""
 
 GRACE_SECONDS = 5.0
-"""On top of the time inside the loop, before a caller gives the loop itself up as stuck."""
+"""Added to the timeout inside the loop. A caller that has waited so long treats the loop as stuck."""
 
 STOP_SECONDS = 2.0
-"""For a client to say goodbye to the broker."""
+"""For a client to close its connections."""
 
 T = TypeVar("T")
 
 
 def settings(kafka: KafkaSettings | None) -> dict[str, Any]:
-    """The keyword arguments themselves."""
+    """Return the keyword arguments."""
     if kafka is None:
         return {}
     return dict(kafka()) if callable(kafka) else dict(kafka)
 
 
 async def make_producer(bootstrap_servers: str, kafka: KafkaSettings | None) -> Any:
-    """A started producer: all replicas acknowledge, no duplicates from its retries, no lingering."""
+    """Return a started producer: all replicas acknowledge, its retries make no duplicates, and it sends without delay."""
     from aiokafka import AIOKafkaProducer
 
     producer = AIOKafkaProducer(
@@ -70,10 +70,10 @@ async def make_producer(bootstrap_servers: str, kafka: KafkaSettings | None) -> 
 
 
 async def stop_quietly(client: Any) -> None:
-    """Close an aiokafka client in bounded time, whatever state it is in.
+    """Close an aiokafka client in bounded time, in any state.
 
-    In a task of its own: a consumer whose fetch was about to be tried again, as when its broker has gone, lets the cancellation
-    of that fetch escape from its `stop`; in our task that would be a cancellation of ours.
+    `stop` runs in a task of its own. If a consumer was about to retry a fetch, because its broker is gone, `stop` lets the
+    cancellation of that fetch escape; in the caller's task it would cancel the caller.
     """
     from aiokafka import AIOKafkaProducer
 
@@ -84,16 +84,16 @@ async def stop_quietly(client: Any) -> None:
         if stopping.cancel() or stopping.cancelled():
             connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
             with anyio.move_on_after(STOP_SECONDS, shield=True):
-                await connections.close()  # to which its `stop` did not come
+                await connections.close()  # which `stop` did not reach
         else:
             stopping.result()
 
 
 class LoopThread:
-    """A daemon thread with an event loop; started by the first call, ended by `close`, at the latest when Python exits.
+    """A daemon thread with an event loop. The first call starts it; `close`, or Python's exit, ends it.
 
-    That late, a loop that is merely dropped would hang the exit: its thread doesn't run any more when it is asked to end.
-    `tasks` lives as long as the thread: background work belongs there, and is cancelled by `close`.
+    Background work belongs in `tasks`, which `close` cancels. A loop that is still open when Python finalises would hang the
+    exit, because its thread no longer runs when it is asked to end; an exit handler closes it before.
     """
 
     def __init__(self, bootstrap_servers: str, *, name: str) -> None:
@@ -102,32 +102,32 @@ class LoopThread:
         self._lock = threading.Lock()
         self._manager: AbstractContextManager[BlockingPortal] | None = None
         self._portal: BlockingPortal | None = None
-        self._running_tasks: Future[None] | None = None
+        self._task_host: Future[None] | None = None
         self._tasks: TaskGroup | None = None
         _threads.add(self)
 
     @property
     def started(self) -> bool:
-        """Whether there is anything to close."""
+        """Whether the thread runs."""
         return self._portal is not None
 
     @property
     def tasks(self) -> TaskGroup:
-        """Where background work of this loop runs; only inside the loop."""
+        """The task group for background work. Use it inside the loop only."""
         assert self._tasks is not None
         return self._tasks
 
     def portal(self) -> BlockingPortal:
-        """The way into the loop."""
+        """Return the way into the loop; start the loop if needed."""
         with self._lock:
             if self._portal is None:
                 self._manager = start_blocking_portal(name=self._name)
                 self._portal = self._manager.__enter__()
-                self._running_tasks, self._tasks = self._portal.start_task(_run_tasks)
+                self._task_host, self._tasks = self._portal.start_task(_run_tasks)
             return self._portal
 
     def call(self, function: Callable[[], Awaitable[T]], *, timeout: float, doing: str, facts: str = "") -> T:
-        """Run `function` in the loop and wait for its result, at most `timeout` seconds. `facts` ends every error."""
+        """Run `function` in the loop and wait for its result, at most `timeout` seconds. `facts` ends every message."""
 
         async def bounded() -> T:
             with anyio.fail_after(timeout):
@@ -143,22 +143,22 @@ class LoopThread:
             raise unreachable(self.bootstrap_servers, doing, timeout, error, facts) from error
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `function` in the background until it ends; it handles its own errors."""
+        """Run `function` in the background until it returns. It handles its own errors."""
 
-        async def spawning() -> None:
+        async def start() -> None:
             self.tasks.start_soon(function)
 
-        self.portal().start_task_soon(spawning)
+        self.portal().start_task_soon(start)
 
     def close(self) -> None:
-        """End the loop and whatever still runs in it; a loop that is stuck is left behind with its daemon thread."""
+        """Cancel what runs in the loop and end it. A loop that is stuck is left to its daemon thread."""
         with self._lock:
-            manager, running_tasks = self._manager, self._running_tasks
-            self._manager = self._portal = self._running_tasks = None
+            manager, task_host = self._manager, self._task_host
+            self._manager = self._portal = self._task_host = None
         if manager is None:
             return
-        if running_tasks is not None:
-            running_tasks.cancel()
+        if task_host is not None:
+            task_host.cancel()
         ending = threading.Thread(
             target=manager.__exit__, args=(None, None, None), daemon=True, name=f"{self._name}-close"
         )
@@ -171,7 +171,7 @@ _threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Runs after the exit handlers of whoever uses a loop, which were registered later: their goodbye comes first."""
+    """Close the loops that are still open. Exit handlers of their users were registered later, so they have run before."""
     for thread in list(_threads):
         thread.close()
 
@@ -185,10 +185,10 @@ async def _run_tasks(*, task_status: TaskStatus[TaskGroup]) -> None:
 def unreachable(
     bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str
 ) -> AgentUnreachable:
-    """What a caller gets for a Kafka that doesn't answer."""
+    """Return the error for a Kafka that doesn't answer."""
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
-    why = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
+    cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
-        f"kafka is unreachable: {doing} failed: {why}; nothing was committed by it; check the brokers and "
+        f"kafka is unreachable: {doing} failed: {cause}; this call committed nothing; check the brokers and "
         f"their security settings, then restart the query; brokers={bootstrap_servers} {facts}".rstrip()
     )

@@ -1,4 +1,4 @@
-"""What happens in the gate, told to whoever draws, counts or logs it."""
+"""The steps of each transaction, for programs that draw, count or log them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import structlog
-
 from lakewarden.events import Abort
+from lakewarden.spark_jobs.gate.logs import EventLogger
 
 Step: TypeAlias = Literal[
     "intent",
@@ -26,18 +25,37 @@ Step: TypeAlias = Literal[
 ]
 
 MAX_LISTED = 20
-"""Overlaps told of one abort: enough to draw; all of them are in `CommitAborted.conflicts`."""
+"""Overlaps of one abort, and partitions of one list of markers, in a `GateEvent`: enough to draw. `CommitAborted.conflicts`
+has all overlaps."""
 
 _DEBUG_STEPS: frozenset[Step] = frozenset({"intent", "admitted", "markers", "requested"})
 
-log = structlog.get_logger("lakewarden.gate")
+log = EventLogger("lakewarden.gate")
 
 
 @dataclass(frozen=True, slots=True)
 class GateEvent:
-    """One step of one transaction. `at` is this machine's wall clock: for drawing, never for ordering writers."""
+    """One step of one transaction, as `CommitGate(observer=…)` receives it.
+
+    | `what` | when | `detail` |
+    | --- | --- | --- |
+    | `intent` | Kafka has acknowledged the intent | `admission`, `scope` (number of markers), `sequence` (its Kafka offset) |
+    | `admitted` | the agent admitted the transaction; the body starts | |
+    | `markers` | Kafka has acknowledged markers of the driver | `count`, `partitions` (the first 20) |
+    | `abort` | an abort arrived | `reason`, `retriable`, `others` (writers), `conflicts` (the first 20), `late` |
+    | `jobs-stopped` | `foreach_batch` cancelled the batch's Spark jobs after an abort | `gone` (none is left), `seconds` |
+    | `requested` | Kafka has acknowledged the request for the grant | |
+    | `granted` | the grant arrived; the publish may begin | `token`, `lease_seconds` |
+    | `completed` | the commit is in the table | `version` |
+    | `already-committed` | the agent knows the batch to be committed | `version` |
+    | `abandoned` | the transaction ended without a commit | `reason` |
+    | `failed` | the outcome is unknown, or `foreach_batch` stops retrying | `outcome`, `error`; `attempts` from `foreach_batch` |
+
+    A `late` abort arrived after the publish began, and stopped nothing.
+    """
 
     at: float
+    """Seconds since the epoch on this machine's wall clock: for display, never for ordering writers."""
     what: Step
     table: str
     writer: str
@@ -51,7 +69,7 @@ Observer: TypeAlias = Callable[[GateEvent], None]
 
 
 def notify(observer: Observer | None, event: GateEvent) -> None:
-    """Log the event and hand it on. An observer that fails is logged: watching must not stop a commit."""
+    """Log the event and pass it to the observer. An exception of the observer is logged and does not stop the commit."""
     level = log.debug if event.what in _DEBUG_STEPS else log.info
     level(
         f"gate.{event.what}",
@@ -66,22 +84,22 @@ def notify(observer: Observer | None, event: GateEvent) -> None:
         return
     try:
         observer(event)
-    except Exception as error:  # noqa: BLE001 - whatever it raises is the observer's
+    except Exception as error:  # noqa: BLE001 - an observer may raise anything
         log.warning("gate.observer-failed", what=event.what, error=repr(error))
 
 
 def epoch_seconds() -> float:
-    """Epoch seconds, for `GateEvent.at`."""
+    """Return the wall clock's time, for `GateEvent.at`."""
     return time.time()
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Why a transaction ended without a commit, for people."""
+    """Return why a transaction ended without a commit, for people."""
     return "left without commit()" if error is None else f"{type(error).__name__}: {error}"
 
 
 def abort_detail(abort: Abort) -> dict[str, Any]:
-    """What an observer is told of an abort."""
+    """Return the `detail` of an abort's `GateEvent`."""
     return {
         "reason": abort.reason,
         "retriable": abort.retriable,

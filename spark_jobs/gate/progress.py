@@ -5,18 +5,20 @@
        ▼                      ▼                      ▼                                ▼ only
      ended                  ended                  ended                          publishing
 
-Rules, and the races that they settle (whoever calls holds the transaction's lock, so a step is one step):
+The caller holds the transaction's lock during each call, so each transition is atomic. Six rules settle the races between
+decisions, which arrive at any time, and the body:
 
-1. *An answer can't be missed.* The reader stands at the end of `decisions` before the intent is produced; decisions
-   that come early wait here. They are matched by transaction id: an older attempt's answer never counts for this one.
-2. *An abort counts until the publish begins.* `begin_publish` looks at the verdict and at the deadline and moves on,
-   in one step: an abort is either seen by it or comes after it. What comes after is recorded (`late_abort`), refuses
-   every later `check`, and cleans nothing up: the outcome is then the table's to tell.
-3. *The first verdict stands.* A second abort, a grant after an abort, another grant after a grant change nothing.
-4. *A grant counts only while we wait for it.* Once we gave up (`end`), a grant that arrives is ignored, so saying
-   "abandoned: nothing was committed" stays true.
-5. *A grant without lease left is no grant.* See `lease.py`: deadline ≤ now, or a `seq` that we never sent.
-6. *A renewal extends, never shortens*, and only the grant that it names.
+1. *No answer is missed.* The channel subscribes before the intent is published. Decisions are matched by transaction id, so
+   an answer to an earlier attempt never counts for this one.
+2. *An abort counts until the publish begins.* `begin_publish` checks for an abort and for the deadline in one step, so an
+   abort is either found by it or arrives after it. A later abort is only recorded (`late_abort`): `check_lease` then
+   returns it, and only the table knows the outcome.
+3. *The first decision wins.* A second abort, a grant after an abort and a second grant change nothing.
+4. *A grant counts only while the writer waits for it.* After `end` it is ignored, so that "abandoned: nothing was
+   committed" stays true.
+5. *A grant without lease gives no permission.* Its deadline has passed, or it names a `seq` that this writer never sent
+   (`grant_deadline.py`). The agent may have granted the commit to another writer.
+6. *A renewal only extends* the lease, and only that of the grant that it names. Renewals may arrive late.
 """
 
 from __future__ import annotations
@@ -47,35 +49,39 @@ class Phase(Enum):
 
 
 class Change(Enum):
-    """What a decision means for whoever waits."""
+    """What a decision changed."""
 
     NONE = auto()
     ANSWER = auto()
+    """It answers the intent or the request."""
     ABORT = auto()
     LATE_ABORT = auto()
+    """An abort after the publish began."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantLease:
-    """A grant in our hands, and until when on our own clock. No deadline: its `seq` was never ours."""
+    """A grant, and until when it counts."""
 
     grant: str
     token: int
     seq: int
     lease_seconds: float
     deadline: float | None
+    """On this writer's clock. None if this writer never sent `seq`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredLease:
-    """The grant that came too late, and by how much."""
+    """A grant that gives no permission."""
 
-    held: GrantLease
+    lease: GrantLease
     late_seconds: float | None
+    """Since its deadline. None if it has no deadline."""
 
 
 class Progress:
-    """One transaction's state; see the rules above."""
+    """The state of one transaction; the module has the rules."""
 
     __slots__ = ("abort", "committed", "late_abort", "lease", "phase", "send_times")
 
@@ -88,7 +94,7 @@ class Progress:
         self.lease: GrantLease | None = None
 
     def apply(self, decision: DecisionEventUnion, offset: int) -> Change:
-        """Take one decision, read at `offset` of `decisions`."""
+        """Apply a decision that was read at `offset` of `decisions`."""
         if self.phase is Phase.ENDED:
             return Change.NONE
         match decision:
@@ -131,47 +137,47 @@ class Progress:
         return Change.ABORT
 
     def _renew(self, renewed: GrantRenewed) -> None:
-        held = self.lease
-        if held is None or held.grant != renewed.grant:
+        lease = self.lease
+        if lease is None or lease.grant != renewed.grant:
             return
         deadline = self.send_times.deadline(renewed.seq, renewed.lease_seconds)
-        if deadline is None or (held.deadline is not None and deadline <= held.deadline):
+        if deadline is None or (lease.deadline is not None and deadline <= lease.deadline):
             return
-        self.lease = GrantLease(held.grant, held.token, renewed.seq, renewed.lease_seconds, deadline)
+        self.lease = GrantLease(lease.grant, lease.token, renewed.seq, renewed.lease_seconds, deadline)
 
     def request(self) -> None:
-        """The writer asks to commit; only once, and only from its body."""
+        """Record that the writer requests its grant: once, from the body."""
         if self.phase is not Phase.COMPUTING:
             raise RuntimeError(
-                f"commit() is asked for once, inside the transaction; it is {self.phase.name.lower()}"
+                f"call commit() once, inside the transaction; its phase is {self.phase.name.lower()}"
             )
         self.phase = Phase.REQUESTED
 
     def begin_publish(self, now: float) -> GrantLease | ExpiredLease | Abort:
-        """The last look before the publish; `GrantLease` means that it has begun."""
+        """Begin the publish, if nothing forbids it. It has begun only if the result is a `GrantLease`."""
         if self.abort is not None:
             return self.abort
         assert self.phase is Phase.REQUESTED, self.phase
         assert self.lease is not None
-        lapsed = self._expired(self.lease, now)
-        if lapsed is not None:
-            return lapsed
+        expired = self._expired(self.lease, now)
+        if expired is not None:
+            return expired
         self.phase = Phase.PUBLISHING
         return self.lease
 
     def check_lease(self, now: float) -> GrantLease | ExpiredLease | Abort:
-        """Whether a publish that hasn't reached the table yet may still go on."""
+        """Return what a running publish may rely on: it may continue only with a `GrantLease`."""
         assert self.lease is not None
         if self.late_abort is not None:
             return self.late_abort
         return self._expired(self.lease, now) or self.lease
 
     @staticmethod
-    def _expired(held: GrantLease, now: float) -> ExpiredLease | None:
-        if held.deadline is None:
-            return ExpiredLease(held, None)
-        return ExpiredLease(held, now - held.deadline) if now >= held.deadline else None
+    def _expired(lease: GrantLease, now: float) -> ExpiredLease | None:
+        if lease.deadline is None:
+            return ExpiredLease(lease, None)
+        return ExpiredLease(lease, now - lease.deadline) if now >= lease.deadline else None
 
     def end(self) -> None:
-        """Nothing counts any more."""
+        """End the transaction. Decisions that arrive later change nothing."""
         self.phase = Phase.ENDED

@@ -1,4 +1,7 @@
-"""The words for a commit that nobody allowed: what happened, to whom, and what to do next."""
+"""Texts of the errors for a commit without permission: what happened, to which transaction, and what to do next.
+
+`facts` ends every message: table, writer and transaction as `key=value`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ MAX_CAUSE = 300
 
 
 def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
-    """Kafka took the intent, and nobody answered."""
+    """Kafka has the intent, and no agent answered it."""
     return AgentUnreachable(
-        f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start one that allows this "
-        f"table (`lakewarden agent --allow`), or, if this writer has lost conflicts before, see `lakewarden status` whether "
-        f"it waits in line; then restart the query; {facts} "
+        f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start an agent that allows this "
+        f"table (`lakewarden agent --allow`); if this writer lost conflicts before, it may be queued: see "
+        f"`lakewarden status`; then restart the query; {facts} "
         f"brokers={channel.bootstrap_servers} topic={channel.topics.writers}"
     )
 
 
 def not_admitted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
-    """The line in front didn't move."""
+    """The transaction is queued, and its turn didn't come."""
     return GrantTimeout(
-        f"not admitted within {timeout:g} s: the writers ahead have not ended, or no agent runs"
+        f"not admitted within {timeout:g} s: the transactions ahead have not ended, or no agent runs"
         f"{_heartbeat_hint(heartbeat_error)}; see `lakewarden status`, then restart the query; {facts}"
     )
 
@@ -31,44 +34,42 @@ def not_admitted(timeout: float, heartbeat_error: str | None, facts: str) -> Gra
 def not_granted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
     return GrantTimeout(
-        f"no grant within {timeout:g} s{_heartbeat_hint(heartbeat_error)}; nothing was committed; "
-        f"see `lakewarden status` for who is ahead, then restart the query; {facts}"
+        f"no grant within {timeout:g} s{_heartbeat_hint(heartbeat_error)}; nothing was committed; `lakewarden status` shows "
+        f"the transactions ahead; then restart the query; {facts}"
     )
 
 
 def _heartbeat_hint(heartbeat_error: str | None) -> str:
-    """Why the wait may have been in vain: `heartbeat_error` is how this writer's last heartbeat failed, None where it did not."""
-    return (
-        ""
-        if heartbeat_error is None
-        else f"; this writer's heartbeats don't reach Kafka ({heartbeat_error}): look at the brokers"
-    )
+    """Name the error of this writer's last heartbeat, if it failed: the agent may have taken the writer for lost."""
+    if heartbeat_error is None:
+        return ""
+    return f"; this writer's heartbeats don't reach Kafka ({heartbeat_error}): check the brokers"
 
 
-def lease_expired(lapsed: ExpiredLease, facts: str) -> LeaseLost:
-    """A grant came, and its lease had run out, or isn't one that this writer can count."""
-    held = lapsed.held
-    how = (
-        f"it names seq {held.seq}, which this writer never sent"
-        if lapsed.late_seconds is None
-        else f"its lease of {held.lease_seconds:g} s ran out {lapsed.late_seconds:.1f} s ago on this writer's clock"
+def lease_expired(expired: ExpiredLease, facts: str) -> LeaseLost:
+    """A grant arrived without a lease that this writer can rely on, or its lease expired since."""
+    lease = expired.lease
+    cause = (
+        f"it names seq {lease.seq}, which this writer never sent"
+        if expired.late_seconds is None
+        else f"its lease of {lease.lease_seconds:g} s expired {expired.late_seconds:.1f} s ago on this writer's clock"
     )
     return LeaseLost(
-        f"grant refused: {how}; nothing was published under it; begin a new transaction; {facts} "
-        f"grant={held.grant} token={held.token}"
+        f"grant not usable: {cause}; nothing was published under it; begin a new transaction; {facts} "
+        f"grant={lease.grant} token={lease.token}"
     )
 
 
-def outcome_unknown(error: Exception, facts: str, *, asked: bool) -> OutcomeUnknown:
-    """The publish raised, and nobody can say whether it took effect."""
-    why = " ".join(str(error).split())[:MAX_CAUSE] or type(error).__name__
+def outcome_unknown(error: Exception, facts: str, *, recognisable: bool) -> OutcomeUnknown:
+    """The publish raised, and it is unknown whether it took effect. `recognisable`: the sink can look up its table."""
+    cause = " ".join(str(error).split())[:MAX_CAUSE] or type(error).__name__
     advice = (
-        "a new transaction asks the table first"
-        if asked
-        else "look whether the table has it, before the batch is written again"
+        "a new transaction looks the batch up in the table first"
+        if recognisable
+        else "check whether the table contains it before the batch is written again"
     )
     return OutcomeUnknown(
-        f"the publish failed and may have reached the table all the same: {why}; nothing was claimed and no file "
+        f"the publish failed and may have reached the table: {cause}; nothing was reported as committed, and no file was "
         f"removed; {advice}; {facts}",
-        retriable=asked,
+        retriable=recognisable,
     )

@@ -1,14 +1,15 @@
-"""One transaction of one writer: what it says to the agent, hears from it, and lets its body do.
+"""One transaction of one writer: the calls that its body makes, and the waiting for the agent's decisions.
 
-The rules of the states are in `progress.py`, those of the lease in `lease.py`, what is said in `conversation.py`; this
-module adds threads and waiting:
+Other modules have the rules of the states (`progress.py`), of the grant lease (`grant_deadline.py`) and of what is published
+(`event_publisher.py`). This module adds threads and waiting:
 
-- Decisions arrive in the channel's thread, the body runs in the caller's. One condition guards `Progress`; whoever
-  hears something notifies, whoever waits has a deadline.
-- An abort starts a thread of its own at once, which runs the callbacks: the body may be deep inside a Spark job, and
-  the channel's thread has other transactions to serve.
-- A publish that ended in an exception has an unknown outcome. The table is asked where it can be (`recognise`); else
-  nothing is claimed, unless the sink knows and says `grant.published(…)` or `grant.not_published()`.
+- *One condition guards `Progress`.* Decisions arrive in the channel's thread, and the body runs in the caller's. Applying a
+  decision notifies the condition. Every wait has a timeout.
+- *An abort runs its callbacks in a thread of its own, at once.* The body may be waiting for a Spark job, and the channel's
+  thread serves other transactions.
+- *A publish that raised has an unknown outcome.* The transaction looks the batch up in the table, if the sink can
+  (`recognise`). A sink that knows the outcome declares it with `grant.published(…)` or `grant.not_published()`. Otherwise
+  the writer reports nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-import structlog
 
 from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
 from lakewarden.spark_jobs.gate import refusals
@@ -31,6 +30,7 @@ from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, T
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.markers import event_chunks, whole_partitions
 from lakewarden.spark_jobs.gate.observer import (
     MAX_LISTED,
@@ -45,13 +45,16 @@ from lakewarden.spark_jobs.gate.observer import (
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
 
 MAX_TOUCHED = 50_000
-"""Markers remembered one by one, to be a retry's scope; beyond, only their partitions are."""
+"""Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
 
-log = structlog.get_logger("lakewarden.gate")
+MAX_ERROR = 300
+"""Characters of an error in a log line."""
+
+log = EventLogger("lakewarden.gate")
 
 
 class Transaction:
-    """A transaction between its intent and its end. Made by `CommitGate`; its methods are for the body."""
+    """A transaction between its intent and its end. `CommitGate` creates it; its body calls its methods."""
 
     def __init__(
         self,
@@ -63,7 +66,7 @@ class Transaction:
         *,
         may_queue: bool,
     ) -> None:
-        """`may_queue`: the admission may have to wait for others, so that no answer for a while doesn't mean: no agent."""
+        """With `may_queue`, a missing answer doesn't mean that no agent runs: the transaction may wait in the queue."""
         self._may_queue = may_queue
         self.id = uuid.uuid4().hex
         self.intent = intent
@@ -82,7 +85,7 @@ class Transaction:
         self._found = False
         self.aborted_at: float | None = None
 
-    # what the body sees
+    # for the body
 
     @property
     def table(self) -> str:
@@ -106,43 +109,45 @@ class Transaction:
 
     @property
     def touched(self) -> tuple[Marker, ...]:
-        """What the driver touched; executors' markers are not among them (see `footprint`)."""
+        """The markers that the driver published. `footprint` has the executors' as well."""
         return tuple(self._touched)
 
     @property
     def discardable(self) -> bool:
-        """Whether nothing of this transaction is, or can come, in the table: what it staged may be removed."""
+        """Whether nothing that this transaction staged is, or can still come, in the table: it may be removed."""
         return self._found or self._grant is None or self._grant.outcome is Outcome.NOT_PUBLISHED
 
     def recognise(self, committed: CommitLookup) -> None:
-        """Let the table tell what it has of this writer: now, under the grant, and after a publish that failed.
+        """Look up whether the table has this batch: now, under the grant, and after a publish that failed.
 
-        Raises `AlreadyCommitted`, now or from `commit`, where this batch is there: skip it. A transaction without
-        `batch_id` can't be recognised. See `sinks.py`.
+        If it has, this method or `commit` raises `AlreadyCommitted`: skip the batch. A transaction without `batch_id`
+        can't be recognised. `sinks/contract.py` says what `committed` must do.
         """
         if committed == self._committed or self.batch_id is None:
             return
         self._committed = committed
         if self._committed_version() is None:
             return
-        with self.commit() as grant:  # finds it again, and says so
+        with (
+            self.commit() as grant
+        ):  # looks again under the grant, reports the batch, and raises AlreadyCommitted
             grant.not_published()
             raise BaseChanged(
-                f"the table had this batch and lost it again; nothing was published; {self._facts()}"
+                f"the table contained this batch and no longer does; nothing was published; {self._facts()}"
             )
 
     def check(self) -> None:
-        """Raise `CommitAborted` if this transaction was aborted: a cheap look between two steps of the body."""
+        """Raise `CommitAborted` if an abort has arrived. It is cheap: call it between the steps of the body."""
         abort = self._progress.abort
         if abort is not None:
             raise CommitAborted(abort)
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
-        """Say that this transaction is about to write the file group; returns when Kafka has it."""
+        """Publish a marker: this transaction is about to write the file group. Returns when Kafka has acknowledged it."""
         self.touch_all([Marker(partition=partition, file_group=file_group, operation=operation)])
 
     def touch_all(self, markers: Iterable[Marker]) -> None:
-        """Say that this transaction is about to write all of these; returns when Kafka has them."""
+        """Publish markers. Returns when Kafka has acknowledged all of them."""
         for chunk in event_chunks(markers):
             self.check()
             partitions = sorted({marker.partition for marker in chunk})[:MAX_LISTED]
@@ -159,7 +164,7 @@ class Transaction:
         self._callbacks.add(callback)
 
     def executor_channel(self) -> ExecutorChannel:
-        """What a Spark closure takes along, to publish markers from the executors."""
+        """Return a channel that pickles into a Spark closure, for executors to publish their markers."""
         return ExecutorChannel(
             bootstrap_servers=self._channel.bootstrap_servers,
             topic_prefix=self._channel.topics.prefix,
@@ -171,9 +176,10 @@ class Transaction:
 
     @contextmanager
     def commit(self) -> Iterator[Grant]:
-        """Wait for the grant; the block publishes. Leaving it normally means that the commit is durable.
+        """Wait for the grant; the block publishes. If the block returns, the commit must be durable.
 
-        A block that raised and whose commit the table has nevertheless (`recognise`) was left normally, too.
+        If the block raises, and the table has the commit nevertheless (`recognise`), the exception becomes a warning in
+        the log, and the commit is reported.
         """
         self.check()
         with self._changed:
@@ -191,22 +197,21 @@ class Transaction:
             if self._found_in_table(grant, error):
                 return
             if grant.outcome is Outcome.UNKNOWN and not isinstance(error, GateError):
-                asked = self._committed is not None
-                raise refusals.outcome_unknown(error, self._facts(), asked=asked) from error
+                recognisable = self._committed is not None
+                raise refusals.outcome_unknown(error, self._facts(), recognisable=recognisable) from error
             raise
         except BaseException:
             if grant.outcome is Outcome.PUBLISHED:
-                self._completed(grant)
+                self._report_completed(grant)
             raise
         if grant.outcome is not Outcome.NOT_PUBLISHED:
             grant.published(grant.version)
-            self._completed(grant)
+            self._report_completed(grant)
 
     def footprint(self, timeout: float) -> tuple[Marker, ...]:
-        """All that this transaction touched, executors' markers too: read back from the log, where all of them are.
+        """Return everything that this transaction touched, read back from Kafka: the executors' markers are included.
 
-        The log has what the driver can't know: markers of tasks whose job was cancelled. Where Kafka doesn't answer,
-        it is what the driver touched and what the abort named.
+        If Kafka doesn't answer in time, it is what the driver touched and what the abort names.
         """
         abort = self._progress.abort or self._progress.late_abort
         named = abort.conflicts if abort else ()
@@ -216,10 +221,10 @@ class Transaction:
             known.update(dict.fromkeys(published))
         return tuple(known)
 
-    # what the gate does with it
+    # for the gate
 
     def open(self) -> None:
-        """Publish the intent and wait until an agent has it in hands. What fails here is to be told to `finish`, too."""
+        """Publish the intent and wait for the admission. If this raises, call `finish` with the error nevertheless."""
         intent = self.intent
         self._channel.subscribe(self.table, self.id, self._on_decision, facts=self._facts())
         self._intent_offset = self._publisher.publish_intent()
@@ -230,34 +235,34 @@ class Transaction:
         self._await_admission()
 
     def finish(self, error: BaseException | None) -> None:
-        """End it: say "abandoned" where nothing was committed and nobody knows yet."""
+        """End the transaction. Report it as abandoned if nothing was committed and the agent doesn't know it yet."""
         with self._changed:
-            known = self._progress.abort is not None or self._progress.committed is not None
+            agent_knows = self._progress.abort is not None or self._progress.committed is not None
             self._progress.end()
         outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
         if outcome is Outcome.UNKNOWN:
             self.notify("failed", outcome="unknown", error=reason_of(error))
-        elif outcome is Outcome.NOT_PUBLISHED and not known and self._intent_offset is not None:
+        elif outcome is Outcome.NOT_PUBLISHED and not agent_knows and self._intent_offset is not None:
             self._publisher.publish_abandoned(reason_of(error))
             self.notify("abandoned", reason=reason_of(error))
         self._channel.unsubscribe(self.id)
 
     def seconds_since_abort(self) -> float | None:
-        """How long ago the abort was heard."""
+        """Return how long ago the abort arrived."""
         return None if self.aborted_at is None else self._clock() - self.aborted_at
 
     def verdict(self) -> CommitAborted | None:
-        """The abort that ended this transaction, unless its publish had begun."""
+        """Return the abort that ended this transaction, or None. An abort after the publish began is not returned."""
         abort = self._progress.abort
         return None if abort is None else CommitAborted(abort)
 
-    # waiting
+    # waiting for decisions
 
     def _await_admission(self) -> None:
         timing = self._timing
         timeout = timing.queue_timeout_seconds if self._may_queue else timing.admission_timeout_seconds
         with self._changed:
-            self._changed.wait_for(self._answered, timeout)
+            self._changed.wait_for(self._is_answered, timeout)
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
         if abort is not None:
             raise CommitAborted(abort)
@@ -277,7 +282,7 @@ class Transaction:
             raise refusals.not_admitted(timeout, self._publisher.heartbeat_error, self._facts())
         raise refusals.no_agent(timeout, self._channel, self._facts())
 
-    def _answered(self) -> bool:
+    def _is_answered(self) -> bool:
         return self._progress.phase is not Phase.OPENING or self._progress.abort is not None
 
     def _next_seq(self) -> int:
@@ -291,30 +296,27 @@ class Transaction:
                 lambda: self._progress.lease is not None or self._progress.abort is not None, timeout
             )
             if self._progress.lease is None and self._progress.abort is None:
-                # From here on a grant counts no more (rule 4 of `progress`): "abandoned" stays true.
+                # A grant that arrives after this doesn't count (rule 4 of `progress.py`).
                 self._progress.end()
                 raise refusals.not_granted(timeout, self._publisher.heartbeat_error, self._facts())
-            verdict = self._progress.begin_publish(self._clock())
-        match verdict:
-            case GrantLease():
-                return verdict
-            case ExpiredLease():
-                raise refusals.lease_expired(verdict, self._facts())
-            case Abort():
-                raise CommitAborted(verdict)
+            result = self._progress.begin_publish(self._clock())
+        return self._lease_or_raise(result)
 
     def _require_lease(self) -> None:
         with self._changed:
-            verdict = self._progress.check_lease(self._clock())
-        match verdict:
-            case GrantLease():
-                return
-            case ExpiredLease():
-                raise refusals.lease_expired(verdict, self._facts())
-            case Abort():
-                raise CommitAborted(verdict)
+            result = self._progress.check_lease(self._clock())
+        self._lease_or_raise(result)
 
-    # asking the table
+    def _lease_or_raise(self, result: GrantLease | ExpiredLease | Abort) -> GrantLease:
+        match result:
+            case GrantLease():
+                return result
+            case ExpiredLease():
+                raise refusals.lease_expired(result, self._facts())
+            case Abort():
+                raise CommitAborted(result)
+
+    # looking up the table
 
     def _committed_version(self) -> str | None:
         if self._committed is None or self.batch_id is None:
@@ -322,7 +324,7 @@ class Transaction:
         return self._committed(self.writer, self.batch_id)
 
     def _require_new(self, grant: Grant) -> None:
-        """Under the grant: report the batch that is there; else see that asking didn't outlast the lease."""
+        """Under the grant: if the table has the batch, report it and raise. Otherwise check that the lease still counts."""
         if self._committed is None:
             return
         version = self._committed_version()
@@ -331,30 +333,32 @@ class Transaction:
             return
         self._found, self._grant = True, grant
         grant.published(version)
-        self._completed(grant)
+        self._report_completed(grant)
         raise AlreadyCommitted(
             table=self.table, writer=self.writer, batch_id=self.batch_id, transaction=None, version=version
         )
 
     def _found_in_table(self, grant: Grant, error: Exception) -> bool:
-        """After a failed publish: whether the table has it. What the sink said of it counts first."""
+        """After a publish that raised: return whether the table has the commit. What the sink declared takes precedence."""
         if grant.outcome is Outcome.PUBLISHED:
-            self._completed(grant)
+            self._report_completed(grant)
         if grant.outcome is not Outcome.UNKNOWN:
             return False
         try:
             version = self._committed_version()
         except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
-            log.warning("gate.table-unreadable", facts=self._facts(), error=repr(failure))
+            log.warning("gate.table-unreadable", **self._names(), error=repr(failure))
             return False
         if version is None:
             return False
         grant.published(version)
-        log.warning("gate.published-after-all", facts=self._facts(), version=version, error=str(error)[:300])
-        self._completed(grant)
+        log.warning(
+            "gate.published-after-all", **self._names(), version=version, error=str(error)[:MAX_ERROR]
+        )
+        self._report_completed(grant)
         return True
 
-    # hearing
+    # decisions, in the channel's thread
 
     def _on_decision(self, decision: DecisionEventUnion, offset: int) -> None:
         with self._changed:
@@ -369,14 +373,17 @@ class Transaction:
                 CommitAborted(decision), callbacks=not late, first=lambda: notify(self._observer, event)
             )
 
-    # telling
+    # reports
 
-    def _completed(self, grant: Grant) -> None:
+    def _report_completed(self, grant: Grant) -> None:
         self._publisher.publish_completed(grant.grant, grant.version)
         self.notify("completed", version=grant.version)
 
+    def _names(self) -> dict[str, str]:
+        return {"table": self.table, "writer": self.writer, "transaction": self.id}
+
     def _facts(self) -> str:
-        return f"table={self.table} writer={self.writer} transaction={self.id}"
+        return " ".join(f"{name}={value}" for name, value in self._names().items())
 
     def _event(self, what: Step, **detail: Any) -> GateEvent:
         intent = self.intent
@@ -392,5 +399,5 @@ class Transaction:
         )
 
     def notify(self, what: Step, **detail: Any) -> None:
-        """Tell the observer a step of this transaction."""
+        """Log a step of this transaction and pass it to the observer."""
         notify(self._observer, self._event(what, **detail))

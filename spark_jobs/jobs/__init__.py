@@ -1,1 +1,1 @@
-"""Spark programs that are run by name."""
+"""Spark programs that are started by name."""

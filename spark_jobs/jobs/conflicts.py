@@ -1,17 +1,17 @@
-"""The operators' job: every conflict that the agents report, as Parquet by day.
+"""Writes every conflict that the agents report to Parquet files by day.
 
     python -m lakewarden.spark_jobs.conflicts_job --bootstrap-servers kafka:9092 --output /data/conflicts --checkpoint /data/cp
 
-A structured-streaming query over the topic `<prefix>.conflicts`. Its columns are those of `ConflictDetected`
-(`schemas.py`), and:
+A structured-streaming query over the topic `<prefix>.conflicts`. Its columns are those of `ConflictDetected` (`schemas.py`), and:
 
-- `day` (partition): of the record's Kafka timestamp, so that a record whose event can't be read has one too;
-- `undecodable`: the record as text where it is no conflict event that this version can read, else null. Nothing is
-  dropped: a column of nulls with the text in it can be searched, a skipped record can't;
-- `kafka_partition`, `kafka_offset`: where it came from, which is also what makes a row unique.
+| column | content |
+| --- | --- |
+| `day` | day of the record's Kafka timestamp, by which the files are partitioned; undecodable records have one too |
+| `undecodable` | the record as text, if this version can't decode it as a conflict event; else null. No record is dropped. |
+| `kafka_partition`, `kafka_offset` | the record's place in Kafka, which identifies the row |
 
-It goes on from its checkpoint after a restart; the file sink's own log keeps a batch from being written twice.
-Needs Spark's Kafka source, which `session.py` has Spark fetch. `--once` reads what is there and ends.
+After a restart the query resumes from its checkpoint, and the file sink's log keeps a batch from being written twice. Spark
+downloads its Kafka source (`spark_session.py`). With `--once` the query reads what is there and ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
+from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.schemas import struct_of
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 MAX_OFFSETS_PER_TRIGGER = 100_000
-"""Records of one micro-batch: a first start on thirty days of conflicts must not be one batch."""
+"""Records of one micro-batch. The first start may find thirty days of conflicts, which must not be one batch."""
 
 TYPE = "conflict-detected"
 
 
 def conflicts(records: DataFrame) -> DataFrame:
-    """Kafka records (`value`, `timestamp`, `partition`, `offset`) as rows of conflicts."""
+    """Return Kafka records (`value`, `timestamp`, `partition`, `offset`) as rows of conflicts."""
     from pyspark.sql import functions as f
 
     text = f.col("value").cast("string")
@@ -64,14 +65,14 @@ def start(
     once: bool = False,
     kafka: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
-    """Start the query; `kafka` are Spark's own Kafka options without their `kafka.`, for TLS and SASL."""
+    """Start the query. `kafka` are options of Spark's Kafka source without their prefix `kafka.`, for TLS and SASL."""
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", Topics(topic_prefix).conflicts)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", MAX_OFFSETS_PER_TRIGGER)
-        # Thirty days of retention may pass while this job is down: that is a gap, told in the log, and no reason to stop.
+        # If the job is down for longer than the retention of thirty days, Spark logs the gap and the query continues.
         .option("failOnDataLoss", "false")
         .options(**{f"kafka.{name}": value for name, value in (kafka or {}).items()})
         .load()
@@ -90,8 +91,9 @@ def start(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the query until it is stopped, or with `--once` until it has read everything."""
     options = _parser().parse_args(argv)
+    log_warnings_to_stderr()
 
-    def starting() -> StreamingQuery:
+    def start_query() -> StreamingQuery:
         return start(
             spark_session("lakewarden-conflicts", master=options.master, kafka=True),
             options.bootstrap_servers,
@@ -102,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             kafka=options.kafka_options,
         )
 
-    return run_until_stopped(starting, name="the conflicts query")
+    return run_until_stopped(start_query, name="the conflicts query")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -111,11 +113,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
     parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
-    parser.add_argument("--checkpoint", required=True, help="folder or URI where the query keeps its place")
-    parser.add_argument("--once", action="store_true", help="read what is there, then end")
+    parser.add_argument("--checkpoint", required=True, help="folder or URI of Spark's checkpoint")
+    parser.add_argument("--once", action="store_true", help="read the records that exist now, then exit")
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
     parser.add_argument(
-        "--kafka-options", type=json.loads, default={}, help="JSON object of Kafka client settings"
+        "--kafka-options",
+        type=json.loads,
+        default={},
+        help="JSON object of Kafka client settings, for TLS and SASL",
     )
     parser.add_argument("--master", default="local[1]", help="Spark master; default: %(default)s")
     return parser

@@ -1,9 +1,9 @@
 """One of the demo's writers: a streaming query that upserts small Parquet files into one Paimon table.
 
-Started by `lakewarden demo`, never imported by it. Its query ends by itself when its input is used up. Every step of
-its gate is appended to `--events` as one JSON line, flushed at once: that file is what the demo draws from.
+`lakewarden demo` starts it as a process and never imports it. The query ends when its input is used up. Every step of its gate
+is appended to `--events` as one JSON line, flushed at once; the demo draws from that file.
 
-`--without-agent` runs the same query as pypaimon runs by itself; its steps are noted too, as far as there are any.
+With `--without-agent` the query writes as pypaimon alone does, and records the steps that it has.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.observer import GateEvent, Step
+from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 HEARTBEAT_SECONDS = 2.0
-"""More often than usual: the demo's batches take seconds."""
+"""Shorter than the default, because the demo's batches take seconds."""
 
 
 class EventsFile:
-    """An observer that appends what it is told to a file, a JSON object a line."""
+    """An observer that appends each event to a file, one JSON object per line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ class EventsFile:
 
 
 def write_without_agent(sink: PaimonSink, role: str, events: EventsFile) -> Callable[[DataFrame, int], None]:
-    """What a job does that knows of no agent, with its steps noted as the gate would."""
+    """Return a batch function that uses no agent. It records its steps as the gate would."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         transaction = uuid.uuid4().hex
@@ -70,7 +71,7 @@ def write_without_agent(sink: PaimonSink, role: str, events: EventsFile) -> Call
 
 
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
-    """Start the query that the options describe."""
+    """Start the query."""
     events = EventsFile(options.events)
     sink = PaimonSink(
         options.table, mode="upsert", keys=options.keys, catalog_options=catalog_options(options.s3_endpoint)
@@ -100,7 +101,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
 
 
 def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
-    """What pypaimon needs for an S3 server of one's own; credentials come from the usual AWS environment."""
+    """Return pypaimon's options for an S3 server, with the credentials of the usual AWS environment variables."""
     if s3_endpoint is None:
         return {}
     options = {
@@ -117,13 +118,14 @@ def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one writer until its input is used up."""
     options = _parser().parse_args(argv)
+    log_warnings_to_stderr()
     if not options.without_agent and not options.bootstrap_servers:
-        _parser().error("--bootstrap-servers is needed to reach the agent; or say --without-agent")
+        _parser().error("--bootstrap-servers is required, unless --without-agent is given")
 
-    def starting() -> StreamingQuery:
+    def start_query() -> StreamingQuery:
         return start(spark_session(f"lakewarden-demo-{options.role}", master=options.master), options)
 
-    return run_until_stopped(starting, name=f"the {options.role} query")
+    return run_until_stopped(start_query, name=f"the {options.role} query")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,19 +136,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input", required=True, help="folder of small Parquet files")
     parser.add_argument("--table", required=True, help="URI or path of the Paimon table")
     parser.add_argument("--keys", required=True, type=_names, help="key columns, separated by commas")
-    parser.add_argument("--checkpoint", required=True, help="folder where the query keeps its place")
+    parser.add_argument("--checkpoint", required=True, help="folder of Spark's checkpoint")
     parser.add_argument(
-        "--events", required=True, type=Path, help="file to append the gate's steps to, as JSON lines"
+        "--events", required=True, type=Path, help="file to which the gate's steps are appended as JSON lines"
     )
     parser.add_argument("--bootstrap-servers", help="Kafka, host:port[,host:port…]")
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
-    parser.add_argument("--without-agent", action="store_true", help="write as pypaimon does by itself")
-    parser.add_argument("--s3-endpoint", help="S3 server of the table")
+    parser.add_argument("--without-agent", action="store_true", help="write as pypaimon alone does")
+    parser.add_argument("--s3-endpoint", help="URL of the table's S3 server")
     parser.add_argument(
-        "--max-files-per-trigger", type=int, default=1, help="files a batch; default: %(default)s"
+        "--max-files-per-trigger", type=int, default=1, help="files per batch; default: %(default)s"
     )
     parser.add_argument(
-        "--available-now", action="store_true", help="end when the input is used up (it always does)"
+        "--available-now",
+        action="store_true",
+        help="exit when the input is used up (the program always does)",
     )
     parser.add_argument("--master", default="local[1]", help="Spark master; default: %(default)s")
     return parser

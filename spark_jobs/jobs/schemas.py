@@ -1,9 +1,8 @@
-"""The Spark schema of an event, taken from the event itself: pydantic model in, StructType out.
+"""The Spark schema of an event, derived from its pydantic model.
 
-Whoever adds a field to an event adds a column here, and nowhere else. Fields are nullable, all of them: a newer agent's
-record may lack what an older reader expects, and a reader that stops helps nobody. What has no column of its own kind
-(times with a zone are instants, literals are strings, a tuple is an array) is mapped; what can't be mapped is an error
-at start, never a column of nulls.
+A new field of an event becomes a new column without a change here. All columns are nullable, because a record of another
+version may lack a field, and the query must not stop for it. Types without an equal in Spark are mapped: times with a zone to
+instants, literals to strings, tuples to arrays. A type that has no mapping raises at the start of the query.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def struct_of(model: type[BaseModel]) -> StructType:
-    """The model's fields, in its order, as Spark columns."""
+    """Return the model's fields, in their order, as Spark columns."""
     from pyspark.sql.types import StructField, StructType
 
     return StructType(
@@ -57,10 +56,10 @@ def _type_of(annotation: Any, where: str) -> DataType:
         return spark.ArrayType(_type_of(arguments[0], where))
     if origin in {list, frozenset}:
         return spark.ArrayType(_type_of(arguments[0], where))
-    raise TypeError(f"no spark type for {where}: {annotation!r}; teach it to {__name__}")
+    raise TypeError(f"no spark type for {where}: {annotation!r}; add a mapping to {__name__}")
 
 
 def _only_one(found: set[DataType], annotation: Any, where: str) -> DataType:
     if len(found) != 1:
-        raise TypeError(f"more than one spark type for {where}: {annotation!r}; a column has one")
+        raise TypeError(f"more than one spark type for {where}: {annotation!r}; a column needs exactly one")
     return found.pop()

@@ -1,4 +1,4 @@
-"""The one place where our own programs build a SparkSession. A job of yours brings its own."""
+"""How the project's own programs create a SparkSession. Users' jobs create their own."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""Spark's Kafka source. Not of PySpark's exact version: PySpark has patch releases (4.0.5) that Maven Central hasn't.
+"""Spark's Kafka source. Its version is not PySpark's: PySpark has patch releases (4.0.5) that Maven Central doesn't have.
 
-Ivy fetches it with what it needs once (62 MB, into `~/.ivy2.5.2`); after that it takes half a second and no network
-beyond a look at its index.
+Ivy downloads it with its dependencies once (62 MB, into `~/.ivy2.5.2`). Later starts take half a second and only read the
+repository's index.
 """
 
 
 def spark_session(
     name: str, *, master: str = "local[1]", memory: str = "512m", kafka: bool = False, **settings: str
 ) -> SparkSession:
-    """A small local session: no UI, few shuffle partitions, quiet; `kafka` adds Spark's Kafka source."""
+    """Return a small local session: no UI, few shuffle partitions, log level ERROR. `kafka` adds Spark's Kafka source."""
     from pyspark.sql import SparkSession
 
     if master.startswith("local"):
-        # Spark's Python workers would be whatever `python3` is on the path; they need what this process has.
+        # By default Spark's Python workers run the path's `python3`, which may lack this process's packages.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     defaults = {
         "spark.driver.memory": memory,
@@ -34,7 +34,7 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # A cancelled task's Python worker is killed after this: it holds the core that the retry wants.
+        # The Python worker of a cancelled task is killed after this time: the retry needs its core.
         "spark.python.task.killTimeout": "300ms",
     }
     if kafka:

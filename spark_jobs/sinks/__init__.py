@@ -1,1 +1,1 @@
-"""Sinks: how a batch is staged in a table format and published. The contract is in `contract.py`."""
+"""Sinks: how a batch is staged in a table format and published. `contract.py` says what a sink must do."""

@@ -1,23 +1,22 @@
-"""The port for table formats: what a sink must be able to tell for each batch to be in its table once.
+"""The contract for sinks: what a table format's sink must do so that each batch is in its table exactly once.
 
-A sink writes a batch in a transaction: `sink(batch, txn)` stages, and publishes inside `txn.commit()`. The log alone
-can't make that exactly once: a driver may die after its publish and before it said so. The table knows. A sink that
-can ask it has `committed(writer, batch_id)` as well, and the gate asks at the three moments when it matters:
+A sink writes a batch in a transaction: `sink(batch, txn)` stages it, then publishes inside `txn.commit()`. Kafka's log alone
+can't make this exactly once, because a driver may die after its publish and before it reports the commit. The table has the
+answer. A sink that can look it up also has `committed(writer, batch_id)`, which the gate calls at three moments:
 
-- *Before anything is computed.* A batch that is there already is reported to the agent and not written.
-- *Under the grant, before the publish.* An older process of this writer may have got there meanwhile; from here on
-  nobody else of this name has a grant.
-- *After a publish that failed.* Found, it is committed, and its error is a warning. Not found, its outcome stays
-  unknown (`OutcomeUnknown`): it may still be on its way.
+1. *Before anything is computed.* If the table has the batch, the gate reports it to the agent and skips it.
+2. *Under the grant, before the publish.* An older process of the same writer may have published it meanwhile. From here on no
+   other transaction has a grant.
+3. *After a publish that raised.* If the table has the batch, it is committed, and the error becomes a warning. If not, the
+   outcome stays unknown (`OutcomeUnknown`), because the publish may still take effect.
 
-What the sink owes for it:
+What such a sink must do:
 
-1. The publish writes the writer's name and the batch id in the same atomic step as the data. Two steps are two places
-   to die between.
-2. `committed` reads what is durable now, past any cache, and raises where it can't: None means "not there".
-3. What was staged is removed only while `txn.discardable`.
+- Publish the writer's name and the batch id in the same atomic step as the data.
+- Let `committed` read what is durable now, past any cache, and raise if it can't. None means that the batch is not there.
+- Remove staged files only while `txn.discardable`.
 
-`paimon.py` is one, `docs/examples/parquet_sink.py` another.
+Two examples: `sinks/paimon/sink.py`, and `docs/examples/parquet_sink.py` for a table format of your own.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Write(Protocol):
-    """What writes one batch: computes, touches, and publishes inside `txn.commit()`."""
+    """Writes one batch: it publishes its markers, stages the batch, and publishes it inside `txn.commit()`."""
 
     def __call__(self, batch: DataFrame, txn: Transaction, /) -> object: ...
 
 
 class Sink(Write, Protocol):
-    """A `Write` whose table can tell what is in it: each batch once. See the module for what it owes."""
+    """A `Write` that can look up what its table contains, so that each batch is in it exactly once."""
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """The version in which `writer` (`txn.writer`, as it is on the wire) committed the batch, or None."""
+        """Return the version in which `writer` (`txn.writer`, the name on the wire) committed the batch, or None."""
         ...

@@ -1,8 +1,8 @@
-"""Merging a batch into the rows that are there: DataFrames in, a DataFrame out, nothing else.
+"""Merging a batch into existing rows, as functions of DataFrames.
 
-The rule: rows with equal keys are one row. Columns that the batch brings take the batch's value, null included; columns
-that it doesn't bring keep theirs. Equal keys within one batch leave one row, chosen by value and never by the order in
-which rows arrive, so that a replayed batch gives the same table.
+Rows with equal keys are one row. A column that the batch has takes the batch's value, null included; any other column keeps
+its value. Of equal keys within one batch one row remains. It is chosen by its values and not by its position, so a replayed
+batch gives the same table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CHANGED = "_lakewarden_changed"
 
 
 def latest(changes: DataFrame, keys: Sequence[str], order_by: str | None = None) -> DataFrame:
-    """One row a key: the greatest by `order_by`, then by all columns from the left."""
+    """Return one row per key: the greatest by `order_by`, then by all columns from left to right."""
     from pyspark.sql import functions as f
 
     others = [name for name in changes.columns if name not in keys]
@@ -37,10 +37,10 @@ def latest(changes: DataFrame, keys: Sequence[str], order_by: str | None = None)
 
 
 def merge(base: DataFrame, changes: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """`base` with `changes` in it: all of the base's columns, of which `changes` has the keys and any others."""
+    """Return `base` with `changes` merged into it. `changes` has the keys and any of the other columns of `base`."""
     from pyspark.sql import functions as f
 
-    old, new = base.alias("old"), changes.withColumn(_CHANGED, f.lit(True)).alias("new")  # noqa: FBT003 - a value
+    old, new = base.alias("old"), changes.withColumn(_CHANGED, f.lit(True)).alias("new")  # noqa: FBT003 - a literal value
     same = reduce(and_, (f.col(f"old.`{key}`").eqNullSafe(f.col(f"new.`{key}`")) for key in keys))
     changed = f.col(f"new.{_CHANGED}").isNotNull()
     brought = set(changes.columns)

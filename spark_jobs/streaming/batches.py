@@ -1,18 +1,17 @@
-"""A transaction for each micro-batch: `CommitGate.foreach_batch`.
+"""A transaction for each micro-batch: what `CommitGate.foreach_batch` returns.
 
-- *Who writes.* On the wire a writer is `<writer>:<query id>`. The query id lives in the checkpoint: a restart keeps it,
-  so a replayed batch is recognised; a new checkpoint begins with batch 0 again, and must not be taken for the old one.
-- *Stopping.* All Spark jobs of the body carry a tag of the attempt and are cancelled the moment an abort arrives, also
-  while other threads of the body run jobs, and until the body has ended.
-- *Again.* A retriable end (`GateError.retriable`) is tried again, as a new transaction that asks for `queued` admission
-  with everything the last attempt touched as its scope: it starts when whoever it lost to has ended, instead of
-  computing and losing again. What was touched is read back from the log, so executors' markers count too, those of
-  cancelled tasks included. After `max_attempts` the error is raised and the query fails: Spark's own retries, or a
-  person, take over.
-- *Once.* A batch that the agent knows to be committed is skipped; so is one that the table has, where the sink can ask
-  it (`sinks.py`).
-- *Left without commit.* A body that returns without `txn.commit()` has nothing to commit; the batch counts as done for
-  Spark, and the transaction as abandoned.
+- *Writer name.* On the wire a writer is `<writer>:<query id>`. Spark keeps the query id in its checkpoint. A restarted query
+  is the same writer, so its replayed batch is recognised. A query with a new checkpoint is another writer, because its
+  batches count from 0 again.
+- *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
+  included, and keeps cancelling until the body has ended (`cancelling.py`).
+- *Retry.* After an error with `retriable`, the batch gets a new transaction with `queued` admission. Its scope is everything
+  that the last attempt touched, read back from Kafka: markers of executors and of cancelled tasks included. So it starts
+  when the winner has ended, instead of computing and losing again. After `max_attempts` the error is raised and the query
+  fails.
+- *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
+  up (`sinks/contract.py`).
+- *No commit.* If the body returns without `txn.commit()`, Spark records the batch as done, and the transaction is abandoned.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-import structlog
-
 from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.gate.gate import TransactionGate
+from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Write
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
@@ -38,23 +36,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 QUERY_ID_PROPERTY = "sql.streaming.queryId"
-"""Local property in which Spark tells the id of the query whose thread this is."""
+"""Local property in which Spark keeps the id of the query that runs in this thread."""
 
 FOOTPRINT_TIMEOUT_SECONDS = 10.0
-"""For reading back what an aborted attempt touched; without it the retry's scope is smaller, not wrong."""
+"""For reading back what an aborted attempt touched. After it, the retry's scope is smaller, which is still correct."""
 
 BACKOFF_SECONDS = 2.0
-"""At most, before a retry that nobody is waited for in: the agent or its lock is in trouble, not another writer."""
+"""Longest back-off before a retry without a winner to wait for: the agent or its lock failed, no other writer is involved."""
 
-log = structlog.get_logger("lakewarden.batches")
+log = EventLogger("lakewarden.batches")
 
 Scope: TypeAlias = "Callable[[DataFrame], Iterable[Marker | str]]"
-"""From a batch: the markers, or partition paths, that it is going to touch."""
+"""Returns the markers, or partition paths, that a batch is going to touch."""
 
 
 @dataclass(slots=True)
 class _Batch:
-    """One micro-batch, and the transactions that were opened for it in its present attempt."""
+    """One micro-batch, and the transactions that its current attempt opened."""
 
     rows: DataFrame
     number: int
@@ -65,13 +63,15 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """One try to write the micro-batch: its number from 1, and how its transaction is admitted."""
+
     number: int
     admission: Admission
     scope: tuple[Marker, ...]
 
 
 class BatchWriter:
-    """Callable as `foreachBatch` wants it."""
+    """The function that `foreachBatch` calls: `(batch_df, batch_id)`."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class BatchWriter:
         self._lock = lock
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write one batch, once."""
+        """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
         context = batch.sparkSession.sparkContext
         micro_batch = _Batch(batch, batch_id, wire_name(self._writer, context), context)
         attempt = _Attempt(1, self._admission, self._first_scope(batch))
         while True:
             micro_batch.opened.clear()
             try:
-                self._attempt(micro_batch, attempt)
+                self._run_attempt(micro_batch, attempt)
                 return
             except AlreadyCommitted:
                 return
@@ -119,7 +119,7 @@ class BatchWriter:
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
 
-    def _attempt(self, batch: _Batch, attempt: _Attempt) -> None:
+    def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
         with self._gate.transaction(
             table=self._table,
             writer=batch.writer,
@@ -159,7 +159,12 @@ class BatchWriter:
         for txn in batch.opened:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         log.info(
-            "batch.retry", table=self._table, writer=self._writer, attempt=last.number + 1, scope=len(touched)
+            "batch.retry",
+            table=self._table,
+            writer=batch.writer,
+            batch_id=batch.number,
+            attempt=last.number + 1,
+            scope=len(touched),
         )
         if not (isinstance(error, CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
@@ -167,12 +172,12 @@ class BatchWriter:
 
     def _report_failure(self, batch: _Batch, attempt: _Attempt, error: GateError) -> None:
         if isinstance(error, OutcomeUnknown):
-            return  # the transaction has told so itself, and "not committed" would be a claim
+            return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
         for txn in batch.opened:
             txn.notify("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
 
 
 def wire_name(writer: str, context: SparkContext) -> str:
-    """`<writer>:<query id>` in a streaming query's thread; elsewhere just the writer."""
+    """Return `<writer>:<query id>` in a streaming query's thread, and `writer` elsewhere."""
     query = context.getLocalProperty(QUERY_ID_PROPERTY)
     return f"{writer}:{query}" if query else writer

@@ -1,12 +1,11 @@
-"""The Spark jobs of one batch: tagged, so that they can be cancelled from another thread, and only they.
+"""The Spark jobs of one batch: tagged, so that another thread can cancel them and no others.
 
-- A *tag* and not a job group: the streaming query has a job group of its own, by which `query.stop()` cancels, and a
-  thread has only one. Tags add up.
-- The tag is a local property of the thread. Threads that the body starts inherit it if they are
-  `pyspark.InheritableThread`s (or wrapped by `pyspark.inheritable_thread_target`); plain ones don't, and their jobs
-  aren't cancelled.
-- Cancelling covers the jobs that run at that moment. So it is repeated until the body has ended and no tagged job is
-  left: a job submitted right after the first cancel dies too.
+- *A tag, not a job group.* A streaming query has a job group already, by which `query.stop()` cancels its jobs, and a thread
+  has only one group. It may have many tags.
+- *Threads of the body.* The tag is a local property of the thread. A `pyspark.InheritableThread`, or a function wrapped by
+  `pyspark.inheritable_thread_target`, inherits it. Other threads don't, and their jobs aren't cancelled.
+- *Cancelling is repeated.* One call cancels the jobs that run at that moment. It is repeated until the body has ended and no
+  tagged job is left, so a job that starts right after the first call is cancelled too.
 """
 
 from __future__ import annotations
@@ -16,25 +15,25 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import structlog
+from lakewarden.spark_jobs.gate.logs import EventLogger
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 CANCEL_AGAIN_SECONDS = 0.1
-"""Between two cancels: what a job that was submitted in between can run at most."""
+"""Between two cancel calls. A job that starts in between runs for at most so long."""
 
 STOPPED_POLL_SECONDS = 0.02
-"""Between two looks whether all tagged jobs are gone."""
+"""Between two checks whether a tagged job is left."""
 
 STOPPED_TIMEOUT_SECONDS = 15.0
-"""For cancelled jobs to be gone: Spark needs milliseconds, and a retry must not wait for a broken scheduler."""
+"""For cancelled jobs to end. Spark needs milliseconds; a retry must not wait for a scheduler that hangs."""
 
-log = structlog.get_logger("lakewarden.jobs")
+log = EventLogger("lakewarden.jobs")
 
 
 class TaggedJobs:
-    """All jobs that the current thread, and the inheritable threads it starts, submit in this block."""
+    """The jobs that the current thread, and the inheritable threads that it starts, submit in this block."""
 
     def __init__(self, spark_context: SparkContext, tag: str) -> None:
         self._context = spark_context
@@ -57,13 +56,13 @@ class TaggedJobs:
             log.warning("jobs.untag-failed", tag=self.tag, error=repr(failed))
 
     def cancel_until_ended(self) -> None:
-        """Cancel, and again, until the block has been left. For another thread than the block's."""
+        """Cancel the jobs repeatedly until the block ends. Call it from another thread."""
         while True:
             if not self._cancel() or self._ended.wait(CANCEL_AGAIN_SECONDS):
                 return
 
     def wait_until_gone(self) -> bool:
-        """Cancel until no tagged job is left; False if some still ran after `STOPPED_TIMEOUT_SECONDS`."""
+        """Cancel until no tagged job is left. Return False if one still runs after `STOPPED_TIMEOUT_SECONDS`."""
         deadline = time.monotonic() + STOPPED_TIMEOUT_SECONDS
         while self.running():
             if time.monotonic() >= deadline:
@@ -75,8 +74,8 @@ class TaggedJobs:
         return True
 
     def running(self) -> int:
-        """How many tagged jobs have not ended."""
-        # PySpark's own tracker doesn't know tags.
+        """Return the number of tagged jobs that have not ended."""
+        # PySpark's tracker has no tags; the JVM's has.
         tracker: Any = self._context._jsc.sc().statusTracker()  # noqa: SLF001
         ended = {"SUCCEEDED", "FAILED"}
         count = 0
@@ -88,7 +87,7 @@ class TaggedJobs:
     def _cancel(self) -> bool:
         try:
             self._context.cancelJobsWithTag(self.tag)
-        except Exception as error:  # noqa: BLE001 - a stopped context has no jobs, and says so in many ways
+        except Exception as error:  # noqa: BLE001 - a stopped context has no jobs, and raises various errors
             log.warning("jobs.cancel-failed", tag=self.tag, error=repr(error))
             return False
         return True

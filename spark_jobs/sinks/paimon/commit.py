@@ -1,15 +1,15 @@
-"""The one commit of a batch, and what is done about files that were staged for nothing.
+"""The one commit of a batch, and the removal of files that were staged in vain.
 
-- *Checked at the last moment.* pypaimon writes manifests for a while before it publishes the snapshot. The check (is
-  the grant still ours, is the base still the one that was read) is repeated inside pypaimon's own commit, right before
-  the snapshot object is written, on every try: a snapshot id that somebody else took is tried again under the same
-  grant, as Paimon does, and aborts nobody.
-- *A refusal is final.* pypaimon takes an `Exception` out of the publish for "uncertain" and retries it for many seconds;
-  the refusal travels as a `BaseException`, which passes at once.
-- *Three answers.* Published; not published, when no try to write the snapshot was left without an answer; else unknown,
-  and then the gate asks the table by (user, identifier). What stays unknown is claimed by nobody, and no file removed.
-- *Removing.* Only what this transaction staged, and only when nothing was published: by the messages that the driver
-  has, and by the transaction's file prefix for those of cancelled tasks, whose messages nobody has.
+- *The last check is right before the snapshot.* pypaimon writes manifests for a while before it writes the snapshot. The check
+  (does the grant still count, is the base unchanged) runs inside pypaimon's own commit, before each try to write the
+  snapshot object. If another commit took the snapshot id, the next one is tried under the same grant, as Paimon does.
+- *A refusal is final.* pypaimon treats an `Exception` of the publish as "uncertain" and retries for many seconds. So the
+  refusal is a `BaseException`, which passes through at once.
+- *Three outcomes.* Published; not published, if no try to write the snapshot was left without an answer; otherwise unknown.
+  Then the gate looks the snapshot up by user and identifier. An outcome that stays unknown is not reported, and no file is
+  removed.
+- *Removal.* Only files that this transaction staged, and only if nothing was published: those in the messages that the driver
+  has, and those with the transaction's file prefix, for cancelled tasks whose messages were lost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.paimon.table import find_commit
 
 FILES_CONFLICT = "File deletion conflicts detected"
-"""How pypaimon says that a file which this commit removes is gone (it has no class for it)."""
+"""In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""
 
 
 class CommitRefused(BaseException):
-    """Carries a refusal through pypaimon's commit; see above why it is no `Exception`."""
+    """Carries a refusal through pypaimon's commit. The module says why it is no `Exception`."""
 
     def __init__(self, error: GateError) -> None:
         super().__init__(str(error))
@@ -34,7 +34,7 @@ class CommitRefused(BaseException):
 
 
 class CheckedSnapshotCommit:
-    """pypaimon's snapshot commit, asked right before it writes; in place of `FileStoreCommit.snapshot_commit`."""
+    """Replaces `FileStoreCommit.snapshot_commit`: runs a check right before pypaimon writes the snapshot."""
 
     def __init__(self, inner: Any, check: Callable[[], None]) -> None:
         self._inner = inner
@@ -63,7 +63,7 @@ class CheckedSnapshotCommit:
         self._inner.__exit__(*details)
 
     def close(self) -> None:
-        """Release what the inner one holds."""
+        """Close the original snapshot commit."""
         self._inner.close()
 
 
@@ -77,7 +77,7 @@ def publish(
     check: Callable[[], None],
     properties: dict[str, str],
 ) -> str:
-    """Commit all messages as one snapshot; its id. `check` refuses by raising."""
+    """Commit all messages as one snapshot and return its id. `check` raises to refuse."""
     builder = table.new_stream_write_builder()
     builder.commit_user = user
     committer = builder.new_commit()
@@ -100,20 +100,20 @@ def publish(
     finally:
         committer.close()
     found = checked.snapshot_id or find_commit(table, user, identifier)
-    assert found is not None, "pypaimon said that it committed, and no snapshot is there"
+    assert found is not None, "pypaimon reported a commit, and its snapshot is not in the table"
     return str(found)
 
 
 def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged:
-    """pypaimon saw it first, between our look at the base and its own."""
+    """Return the error for a base that changed between this module's check and pypaimon's own."""
     return BaseChanged(
-        f"files that this batch replaces are gone: a writer without the agent rewrote them; nothing was "
+        f"files that this batch replaces are gone: a writer that bypasses the gate rewrote them; nothing was "
         f"published; the batch must be computed again; table={table.table_path} writer={user}: {error}"
     )
 
 
 def remove_staged(table: Any, messages: Iterable[Any]) -> None:
-    """Delete the new files of messages that were not, and will not be, committed."""
+    """Delete the new files of messages that are not committed and never will be."""
     committer = table.new_stream_write_builder().new_commit()
     try:
         committer.abort(list(messages))
@@ -122,7 +122,7 @@ def remove_staged(table: Any, messages: Iterable[Any]) -> None:
 
 
 def sweep(table: Any, partition_paths: Iterable[str], prefix: str) -> int:
-    """Delete the files in these partitions whose name begins with `prefix`; how many there were."""
+    """Delete the files in these partitions whose names begin with `prefix`. Return their number."""
     io = table.file_io
     swept = 0
     for partition in partition_paths:

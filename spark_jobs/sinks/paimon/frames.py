@@ -1,4 +1,4 @@
-"""Between a Spark batch and a Paimon table: types, partitions, and the two distributed steps. DataFrames on the driver."""
+"""DataFrames on the driver: a batch in the table's types, its partitions, and the two distributed steps, reading and staging."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pickle
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.sinks.paimon.stage import STAGED_SCHEMA, Staging, read, stage
+from lakewarden.spark_jobs.sinks.paimon.stage import (
+    STAGED_SCHEMA,
+    Staging,
+    reading_function,
+    staging_function,
+)
 from lakewarden.spark_jobs.sinks.paimon.table import Base, Partition, TableAddress, arrow_schema
 
 if TYPE_CHECKING:
@@ -14,11 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 MAX_PARTITIONS = 10_000
-"""Of one upsert batch: each is a marker, and all are rewritten. A batch that touches more is a job of another kind."""
+"""Of one upsert batch. Each is a marker, and each is rewritten."""
 
 
 def spark_schema(table: Any) -> StructType:
-    """The table's columns as Spark has them; a Paimon timestamp without zone is one without zone here too."""
+    """Return the table's columns as Spark types. A Paimon timestamp without time zone stays one without time zone."""
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructField, StructType
 
@@ -27,21 +32,21 @@ def spark_schema(table: Any) -> StructType:
 
 
 def in_table_types(batch: DataFrame, table: Any) -> DataFrame:
-    """The batch's columns in the table's types; a column that the table doesn't have is a mistake."""
+    """Return the batch's columns in the table's types. Raise for a column that the table doesn't have."""
     from pyspark.sql import functions as f
 
     types = {field.name: field.dataType for field in spark_schema(table)}
     unknown = [name for name in batch.columns if name not in types]
     if unknown:
         raise ValueError(
-            f"the batch has columns that the table hasn't: {unknown}; drop them, or add them to the table; "
+            f"the batch has columns that the table doesn't have: {unknown}; drop them, or add them to the table; "
             f"table={table.table_path} columns={list(types)}"
         )
     return batch.select(*(f.col(f"`{name}`").cast(types[name]).alias(name) for name in batch.columns))
 
 
 def all_columns(rows: DataFrame, table: Any) -> DataFrame:
-    """All of the table's columns in its order; those that the batch doesn't bring are null."""
+    """Return all columns of the table, in its order. Those that the batch doesn't have are null."""
     from pyspark.sql import functions as f
 
     return rows.select(
@@ -55,7 +60,7 @@ def all_columns(rows: DataFrame, table: Any) -> DataFrame:
 
 
 def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
-    """The partitions that the rows belong to."""
+    """Return the partitions that the rows belong to."""
     keys: Sequence[str] = table.partition_keys
     if not keys:
         return [()] if rows.head(1) else []
@@ -69,16 +74,16 @@ def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
 
 
 def read_frame(batch: DataFrame, table: Any, where: TableAddress, base: Base) -> DataFrame:
-    """The rows of `base`, read by the executors."""
+    """Return the rows of `base`, which the executors read."""
     spark, schema = batch.sparkSession, spark_schema(table)
     if not base.splits:
         return spark.createDataFrame([], schema)
     splits = [pickle.dumps(split) for split in base.splits]
     tasks = min(len(splits), spark.sparkContext.defaultParallelism)
-    return spark.range(0, len(splits), 1, tasks).mapInArrow(read(where, splits), schema)
+    return spark.range(0, len(splits), 1, tasks).mapInArrow(reading_function(where, splits), schema)
 
 
 def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:
-    """Write the rows to the table's storage; the commit messages of what is there now."""
-    pickled = rows.mapInArrow(stage(staging), STAGED_SCHEMA).collect()
-    return [pickle.loads(row.message) for row in pickled]  # noqa: S301 - made by our own tasks
+    """Write the rows to the table's storage. Return the commit messages of the staged files."""
+    pickled = rows.mapInArrow(staging_function(staging), STAGED_SCHEMA).collect()
+    return [pickle.loads(row.message) for row in pickled]  # noqa: S301 - from this job's own tasks

@@ -1,20 +1,23 @@
-"""Writing micro-batches to one Paimon table, together with other writers: `PaimonSink`.
+"""`PaimonSink` writes micro-batches to one Paimon table, together with other writers.
 
     sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
     stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
 
-Executors stage files and publish markers first; the driver commits all of them once, under the grant.
+Executors publish markers and stage files. The driver commits all of them in one snapshot, under the grant.
 
-- **append** adds files. Markers are `(partition, bucket-N, create)`, conflict rule `deleted-file`: two appends never
-  conflict, and a snapshot id that another append took is only tried again.
-- **upsert** rewrites the partitions that the batch touches: it says so (`(partition, *, merge)`) as soon as they are
-  known, then reads their files, merges (`merge.py`) and replaces exactly those files, all partitions in one snapshot.
-  The base is read after the intent was admitted and the markers were published, so whoever commits to it in between
-  is known to the agent. Whoever doesn't ask the agent is found by looking: before the grant is asked for, under it, and
-  before each try to write the snapshot (`BaseChanged`, which names the files and the other commit user).
+| mode | what it does | markers | conflict rule |
+| --- | --- | --- | --- |
+| `append` | adds files | `(partition, bucket-N, create)` | `deleted-file`: two appends never conflict |
+| `upsert` | replaces the files of the partitions that the batch touches | `(partition, *, merge)` | `file-group` |
 
-A replayed batch finds its own snapshot, by commit user (the writer's wire name) and identifier (the batch id): that is
-this sink's `committed` (`sinks.py`), and each batch is in the table once.
+- *Append.* If another commit took the snapshot id, the sink tries the next one under the same grant.
+- *Upsert.* The sink publishes its markers as soon as it knows the partitions. Only then it reads their files (the *base*),
+  merges the batch into them (`merge.py`), and replaces exactly these files, all partitions in one snapshot. So the agent
+  knows of every commit to the base by another gate user. A commit that bypasses the gate is found by comparing the base:
+  before the grant is requested, under it, and before each try to write the snapshot. `BaseChanged` names the files and the
+  other commit user.
+- *Exactly once.* A replayed batch finds its own snapshot by commit user (the writer's wire name) and identifier (the batch
+  id). That is this sink's `committed` (`sinks/contract.py`).
 """
 
 from __future__ import annotations
@@ -24,10 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import structlog
-
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
 from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.merge import latest, merge
 from lakewarden.spark_jobs.sinks.paimon.commit import publish, remove_staged, sweep
 from lakewarden.spark_jobs.sinks.paimon.frames import (
@@ -61,16 +63,16 @@ if TYPE_CHECKING:
 Mode: TypeAlias = Literal["append", "upsert"]
 
 MAX_NAMED = 3
-"""Files and writers named in an error: enough to find them."""
+"""Files of each writer, and writers, listed in an error."""
 
 FOOTPRINT_SECONDS = 10.0
-"""For asking the log which partitions cancelled tasks had announced."""
+"""For reading back from Kafka into which partitions cancelled tasks may have written."""
 
-log = structlog.get_logger("lakewarden.paimon")
+log = EventLogger("lakewarden.paimon")
 
 
 @dataclass(slots=True)
-class _Work:
+class _StagedBatch:
     """What one transaction has staged so far."""
 
     staging: Staging
@@ -79,11 +81,11 @@ class _Work:
     paths: tuple[str, ...] = ()
     base: Base | None = None
     unchanged_at: int = -1
-    """Newest snapshot that still held the base."""
+    """The newest snapshot that is known to contain the base unchanged."""
 
 
 class PaimonSink:
-    """Callable as `sink(batch_df, txn)`; one for each table and way of writing it."""
+    """Call it as `sink(batch_df, txn)`. Create one for each table and mode."""
 
     def __init__(
         self,
@@ -106,12 +108,12 @@ class PaimonSink:
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table: what the gate is given."""
+        """Canonical URI of the table, to pass to the gate."""
         return self._address.uri
 
     @property
     def conflict_rule(self) -> ConflictRule:
-        """How this sink's transactions conflict; `foreach_batch` takes it from here."""
+        """The conflict rule of this sink's transactions, which `foreach_batch` applies."""
         return "deleted-file" if self._mode == "append" else "file-group"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
@@ -128,11 +130,11 @@ class PaimonSink:
             channel=txn.executor_channel() if self._mode == "append" else None,
             allowed_partitions=None,
         )
-        work = _Work(staging)
+        work = _StagedBatch(staging)
         try:
             self._stage(table, batch, work, txn)
             if work.messages:
-                self._require_unchanged(table, work, txn)  # rather than wait in line for nothing
+                self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
                 self._commit(table, work, txn)
         except BaseException:
             if txn.discardable:
@@ -140,21 +142,21 @@ class PaimonSink:
             raise
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
-        """The snapshot in which `writer` committed the batch."""
+        """Return the snapshot in which `writer` committed the batch, or None."""
         found = find_commit(self._address.open(), writer, batch_id)
         return None if found is None else str(found)
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
-        """Write one batch as pypaimon does by itself, without agent, grant or check; the snapshot that it made.
+        """Write one batch as pypaimon alone does, without agent, grant or check. Return the snapshot id.
 
-        Upsert is its partition overwrite, which replaces whatever the partitions hold by then: what another writer
-        committed since the base was read is lost without an error. For showing the difference, and for tables with
-        one writer.
+        Upsert is then pypaimon's partition overwrite. It replaces whatever the partitions contain at that moment: a commit
+        of another writer since the base was read is lost without an error. Use it for tables with one writer; the demo
+        uses it to show the difference.
         """
         table = self._address.open()
         require_supported(table, rewrites=self._mode == "upsert")
         user = f"{uuid.uuid4()}"
-        work = _Work(Staging(self._address, user, _identifier(batch_id), None, None, None))
+        work = _StagedBatch(Staging(self._address, user, _identifier(batch_id), None, None, None))
         self._stage(table, batch, work, None)
         builder = table.new_batch_write_builder()
         builder.commit_user = user
@@ -172,13 +174,13 @@ class PaimonSink:
 
     # staging
 
-    def _stage(self, table: Any, batch: DataFrame, work: _Work, txn: Transaction | None) -> None:
+    def _stage(self, table: Any, batch: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
         rows = in_table_types(batch, table)
         if self._mode == "append":
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
         keys = self._all_keys(table, rows)
-        # Kept, because it is used twice and must be the same rows each time.
+        # Persisted, because it is computed twice and must be the same rows both times.
         rows = latest(rows, keys, self._order_by).persist()
         try:
             work.partitions = tuple(partitions_of(rows, table))
@@ -191,13 +193,13 @@ class PaimonSink:
                     Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
                     for path in work.paths
                 )
-            # Not before this line: what is committed to these partitions from here on, the agent holds against us.
+            # Only after the markers: from here on the agent checks every commit to these partitions against them.
             work.base = read_base(table, work.partitions)
             merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
             if table.partition_keys:
                 merged = merged.repartition(*table.partition_keys)
             if txn is not None:
-                txn.check()  # planning took a moment, and no Spark job was there to be cancelled
+                txn.check()  # planning takes a while, and an abort during it finds no Spark job to cancel
             work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
             rows.unpersist()
@@ -207,19 +209,19 @@ class PaimonSink:
         missing = [key for key in keys if key not in rows.columns]
         if missing:
             raise ValueError(
-                f"the batch lacks key or partition columns {missing}: an upsert can't tell which rows it means; "
+                f"the batch lacks key or partition columns {missing}, by which an upsert finds the rows to change; "
                 f"table={self.table}"
             )
         return keys
 
     # committing
 
-    def _commit(self, table: Any, work: _Work, txn: Transaction) -> None:
+    def _commit(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         staging = work.staging
         with txn.commit() as grant:
 
             def check() -> None:
-                """Before every try: the newest snapshot must hold the base that was read, and the grant must be ours."""
+                """Before every try: the newest snapshot must contain the base unchanged, and the grant must still count."""
                 self._require_unchanged(table, work, txn)
                 grant.check()
 
@@ -238,7 +240,7 @@ class PaimonSink:
                 properties={"lakewarden.transaction": txn.id, "lakewarden.token": str(grant.token)},
             )
 
-    def _require_unchanged(self, table: Any, work: _Work, txn: Transaction) -> None:
+    def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         base = work.base
         if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
             return
@@ -247,16 +249,16 @@ class PaimonSink:
         if added or gone:
             changes = _changes_text(changed_by(table, work.partitions, base, now))
             raise BaseChanged(
-                f"the base changed under this batch: {len(added)} files came and {len(gone)} went in its partitions "
-                f"since snapshot {base.snapshot_id}, by a writer that doesn't ask the agent: {changes}; nothing was published; "
+                f"the base of this batch changed: {len(added)} files were added and {len(gone)} removed in its partitions "
+                f"since snapshot {base.snapshot_id}, by a writer that bypasses the gate: {changes}; nothing was published; "
                 f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
             )
         work.unchanged_at = now.snapshot_id
 
-    # clearing away
+    # removing staged files
 
-    def _discard(self, table: Any, work: _Work, txn: Transaction) -> None:
-        """Remove what was staged; failing to is no reason to fail, or to hide why we are here."""
+    def _discard(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
+        """Remove what was staged. A failure is only logged, so that it doesn't hide the error that led here."""
         try:
             remove_staged(table, [message for message in work.messages if message.new_files])
             partitions = work.paths or tuple(
@@ -265,9 +267,9 @@ class PaimonSink:
             prefix = work.staging.prefix
             if prefix is not None and partitions:
                 sweep(table, partitions, prefix)
-                # Tasks that are being killed may still write; they are gone when the next batch comes.
+                # Tasks that are being killed may still write. They have ended by the next batch, which sweeps again.
                 self._leftovers.append((partitions, prefix))
-        except Exception as error:  # noqa: BLE001 - files without an owner cost space, and nothing else
+        except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
             log.warning("paimon.discard-failed", table=self.table, transaction=txn.id, error=repr(error))
 
     def _sweep_leftovers(self, table: Any) -> None:
@@ -284,7 +286,7 @@ def _identifier(batch_id: int | None) -> int:
 
 
 def _changes_text(changes: Mapping[str, Sequence[str]]) -> str:
-    """Commit users and their files, the first few of each."""
+    """Return the commit users and the files that they changed, the first few of each."""
     named = [
         f"commit user {user!r} changed {', '.join(files[:MAX_NAMED])}"
         + (f" and {len(files) - MAX_NAMED} more" if len(files) > MAX_NAMED else "")

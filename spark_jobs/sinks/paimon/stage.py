@@ -1,8 +1,8 @@
-"""What runs in the executors: read the base's files, and stage new ones. Nothing staged is visible before the commit.
+"""What runs in the executors: reading the base's files, and staging new ones. No reader sees staged files before the commit.
 
-Both are `mapInArrow` functions, made on the driver and pickled. A task publishes its markers before it writes, and hands
-its commit messages back as bytes; a task that is tried again writes new files, and the messages of the try that
-succeeded are the ones that count.
+Both are functions for `mapInArrow`, created on the driver and pickled. A task publishes its markers before it writes, and
+returns its commit messages as bytes. A task that Spark retries writes new files; only the messages of the successful try
+count.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 STAGED_SCHEMA = "message binary"
 
 MAX_WRITE_ROWS = 100_000
-"""Rows handed to pypaimon at once: it groups each hand-over by partition, so thousands of small ones cost more."""
+"""Rows passed to pypaimon at once. It groups the rows of each call by partition, so many small calls are slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """How one transaction's files are written."""
+    """How the files of one transaction are written."""
 
     table: TableAddress
     user: str
     identifier: int
     prefix: str | None
-    """File names begin with it, so that files without an owner can be told apart; None for pypaimon's own."""
+    """Prefix of the file names, by which files of cancelled tasks are found. None: pypaimon's own prefix."""
     channel: ExecutorChannel | None
-    """Where `create` markers go before their bucket is written; None where the driver has said all already."""
+    """Publishes `create` markers before their bucket is written. None: the driver has published all markers."""
     allowed_partitions: frozenset[str] | None
-    """Partition paths that may be written; None for any."""
+    """Partition paths that may be written. None: any."""
 
 
-def stage(staging: Staging) -> ArrowFunction:
-    """Write rows to the table's storage; yields the pickled commit messages."""
+def staging_function(staging: Staging) -> ArrowFunction:
+    """Return a function that writes rows to the table's storage and yields the pickled commit messages."""
 
     def staging_task(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -68,7 +68,7 @@ def stage(staging: Staging) -> ArrowFunction:
 
 
 def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
-    """Spark's small batches as fewer, larger ones with the table's own types."""
+    """Yield Spark's small batches joined into larger ones, in the table's types."""
     import pyarrow as pa
 
     waiting: list[Any] = []
@@ -91,7 +91,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
 
 
 def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
-    """Check and publish_markers the buckets that rows are about to be written to, each once a task."""
+    """Return a function that checks the buckets of rows and publishes their markers, each bucket once per task."""
     extractor = table.create_row_key_extractor()
     known: set[tuple[Any, int]] = set()
 
@@ -104,8 +104,8 @@ def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
             path = partition_path(table, partition)
             if staging.allowed_partitions is not None and path not in staging.allowed_partitions:
                 raise RuntimeError(
-                    f"the batch has rows for partition {path!r}, which it hadn't when its partitions were listed: "
-                    f"the query isn't deterministic; write it from stable data; table={staging.table.uri}"
+                    f"the batch has rows for partition {path!r}, which it didn't have when its partitions were listed: "
+                    f"the query is not deterministic; write it from stable data; table={staging.table.uri}"
                 )
             new.append(Marker(partition=path, file_group=f"bucket-{bucket}", operation="create"))
         if new and staging.channel is not None:
@@ -114,8 +114,8 @@ def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
     return publish_markers
 
 
-def read(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
-    """Read the splits whose numbers come in; yields their rows with the table's own types."""
+def reading_function(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
+    """Return a function that receives numbers of splits and yields their rows, in the table's types."""
 
     def reading_task(numbers: Iterable[Any]) -> Iterator[Any]:
         opened = table.open()

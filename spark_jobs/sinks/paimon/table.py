@@ -1,12 +1,12 @@
-"""A Paimon table as a writer needs it: opened by path, its partitions named, its snapshots and files looked up.
+"""A Paimon table for writers: opening it by path, naming its partitions, looking up its snapshots and files.
 
-pypaimon only, no Spark: drivers and executors both use it. What was found out about pypaimon 2.1.0, and is relied on:
+It uses only pypaimon, no Spark, so drivers and executors both import it. It relies on these facts about pypaimon 2.1.0:
 
-- A table opens by its path alone (`FileStoreTable.from_path`), with options `s3.endpoint`, `s3.access-key`,
+- A table opens by its path alone (`FileStoreTable.from_path`), with the options `s3.endpoint`, `s3.access-key`,
   `s3.secret-key`, `s3.region`, `s3.session-token`, `s3.path-style-access`.
-- A snapshot names its commit user and identifier, which is how a batch recognises itself (`find_commit`). Python has
-  no `filterCommitted` of its own: committing the same messages twice writes the rows twice.
-- One user's identifiers rise, so the search may stop at that user's first smaller one.
+- A snapshot contains its commit user and identifier, by which a batch is found (`find_commit`). pypaimon has no
+  `filterCommitted`: committing the same messages twice writes the rows twice.
+- The identifiers of one user rise, so the search stops at that user's first smaller one.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from typing import Any, TypeAlias
 from lakewarden.events import canonical_table
 
 Partition: TypeAlias = tuple[Any, ...]
-"""Values of the partition columns, in the table's order; empty for an unpartitioned table."""
+"""Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
 
 UNNUMBERED = 0x7FFF_FFFF_FFFF_FFFF
-"""The commit identifier of a batch without a number, as Paimon's batch writers use it; it can't be recognised."""
-
+"""Commit identifier of a batch without a number, the same as of Paimon's batch writers. Such a batch can't be found again."""
 
 MAX_CHANGES_TRACED = 50
-"""Snapshots searched for who changed a base: each is a scan, and only an error message needs it."""
+"""Snapshots searched for the writers that changed a base. Each is a scan, and only for an error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableAddress:
-    """Where the table is, and what pypaimon needs to reach it. Small, and pickles into a Spark closure."""
+    """Where the table is, and the options that pypaimon needs. Pickles into a Spark closure."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def open(self, dynamic: dict[str, str] | None = None) -> Any:
-        """The table itself, with some of its options changed for this use."""
+        """Open the table, with the options in `dynamic` changed."""
         from pypaimon.table.file_store_table import FileStoreTable
 
         table = FileStoreTable.from_path(self.uri, dict(self.options))
@@ -44,16 +43,16 @@ class TableAddress:
 
 
 def address(table: str, options: Mapping[str, str] | None = None) -> TableAddress:
-    """The address of a table given by URI or absolute path."""
+    """Return the address of a table, from its URI or absolute path."""
     return TableAddress(canonical_table(table), dict(options or {}))
 
 
 def require_supported(table: Any, *, rewrites: bool) -> None:
-    """Refuse tables whose layout this sink doesn't write rightly, and say why."""
+    """Raise `ValueError` for tables that this sink can't write correctly."""
     where = f"table={table.table_path}"
     if table.is_primary_key_table:
         raise ValueError(
-            f"the table has a primary key, so Paimon merges its rows itself; this sink writes append tables; {where}"
+            f"the table has a primary key, so Paimon merges its rows itself; this sink writes append tables only; {where}"
         )
     if rewrites and (table.options.deletion_vectors_enabled() or table.options.data_evolution_enabled()):
         raise ValueError(
@@ -62,14 +61,14 @@ def require_supported(table: Any, *, rewrites: bool) -> None:
 
 
 def arrow_schema(table: Any) -> Any:
-    """The table's columns as Arrow has them."""
+    """Return the table's columns as an Arrow schema."""
     from pypaimon.schema.data_types import PyarrowFieldParser
 
     return PyarrowFieldParser.from_paimon_schema(table.table_schema.fields)
 
 
 def partition_path(table: Any, partition: Partition) -> str:
-    """The partition as Paimon writes it: `month=1/day=3`; empty for an unpartitioned table."""
+    """Return the partition as Paimon writes it: `month=1/day=3`. Empty for an unpartitioned table."""
     default = table.path_factory().default_part_value
     return "/".join(
         f"{name}={default if value is None or not str(value).strip() else value}"
@@ -78,10 +77,10 @@ def partition_path(table: Any, partition: Partition) -> str:
 
 
 def find_commit(table: Any, user: str, identifier: int) -> int | None:
-    """The snapshot that `user` committed under `identifier`, looked for from the newest down.
+    """Return the snapshot that `user` committed under `identifier`, or None. The search starts at the newest snapshot.
 
-    Expired snapshots end the search: they are missing from the bottom up, and a batch as old as that has long been
-    recorded in the query's checkpoint.
+    It ends at the first expired snapshot, because Paimon expires the oldest ones. Spark's checkpoint has usually recorded a
+    batch that old; docs/writers.md has the limit.
     """
     manager = table.snapshot_manager()
     snapshot = manager.get_latest_snapshot()
@@ -97,22 +96,22 @@ def find_commit(table: Any, user: str, identifier: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The files of some partitions in one snapshot: what a rewrite reads, and what it replaces."""
+    """The files of some partitions in one snapshot: a rewrite reads them and replaces them."""
 
     snapshot_id: int
     splits: tuple[Any, ...]
     files: frozenset[str]
-    """As people find them: `month=1/day=3/bucket-0/data-….parquet`."""
+    """Relative paths: `month=1/day=3/bucket-0/data-….parquet`."""
 
 
 def latest_snapshot_id(table: Any) -> int:
-    """Of the newest snapshot; 0 for a table without any."""
+    """Return the id of the newest snapshot, 0 for a table without snapshots."""
     snapshot = table.snapshot_manager().get_latest_snapshot()
     return 0 if snapshot is None else int(snapshot.id)
 
 
 def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | None = None) -> Base:
-    """What the table holds in these partitions, now or in an earlier snapshot."""
+    """Return the files of these partitions in the newest snapshot, or in the given one."""
     at = latest_snapshot_id(table) if snapshot_id is None else snapshot_id
     if at == 0:
         return Base(0, (), frozenset())
@@ -135,9 +134,9 @@ def _file_names(table: Any, splits: Iterable[Any]) -> Iterable[str]:
 
 
 def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: Base) -> dict[str, list[str]]:
-    """Who changed these partitions between two snapshots, by commit user, and the files that each added or removed.
+    """Return the files that were added or removed in these partitions between two snapshots, by commit user.
 
-    Snapshots that are gone again, and those beyond the last `MAX_CHANGES_TRACED`, are laid to the user of the next one kept.
+    Changes of expired snapshots, and of those before the last `MAX_CHANGES_TRACED`, count for the user of the next snapshot.
     """
     manager = table.snapshot_manager()
     changes: dict[str, list[str]] = {}
@@ -168,11 +167,11 @@ def _is_one_of(predicates: Any, keys: Iterable[str], partitions: Collection[Part
 
 
 def deletions_of(base: Base) -> list[Any]:
-    """Commit messages that take exactly the files of `base` out of the table.
+    """Return commit messages that remove exactly the files of `base` from the table.
 
-    Committed together with the new files they make one OVERWRITE snapshot, over any number of partitions. It removes
-    these files by name, so a file that it never read stays, and a file that is gone already fails the commit: unlike
-    pypaimon's partition overwrite, which removes whatever the partition holds when it commits.
+    Committed together with the new files, they make one OVERWRITE snapshot over any number of partitions. It removes the
+    files by name: a file that was never read stays, and a file that is already gone fails the commit. pypaimon's partition
+    overwrite would remove whatever the partitions contain when it commits.
     """
     from pypaimon.write.commit_message import CommitMessage
 

@@ -116,7 +116,7 @@ def test_sigterm_ends_it_at_once(make_table: MakeTable, tmp_path: Path) -> None:
 def test_it_says_what_is_missing(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path, "/t"), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "--bootstrap-servers is needed to reach the agent; or say --without-agent" in done.stderr
+    assert "--bootstrap-servers is required, unless --without-agent is given" in done.stderr
 
 
 def test_s3_options_come_from_the_usual_environment(monkeypatch: pytest.MonkeyPatch) -> None:

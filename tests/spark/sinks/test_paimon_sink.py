@@ -233,7 +233,7 @@ def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
     ]
     reason = agent.wait_for("transaction-abandoned")[0].reason
     assert "BaseChanged" in reason
-    assert "1 files came and 0 went" in reason
+    assert "1 files were added and 0 removed" in reason
     foreign = snapshots_of(table)[0].commit_user
     assert f"commit user '{foreign}' changed month=1/day=1/bucket-0/data-" in reason
     intents = agent.wait_for("commit-intent", 2)
@@ -269,7 +269,7 @@ def test_a_base_that_is_gone_is_retriable(harness: Harness, make_table: MakeTabl
     assert caught.value.retriable
     foreign = snapshots_of(table)[-1].commit_user
     assert re.search(
-        rf"1 files came and 1 went .* commit user '{foreign}' changed month=1/day=1/bucket-0/data-[^,]*\.parquet, "
+        rf"1 files were added and 1 removed .* commit user '{foreign}' changed month=1/day=1/bucket-0/data-[^,]*\.parquet, "
         rf"month=1/day=1/bucket-0/data-.*; nothing was published; .* writer=w ",
         str(caught.value),
     )
@@ -380,7 +380,7 @@ def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", dead)
     agent, table = harness.agent(grant_everything), make_table(**{"commit.max-retries": "0"})
     sink = PaimonSink(table)
-    with pytest.raises(OutcomeUnknown, match=r"may have reached the table .* Commit failed") as caught:
+    with pytest.raises(OutcomeUnknown, match=r"may have reached the table: .*Commit failed") as caught:
         harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
             departures((1, 1, 1, "a")), 0
         )
@@ -504,7 +504,7 @@ def test_what_it_cannot_write_it_refuses(
     with pytest.raises(ValueError, match="give `keys` for upsert"):
         PaimonSink("/lake/t", mode="upsert")
     table = make_table()
-    with pytest.raises(ValueError, match=r"columns that the table hasn't: \['colour'\]"):
+    with pytest.raises(ValueError, match=r"columns that the table doesn't have: \['colour'\]"):
         PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)
     with pytest.raises(ValueError, match=r"lacks key or partition columns \['day', 'flight'\]"):
         PaimonSink(table, mode="upsert", keys=["flight"]).write(spark.sql("select 1 month"), 0)
