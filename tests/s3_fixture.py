@@ -1,4 +1,4 @@
-"""The `s3_server` fixture: one real S3 server a session, started when the first test asks for it.
+"""The `s3_server` fixture: one real S3 server for each test session, started before the first test that needs it.
 
 List this module in the root conftest's `pytest_plugins`.
 """
@@ -14,16 +14,20 @@ from tests.servers.s3 import NoS3ServerError, S3Server, prepare_s3_server, runni
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A first run builds the server, which takes minutes: here, where no test's timeout runs."""
+    """Build the server before the first test: that takes minutes, once, and no test's timeout runs yet."""
     if session.config.option.collectonly:
         return
-    if any("s3_server" in getattr(item, "fixturenames", ()) for item in session.items):
+    # Tests in tests/containers have an `s3_server` of their own, from an image.
+    if any(
+        "s3_server" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("containers")
+        for item in session.items
+    ):
         prepare_s3_server()
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """Never skipped: a suite that passes without its S3 server would say nothing about S3."""
+    """A running server. Tests that need it fail without one and are never skipped: they are the proof for S3."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(running_s3_server())
@@ -35,7 +39,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_credentials(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, with its credentials where the standard chain looks, and nothing of the machine's own."""
+    """The server, with its credentials in the environment and none of the user's own there."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
     for name, value in s3_server.environment.items():

@@ -1,12 +1,11 @@
-"""A real S3 server for tests: the one that is named, the one in Docker, or one built here once.
+"""A real S3 server for tests: the first of these that is available, and an error where none is.
 
-In this order, and never silently none:
+1. The server that `LAKEWARDEN_TEST_S3_ENDPOINT` names, with its credentials in the usual AWS variables.
+2. versitygw, from the PATH or the cache, or built into the cache with `go install` at a pinned version (about 80 s, once).
+   It keeps ETags in extended attributes.
+3. MinIO, likewise (about 2 minutes, once), where the file system has no extended attributes.
 
-1. `LAKEWARDEN_TEST_S3_ENDPOINT`, with the usual AWS variables for its credentials,
-2. a container, if Docker answers quickly and already has one of the images (nothing is pulled),
-3. versitygw or MinIO: on the PATH, or in the cache, or built into it with `go install` at a pinned version
-   (about 80 s and 2 min, once), by PyPI's Go where there is none. versitygw keeps ETags in extended attributes; where
-   the file system has none, MinIO it is.
+Where there is no Go, PyPI's is used.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
-import subprocess
 import tempfile
 import time
 import uuid
@@ -34,26 +31,23 @@ from tests.servers.program import NoServerError, built_by_go, free_port, spawn, 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"
 VIRTUAL_DOMAIN: Final = "s3.lakewarden.test"
-"""A server started here serves `bucket` also as `bucket.s3.lakewarden.test`, for a client that resolves it."""
+"""A server started here serves `bucket` also as `bucket.s3.lakewarden.test`, to clients that resolve that name."""
 
-_ACCESS_KEY: Final = "lakewarden"
-_SECRET_KEY: Final = "lakewarden-secret"
-
-_DOCKER_SECONDS: Final = 5
-"""A client without a daemon answers at once; a daemon that needs longer would slow every run of the tests."""
+ACCESS_KEY: Final = "lakewarden"
+SECRET_KEY: Final = "lakewarden-secret"
 
 _START_SECONDS: Final = 30
 _START_ATTEMPTS: Final = 3
-"""Another process may take the free port that was found before the server does."""
+"""Another process may take the free port before the server listens on it."""
 
 
 class NoS3ServerError(NoServerError):
-    """No S3 server can be had here; the message says what was tried."""
+    """No S3 server is available; the message lists what was tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class S3Server:
-    """A running server, where it is and how to open it."""
+    """A running server: its address and its credentials."""
 
     endpoint: str
     access_key: str
@@ -64,7 +58,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the standard credential chain needs; for `monkeypatch.setenv` and child processes."""
+        """The variables that AWS's standard credential chain reads; for `monkeypatch.setenv` and child processes."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -73,7 +67,7 @@ class S3Server:
         }
 
     def new_client(self) -> Any:
-        """A synchronous botocore client, for arranging and checking what is under test."""
+        """A synchronous botocore client, with which tests arrange and check objects."""
         return botocore.session.Session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -84,7 +78,7 @@ class S3Server:
         )
 
     def bucket(self) -> str:
-        """A fresh bucket's name."""
+        """Create a bucket; return its name."""
         name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
         client = self.new_client()
         try:
@@ -96,14 +90,11 @@ class S3Server:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """A server that Go can build, and how it is started."""
+    """A server that Go builds, and the arguments that start it."""
 
     name: str
     module: str
     version: str
-    image: str
-    container_arguments: tuple[str, ...]
-    container_port: int
     needs_xattr: bool
 
     def arguments(self, port: int, data: Path) -> list[str]:
@@ -113,31 +104,25 @@ class _Program:
         return ["server", "--quiet", "--address", address, str(data)]
 
 
-_VERSITYGW: Final = _Program(
+VERSITYGW: Final = _Program(
     "versitygw",
     "github.com/versity/versitygw/cmd/versitygw",
     "v1.8.0",
-    "versity/versitygw:v1.8.0",
-    ("posix", "/tmp"),
-    7070,
     needs_xattr=True,
 )
 _MINIO: Final = _Program(
     "minio",
     "github.com/minio/minio",
     "v0.0.0-20260212201848-7aac2a2c5b7c",
-    "minio/minio:RELEASE.2025-09-07T16-13-09Z",
-    ("server", "/data"),
-    9000,
     needs_xattr=False,
 )
-_PROGRAMS: Final = (_VERSITYGW, _MINIO)
+_PROGRAMS: Final = (VERSITYGW, _MINIO)
 
 _ENVIRONMENT: Final = {
-    "ROOT_ACCESS_KEY": _ACCESS_KEY,
-    "ROOT_SECRET_KEY": _SECRET_KEY,
-    "MINIO_ROOT_USER": _ACCESS_KEY,
-    "MINIO_ROOT_PASSWORD": _SECRET_KEY,
+    "ROOT_ACCESS_KEY": ACCESS_KEY,
+    "ROOT_SECRET_KEY": SECRET_KEY,
+    "MINIO_ROOT_USER": ACCESS_KEY,
+    "MINIO_ROOT_PASSWORD": SECRET_KEY,
     "VGW_VIRTUAL_DOMAIN": VIRTUAL_DOMAIN,
     "MINIO_DOMAIN": VIRTUAL_DOMAIN,
 }
@@ -145,15 +130,12 @@ _ENVIRONMENT: Final = {
 
 @contextmanager
 def running_s3_server() -> Iterator[S3Server]:
-    """A server for as long as the block runs; a process started here dies with this one, whatever kills it."""
+    """A server that runs while the block does. A process started here ends with this one, even if this one is killed."""
     if endpoint := os.environ.get(ENDPOINT_VARIABLE):
         yield _named(endpoint)
         return
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
-        if (server := _in_docker(stack, tried)) is not None:
-            yield server
-            return
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-s3-")))
         for program in _PROGRAMS:
             if program.needs_xattr and not _has_xattr(data):
@@ -164,15 +146,13 @@ def running_s3_server() -> Iterator[S3Server]:
                 yield server
                 return
     raise NoS3ServerError(
-        f"no s3 server for the tests; set {ENDPOINT_VARIABLE}, or start docker: " + "; ".join(tried)
+        f"no S3 server for the tests ({'; '.join(tried)}): install Go, or name a server in {ENDPOINT_VARIABLE}"
     )
 
 
 def prepare_s3_server() -> None:
-    """Build a server where one has to be built, for a moment when no test's timeout runs."""
-    if os.environ.get(ENDPOINT_VARIABLE) or any(
-        _docker("image", "inspect", "--format", "{{.Id}}", program.image) for program in _PROGRAMS
-    ):
+    """Build the server where it isn't built yet. It takes minutes; call it while no test's timeout runs."""
+    if os.environ.get(ENDPOINT_VARIABLE):
         return
     with tempfile.TemporaryDirectory(prefix="lakewarden-s3-") as folder:
         for program in _PROGRAMS:
@@ -185,48 +165,11 @@ def prepare_s3_server() -> None:
 def _named(endpoint: str) -> S3Server:
     return S3Server(
         endpoint,
-        os.environ.get("AWS_ACCESS_KEY_ID", _ACCESS_KEY),
-        os.environ.get("AWS_SECRET_ACCESS_KEY", _SECRET_KEY),
+        os.environ.get("AWS_ACCESS_KEY_ID", ACCESS_KEY),
+        os.environ.get("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
         f"the server named in {ENDPOINT_VARIABLE}: {endpoint}",
         os.environ.get("AWS_DEFAULT_REGION", REGION),
     )
-
-
-def _in_docker(stack: contextlib.ExitStack, tried: list[str]) -> S3Server | None:
-    if not _docker("version", "--format", "{{.Server.Version}}"):
-        tried.append("docker: no daemon answers")
-        return None
-    for program in _PROGRAMS:
-        if not _docker("image", "inspect", "--format", "{{.Id}}", program.image):
-            tried.append(f"docker: no image {program.image}")
-            continue
-        from testcontainers.core.config import testcontainers_config
-        from testcontainers.core.container import DockerContainer
-
-        testcontainers_config.ryuk_disabled = (
-            True  # its image would have to be pulled; we stop ours ourselves
-        )
-        container = DockerContainer(program.image).with_exposed_ports(program.container_port)
-        for name, value in _ENVIRONMENT.items():
-            container = container.with_env(name, value)
-        running = stack.enter_context(container.with_command(list(program.container_arguments)))
-        address = f"{running.get_container_host_ip()}:{running.get_exposed_port(program.container_port)}"
-        server = S3Server(f"http://{address}", _ACCESS_KEY, _SECRET_KEY, f"{program.image} in docker")
-        if _answers(server, lambda: True):
-            return server
-        tried.append(f"docker: {program.image} did not answer within {_START_SECONDS} s")
-    return None
-
-
-def _docker(*arguments: str) -> bool:
-    docker = shutil.which("docker")
-    if docker is None:
-        return False
-    try:
-        done = subprocess.run([docker, *arguments], capture_output=True, timeout=_DOCKER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and bool(done.stdout.strip())
 
 
 def _has_xattr(folder: Path) -> bool:
@@ -250,8 +193,8 @@ def _start(
         process = spawn([str(binary), *program.arguments(port, folder)], _ENVIRONMENT, log)
         server = S3Server(
             f"http://127.0.0.1:{port}",
-            _ACCESS_KEY,
-            _SECRET_KEY,
+            ACCESS_KEY,
+            SECRET_KEY,
             f"{program.name} {program.version}: {binary}",
         )
         if _answers(server, lambda process=process: process.poll() is None):
@@ -263,7 +206,7 @@ def _start(
 
 
 def _answers(server: S3Server, alive: Any) -> bool:
-    """Whether it lists its buckets before the time is up; asked anew until then."""
+    """Whether the server lists its buckets within `_START_SECONDS`; the request is repeated until then."""
     client = server.new_client()
     deadline = time.monotonic() + _START_SECONDS
     try:

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.containers.engine import ROOT
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+
+BUILD_SECONDS = 900
+IMAGE = "lakewarden-test:built"
+
+
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """The image of the Dockerfile."""
+    built = subprocess.run(
+        ["docker", "build", "--tag", IMAGE, "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_SECONDS,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    yield IMAGE
+    subprocess.run(["docker", "image", "rm", IMAGE], capture_output=True, check=True)
+
+
+def test_it_prints_the_version_of_the_project(image: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert printed(image, "--version").split() == ["lakewarden", version]
+
+
+def test_it_prints_help_with_every_command(image: str) -> None:
+    text = printed(image, "--help")
+
+    assert all(command in text for command in ("agent", "lock", "status", "explain", "conflicts"))
+
+
+def test_it_runs_as_a_user_of_its_own(image: str) -> None:
+    assert printed(image, "-un", entrypoint="id") == "lakewarden\n"
+
+
+def test_it_has_the_agents_packages_and_neither_spark_nor_the_tests(image: str) -> None:
+    names = ["lakewarden", "aiobotocore", "obstore", "typer", "pyspark", "pyarrow", "pytest"]
+    script = f"from importlib.util import find_spec; print(*filter(find_spec, {names}))"
+
+    assert printed(image, "-c", script, entrypoint="python").split() == names[:4]
+
+
+def printed(image: str, *arguments: str, entrypoint: str = "lakewarden") -> str:
+    """What a program of the image prints."""
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network=none", f"--entrypoint={entrypoint}", image, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
