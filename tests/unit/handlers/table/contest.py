@@ -1,4 +1,4 @@
-"""Writers that compute, touch what they computed, commit and begin again, against one table, on simulated time."""
+"""Writers that compute, touch what they computed, commit and start again, against one table, in simulated time."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from tests.unit.handlers.table.world import World, m
 
 @dataclass(eq=False)
 class Job:
-    """One writer. It touches its place at the end of its computing, as a merge does when it writes."""
+    """One writer. It publishes its marker at the end of its computing, as a merge does when it writes."""
 
     name: str
     compute_seconds: float
     place: str = "p/f"
     priority: int = 0
-    retries_in_line: bool = True
-    """A retry asks for `queued` admission with what the last try touched as its scope, as the gate does."""
-    tries: int = 0
+    retries_queued: bool = True
+    """A retry requests `queued` admission. Its scope is what the last attempt touched, as in the gate."""
+    attempts: int = 0
     commits: int = 0
     losses: int = 0
-    """In a row."""
+    """Conflicts lost in a row."""
     most_losses: int = 0
 
     @property
     def transaction(self) -> str:
-        """The present try."""
-        return f"{self.name}-{self.tries}"
+        """Id of the current attempt."""
+        return f"{self.name}-{self.attempts}"
 
 
 @dataclass
 class Contest:
-    """Plays the jobs; the lock is always there, and a commit takes no time."""
+    """Runs the jobs. The lock is always available, and a commit takes no time."""
 
     world: World
     jobs: list[Job]
     due: list[tuple[float, int, Job, str]] = field(default_factory=list)
-    """When a try has computed; the number keeps those of one moment in order."""
-    again: list[Job] = field(default_factory=list)
+    """When an attempt has computed. The number keeps the order of attempts that are due at the same time."""
+    restarting: list[Job] = field(default_factory=list)
     pushed: int = 0
 
-    def play(self, seconds: float) -> None:
-        """So much simulated time."""
+    def run(self, seconds: float) -> None:
+        """Run for a simulated duration."""
         end = self.world.now + seconds
-        self.again.extend(self.jobs)
+        self.restarting.extend(self.jobs)
         self._settle()
         while self.due and self.due[0][0] < end:
             at, _, job, transaction = heapq.heappop(self.due)
@@ -56,18 +56,18 @@ class Contest:
                 self._settle()
 
     def _settle(self) -> None:
-        while self.again:
-            self._begin(self.again.pop(0))
+        while self.restarting:
+            self._begin(self.restarting.pop(0))
 
     def _begin(self, job: Job) -> None:
-        job.tries += 1
-        in_line = job.losses > 0 and job.retries_in_line
+        job.attempts += 1
+        queued = job.losses > 0 and job.retries_queued
         self.world.intent(
             job.transaction,
-            *((m(job.place),) if in_line else ()),
+            *((m(job.place),) if queued else ()),
             writer=job.name,
             priority=job.priority,
-            admission="queued" if in_line else "optimistic",
+            admission="queued" if queued else "optimistic",
         )
         self._follow()
 
@@ -79,11 +79,11 @@ class Contest:
             self._follow()
 
     def _follow(self) -> None:
-        """What the last input decided; a granted one commits at once, which decides more."""
+        """React to the verdicts of the last input. A granted job commits at once, which leads to further verdicts."""
         effects = self.world.effects
         for effect in effects:
             if isinstance(effect, Admit | AbortTransaction):
-                self._told(effect)
+                self._apply(effect)
         for effect in effects:
             if isinstance(effect, AcquireLock):
                 self.world.lock(left=1e9)
@@ -93,16 +93,16 @@ class Contest:
                 job.commits, job.losses = job.commits + 1, 0
                 self.world.complete(effect.transaction, writer=job.name)
                 self._follow()
-                self.again.append(job)
+                self.restarting.append(job)
 
-    def _told(self, effect: Admit | AbortTransaction) -> None:
+    def _apply(self, effect: Admit | AbortTransaction) -> None:
         job = self._of(effect.writer)
         assert effect.transaction == job.transaction
         if isinstance(effect, AbortTransaction):
             assert effect.reason == "conflict"
             job.losses += 1
             job.most_losses = max(job.most_losses, job.losses)
-            self.again.append(job)
+            self.restarting.append(job)
         else:
             self.pushed += 1
             heapq.heappush(

@@ -1,8 +1,9 @@
-"""The table core against random writers, with the promises of the design as invariants.
+"""The table core against random writers. The invariants are the promises G1 to G7 of the design.
 
-The writers obey the protocol, but are slow, silent, restarted beside their older process, or cut off; the agent lags, crashes
-between two verdicts, and loses its lock. What is true of the table (who read its base when, who published when) is kept by
-a naive model here and compared with what the core decided.
+- The writers obey the protocol. They may be slow, silent, cut off, or restarted while their older process still runs.
+- The agent may lag, crash between two verdicts, and lose its lock.
+- A naive model keeps what is true of the table: which writer read its base when, and which one published when. Each check
+  compares it with what the core decided.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ markers = st.lists(
     min_size=1,
     max_size=3,
 ).map(tuple)
-which = st.integers(0, 20)
+indexes = st.integers(0, 20)
 
 
 @dataclass
 class Process:
-    """A writer's process with one transaction, as it sees itself."""
+    """A writer's process with one transaction, from the writer's point of view."""
 
     id: str
     writer: str
@@ -68,7 +69,7 @@ class Process:
     admission: Admission
     phase: Literal["opening", "computing", "requested", "granted", "published", "ended"] = "opening"
     pending: deque[Verdict] = field(default_factory=deque)
-    """Published, not heard yet."""
+    """Published verdicts that the writer has not received yet."""
     touched: set[Marker] = field(default_factory=set)
     seq: int = 0
     sent: dict[int, float] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Process:
 
 @dataclass
 class Leased:
-    """A grant that was published, as its writer will count it."""
+    """A published grant, with the deadline that its writer will compute."""
 
     process: Process
     grant: str
@@ -94,7 +95,7 @@ def operations_clash(strict: bool, mine: str, other: str) -> bool:
 
 
 def clash(a: Process, b: Process) -> bool:
-    """Whether two footprints conflict, the slow way."""
+    """Whether two footprints conflict, by comparing all pairs of markers."""
     strict = "file-group" in (a.rule, b.rule)
     return any(
         x.partition == y.partition
@@ -111,22 +112,29 @@ class Table(RuleBasedStateMachine):
         policy=st.sampled_from(["first-intent", "first-intent", "first-committer"]),
         hold=st.sampled_from(["while-active", "per-commit"]),
         max_losses=st.sampled_from([1, 2, 3]),
-        can_tell=st.booleans(),
+        format_records_batches=st.booleans(),
         computing=st.integers(0, 3),
     )
     def start(
-        self, *, early: bool, policy: Any, hold: Any, max_losses: int, can_tell: bool, computing: int = 0
+        self,
+        *,
+        early: bool,
+        policy: Any,
+        hold: Any,
+        max_losses: int,
+        format_records_batches: bool,
+        computing: int = 0,
     ) -> None:
         self.w = World(TableSettings(early_detection=early, policy=policy, hold=hold, max_losses=max_losses))
-        self.can_tell = can_tell
-        """Whether the table format tells which batches are in it."""
+        self.format_records_batches = format_records_batches
+        """Whether the table format records which batches it contains."""
         self.processes: list[Process] = []
         self.current: dict[str, Process] = {}
         self.batches = dict.fromkeys((f"w{n}" for n in range(WRITERS)), 0)
         self.inbox: deque[WriterEventUnion] = deque()
         self.sent: list[WriterEventUnion] = []
         self.leased: list[Leased] = []
-        self.lost_to: set[tuple[str, str]] = set()
+        self.lost_conflicts: set[tuple[str, str]] = set()
         self.known_committed: dict[str, int] = {}
         self.read_markers: dict[str, set[Marker]] = {}
         self.lock_end = 0.0
@@ -142,7 +150,7 @@ class Table(RuleBasedStateMachine):
                 killed=False,
             )
             self.read_all()
-            self.hear(index=0)
+            self.receive(index=0)
         self.lock_confirmed()
 
     # -- writers
@@ -172,7 +180,7 @@ class Table(RuleBasedStateMachine):
     def begin(
         self, *, writer: int, admission: Any, conflict_rule: Any, priority: int, scope: Any, killed: bool
     ) -> None:
-        """A writer begins its next batch, or its last one again: its older process is dead, or only believed to be."""
+        """A writer starts its next batch, or repeats its last one. Its older process may be dead, or may still run."""
         name = f"w{writer}"
         older = self.current.get(name)
         if older is not None and killed:
@@ -190,20 +198,20 @@ class Table(RuleBasedStateMachine):
             scope=scope,
         )
 
-    @rule(index=which, found=markers)
+    @rule(index=indexes, found=markers)
     def touch(self, index: int, found: Any) -> None:
         process = self.pick(index)
         if process is not None and process.phase == "computing":
             process.touched.update(found)
             self.send(MarkerCreated, process, markers=found)
 
-    @rule(index=which)
+    @rule(index=indexes)
     def beat(self, index: int) -> None:
         process = self.pick(index)
         if process is not None:
             self.send(WriterHeartbeat, process, seq=self.next_seq(process))
 
-    @rule(index=which, last=st.just(()) | markers)
+    @rule(index=indexes, last=st.just(()) | markers)
     def request(self, index: int, last: Any) -> None:
         process = self.pick(index)
         if process is not None and process.phase == "computing":
@@ -211,20 +219,20 @@ class Table(RuleBasedStateMachine):
             process.phase = "requested"
             self.send(CommitRequested, process, seq=self.next_seq(process), markers=last)
 
-    @rule(index=which)
-    def hear(self, index: int) -> None:
+    @rule(index=indexes)
+    def receive(self, index: int) -> None:
         process = self.pick(index)
         while process is not None and process.pending:
-            self.heard(process, process.pending.popleft())
+            self.apply_verdict(process, process.pending.popleft())
 
-    def heard(self, process: Process, verdict: Verdict) -> None:
+    def apply_verdict(self, process: Process, verdict: Verdict) -> None:
         match verdict:
             case Admit() if process.phase == "opening":
                 process.phase = "computing"
                 process.base_read = self.w.now
-                if self.can_tell and self.is_published(process.writer, process.batch):
-                    # The table tells that this batch is in it: a commit that nobody heard of.
-                    self.give_up(process)
+                if self.format_records_batches and self.is_published(process.writer, process.batch):
+                    # The table already contains this batch: its commit was never reported.
+                    self.end_without_commit(process)
                     self.batches[process.writer] = max(self.batches[process.writer], process.batch + 1)
             case GrantCommit(grant=grant, lease_seconds=lease, seq=seq) if process.phase == "requested":
                 process.phase, process.grant = "granted", grant
@@ -245,58 +253,58 @@ class Table(RuleBasedStateMachine):
             for each in self.processes
         )
 
-    @rule(index=which)
+    @rule(index=indexes)
     def publish(self, index: int) -> None:
-        """The commit becomes durable, if the writer's own clock still allows it."""
+        """The writer's commit becomes durable, if its own clock still allows it."""
         process = self.pick(index)
         if process is None or process.phase != "granted" or self.w.now >= process.deadline:
             return
         twice = self.is_published(process.writer, process.batch)
-        assert not (self.can_tell and twice), "G6: one batch is in the table twice"
+        assert not (self.format_records_batches and twice), "G6: one batch is in the table twice"
         process.published, process.phase = self.w.now, "published"
         for other in self.processes:
             if other is process or other.published is None or not clash(process, other):
                 continue
             first, second = sorted((process, other), key=lambda each: each.published or 0.0)
             assert second.base_read > (first.published or 0.0), (
-                f"G2: {second.id} overwrote {first.id} without having read it"
+                f"G2: {second.id} overwrote {first.id} without having read its commit"
             )
 
-    @rule(index=which)
+    @rule(index=indexes)
     def complete(self, index: int) -> None:
         process = self.pick(index)
         if process is not None and process.phase == "published":
             self.finish(process)
 
     def finish(self, process: Process) -> None:
-        """It says that it has committed, and its checkpoint goes on to the next batch, unless a newer process has it."""
+        """Report the commit. The writer's checkpoint advances, unless a newer process of the writer owns it."""
         process.phase = "ended"
         self.send(CommitCompleted, process, grant=process.grant, version=process.id)
         if self.current[process.writer] is process:
             self.batches[process.writer] = process.batch + 1
 
-    @rule(index=which)
+    @rule(index=indexes)
     def abandon(self, index: int) -> None:
         process = self.pick(index)
         if process is not None and process.published is None:
-            self.give_up(process)
+            self.end_without_commit(process)
 
-    def give_up(self, process: Process) -> None:
+    def end_without_commit(self, process: Process) -> None:
         process.phase = "ended"
-        self.send(TransactionAbandoned, process, reason="gave up")
+        self.send(TransactionAbandoned, process, reason="the writer failed")
 
     @precondition(lambda self: self.sent)
     @rule(index=st.integers(0, 1000))
     def deliver_again(self, index: int) -> None:
         self.inbox.append(self.sent[index % len(self.sent)])
 
-    @rule(index=which, found=markers)
+    @rule(index=indexes, found=markers)
     def work(self, index: int, found: Any) -> None:
-        """One natural step of one writer, heard by everybody at once."""
+        """One writer takes its next natural step, and the agent reads everything at once."""
         process = self.pick(index)
         if process is None:
             return
-        self.hear(index)
+        self.receive(index)
         match process.phase:
             case "computing":
                 process.touched.update(found)
@@ -320,24 +328,24 @@ class Table(RuleBasedStateMachine):
     @rule(count=st.integers(1, 4))
     def read(self, count: int) -> None:
         for _ in range(min(count, len(self.inbox))):
-            self.take(self.inbox.popleft())
+            self.read_event(self.inbox.popleft())
 
     def read_all(self) -> None:
         while self.inbox:
-            self.take(self.inbox.popleft())
+            self.read_event(self.inbox.popleft())
 
-    def take(self, event: WriterEventUnion) -> None:
+    def read_event(self, event: WriterEventUnion) -> None:
         before = self.w.state.transactions.get(event.transaction)
         opens = isinstance(event, CommitIntent) and before is None
         opens = opens and event.transaction not in self.w.state.closed
-        named: tuple[Marker, ...] = ()
+        new_markers: tuple[Marker, ...] = ()
         if isinstance(event, CommitIntent):
-            named = event.scope if opens else ()
+            new_markers = event.scope if opens else ()
         elif isinstance(event, MarkerCreated | CommitRequested):
-            named = event.markers if before is not None and before.phase in OPEN else ()
-        self.read_markers.setdefault(event.transaction, set()).update(named)
+            new_markers = event.markers if before is not None and before.phase in OPEN else ()
+        self.read_markers.setdefault(event.transaction, set()).update(new_markers)
         self.w.caught_up_since = None if self.inbox else self.w.caught_up_since
-        self.around(lambda: self.w.read(event))
+        self.checked(lambda: self.w.read(event))
         if isinstance(event, CommitCompleted):
             batch = next(each.batch for each in self.processes if each.id == event.transaction)
             self.known_committed[event.writer] = max(self.known_committed.get(event.writer, -1), batch)
@@ -350,7 +358,7 @@ class Table(RuleBasedStateMachine):
             self.w.caught_up_since = None
         elif self.w.caught_up_since is None:
             self.w.caught_up_since = self.w.now
-        self.around(lambda: self.w.tick(seconds))
+        self.checked(lambda: self.w.tick(seconds))
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 8.0, 22.0]))
     def pass_time(self, seconds: float) -> None:
@@ -358,7 +366,7 @@ class Table(RuleBasedStateMachine):
 
     @rule()
     def lock_confirmed(self) -> None:
-        """Acquired or renewed; after a crash only by adoption, or once the former lease has ended."""
+        """The agent acquires or renews the lock. After a crash, only by adoption or after the former lease."""
         now = self.w.now
         if not self.w.state.lock_requested:
             return
@@ -373,18 +381,18 @@ class Table(RuleBasedStateMachine):
             quiet = self.w.state.lock.quiet_until
         self.lock_end = now + LOCK_SECONDS
         view = LockView(f"agent-{self.lock_owner}", self.lock_end, quiet)
-        self.around(lambda: self.w.give(LockConfirmed(now, self.w.offset, view)))
+        self.checked(lambda: self.w.apply(LockConfirmed(now, self.w.offset, view)))
 
     @precondition(lambda self: self.w.state.lock is not None)
     @rule()
     def lock_gone(self) -> None:
         self.lock_end = 0.0
-        self.around(lambda: self.w.give(LockGone(self.w.now, self.w.offset, "lost")))
+        self.checked(lambda: self.w.apply(LockGone(self.w.now, self.w.offset, "lost")))
 
     @precondition(lambda self: self.inbox)
     @rule(published=st.integers(0, 3))
     def crash(self, published: int) -> None:
-        """The agent dies in the middle of a step: only so many of its verdicts were published."""
+        """The agent dies during a step, after it has published only some of its verdicts."""
         log = list(self.w.log)
         event = self.inbox.popleft()
         offset = self.w.offset + 1
@@ -394,13 +402,13 @@ class Table(RuleBasedStateMachine):
         probe.state.lock_used = self.w.state.lock_used
         probe.read(event)
         verdicts = [each for each in probe.effects if isinstance(each, VERDICTS)][:published]
-        self.note(event)
+        self.note_event(event)
         self.publishing(verdicts, self.w.now)
         self.restart([*log, (event, offset), *verdicts], offset)
 
     @rule()
     def restart_cleanly(self) -> None:
-        """Killed between two steps."""
+        """The agent is killed between two steps."""
         self.restart(list(self.w.log), self.w.offset)
 
     def restart(self, log: list[Any], offset: int) -> None:
@@ -409,13 +417,13 @@ class Table(RuleBasedStateMachine):
         self.w.offset, self.w.now = offset, old.now + 1.0
         self.w.caught_up_since = None
         self.adopting = False
-        self.around(self.w.replayed)
+        self.checked(self.w.replayed)
         needs = self.w.of(AcquireLock)
         self.adopting = (
             bool(needs) and needs[0].adopt is not None and needs[0].adopt == f"agent-{self.lock_owner}"
         )
 
-    def note(self, event: WriterEventUnion) -> None:
+    def note_event(self, event: WriterEventUnion) -> None:
         before = self.w.state.transactions.get(event.transaction)
         fresh = before is None and event.transaction not in self.w.state.closed
         if isinstance(event, CommitIntent) and fresh:
@@ -426,25 +434,25 @@ class Table(RuleBasedStateMachine):
             batch = next(each.batch for each in self.processes if each.id == event.transaction)
             self.known_committed[event.writer] = max(self.known_committed.get(event.writer, -1), batch)
 
-    # -- what must hold
+    # -- invariants
 
-    def around(self, step: Any) -> None:
-        """Take a step of the core and check everything."""
+    def checked(self, step: Any) -> None:
+        """Run one step of the core and check everything."""
         state = self.w.state
         losses = dict(state.losses)
         phases = {each.id: each.phase for each in state.transactions.values()}
         writers = {each.id: each.writer for each in self.processes}
-        told = set(state.closed)
+        closed_before = set(state.closed)
         step()
         verdicts = [each for each in self.w.effects if isinstance(each, VERDICTS)]
         for effect in self.w.effects:
             if isinstance(effect, ReleaseLock):
                 self.lock_end = 0.0
-        first_told = [each for each in verdicts if each.transaction not in told]
+        new_verdicts = [each for each in verdicts if each.transaction not in closed_before]
         for verdict in verdicts:
             if isinstance(verdict, Admit):
                 self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
-        self.check_verdicts(first_told, losses, phases, writers)
+        self.check_verdicts(new_verdicts, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
         self.check_state()
 
@@ -466,26 +474,28 @@ class Table(RuleBasedStateMachine):
                 assert self.w.now + verdict.lease_seconds <= lock.expires_at + 1e-6
             if not isinstance(verdict, AbortTransaction) or verdict.reason != "conflict":
                 continue
-            assert phases.get(verdict.transaction) is not Phase.GRANTED, "G3: a granted one is a victim"
+            assert phases.get(verdict.transaction) is not Phase.GRANTED, (
+                "G3: a granted transaction was aborted for a conflict"
+            )
             victims.add(verdict.transaction)
             for entry in verdict.conflicts:
-                self.lost_to.add((verdict.transaction, entry.other_transaction))
+                self.lost_conflicts.add((verdict.transaction, entry.other_transaction))
                 if entry.kind == "marker":
                     winners.add(entry.other_transaction)
                 protected = losses.get(verdict.writer, 0) >= limit
                 before = phases.get(entry.other_transaction)
-                strong = before is Phase.GRANTED or before in landed
-                strong = strong or self.w.phase(entry.other_transaction) in landed
+                unbeatable = before is Phase.GRANTED or before in landed
+                unbeatable = unbeatable or self.w.phase(entry.other_transaction) in landed
                 other_protected = losses.get(writers[entry.other_transaction], 0) >= limit
-                assert not protected or strong or other_protected, (
-                    "G5: a protected one lost to an unprotected"
+                assert not protected or unbeatable or other_protected, (
+                    "G5: a protected writer lost to an unprotected one"
                 )
-        assert not victims & winners, f"G3: in one step both winner and victim: {victims & winners}"
-        both = {(a, b) for a, b in self.lost_to if (b, a) in self.lost_to}
-        assert not both, f"G3: both were aborted for each other: {both}"
+        assert not victims & winners, f"G3: winner and victim in one step: {victims & winners}"
+        both = {(a, b) for a, b in self.lost_conflicts if (b, a) in self.lost_conflicts}
+        assert not both, f"G3: both transactions were aborted for each other: {both}"
 
     def publishing(self, verdicts: list[Any], now: float) -> None:
-        """Deliver to the writers' inboxes, and count the leases as the writers will."""
+        """Deliver verdicts to the writers, and compute the leases as the writers will."""
         for verdict in verdicts:
             process = next((each for each in self.processes if each.id == verdict.transaction), None)
             assert process is not None
@@ -507,8 +517,8 @@ class Table(RuleBasedStateMachine):
         check_invariants(state)
         running = state.running()
         if running is not None and running.grant is not None:
-            theirs = max(each.deadline for each in self.leased if each.grant == running.grant.id)
-            assert theirs <= running.grant.deadline + 1e-6, (
+            writer_deadline = max(each.deadline for each in self.leased if each.grant == running.grant.id)
+            assert writer_deadline <= running.grant.deadline + 1e-6, (
                 "G1: the writer's deadline is later than the agent's"
             )
         index = {
@@ -523,13 +533,13 @@ class Table(RuleBasedStateMachine):
             for marker in self.read_markers.get(each, ())
         }
         assert index == naive
-        again = self.w.rebuilt()
-        assert facts(again.state) == facts(state), "G7: a restart changes something"
-        decided = [each for each in again.replayed().effects if isinstance(each, VERDICTS)]
-        assert decided == [], "G7: a complete log leaves something to decide"
+        rebuilt = self.w.rebuilt()
+        assert facts(rebuilt.state) == facts(state), "G7: a restart changes something"
+        decided = [each for each in rebuilt.replayed().effects if isinstance(each, VERDICTS)]
+        assert decided == [], "G7: a complete log leaves decisions open"
 
     def teardown(self) -> None:
-        """G5: faults stop; everybody who lives gets a verdict, and so does everybody who doesn't."""
+        """G5: once faults stop, every transaction gets a verdict, also those of dead writers."""
         if not hasattr(self, "w"):
             return
         self.read_all()
@@ -540,7 +550,7 @@ class Table(RuleBasedStateMachine):
             alive = self.processes_alive()
             for place, process in enumerate(alive):
                 while process.pending:
-                    self.heard(process, process.pending.popleft())
+                    self.apply_verdict(process, process.pending.popleft())
                 if process.phase == "computing":
                     process.phase = "requested"
                     self.send(CommitRequested, process, seq=self.next_seq(process))

@@ -1,4 +1,4 @@
-"""Seeded lives of a table among random writers (`random_table.py`)."""
+"""Seeded histories of a table among random writers (`random_table.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lakewarden.events import (
 from tests.unit.handlers.table.random_table import WRITERS, Table
 
 
-def some_markers(rng: random.Random) -> tuple[Marker, ...]:
+def random_markers(rng: random.Random) -> tuple[Marker, ...]:
     return tuple(
         Marker(
             partition=rng.choice(["", "p", "q"]),
@@ -22,8 +22,8 @@ def some_markers(rng: random.Random) -> tuple[Marker, ...]:
     )
 
 
-def a_life(rng: random.Random) -> Callable[[Table], object]:
-    """One action, with the weights of a busy table: mostly work, some silence, some faults."""
+def random_action(rng: random.Random) -> Callable[[Table], object]:
+    """Draw one action. The weights are those of a busy table: mostly work, some silence, some faults."""
     index = rng.randint(0, 7)
     actions: list[tuple[int, Callable[[Table], object]]] = [
         (
@@ -33,15 +33,15 @@ def a_life(rng: random.Random) -> Callable[[Table], object]:
                 admission=rng.choice(["optimistic", "optimistic", "queued"]),
                 conflict_rule=rng.choice(["file-group", "file-group", "deleted-file"]),
                 priority=rng.choice([0, 0, 0, 1, -1]),
-                scope=rng.choice([(), some_markers(rng)]),
+                scope=rng.choice([(), random_markers(rng)]),
                 killed=rng.random() < 0.5,
             ),
         ),
-        (12, lambda t: t.touch(index=index, found=some_markers(rng))),
-        (12, lambda t: t.work(index=index, found=some_markers(rng))),
-        (8, lambda t: t.request(index=index, last=rng.choice([(), some_markers(rng)]))),
+        (12, lambda t: t.touch(index=index, found=random_markers(rng))),
+        (12, lambda t: t.work(index=index, found=random_markers(rng))),
+        (8, lambda t: t.request(index=index, last=rng.choice([(), random_markers(rng)]))),
         (8, lambda t: t.beat(index=index)),
-        (12, lambda t: t.hear(index=index)),
+        (12, lambda t: t.receive(index=index)),
         (12, lambda t: t.publish(index=index)),
         (6, lambda t: t.complete(index=index)),
         (1, lambda t: t.abandon(index=index)),
@@ -58,7 +58,7 @@ def a_life(rng: random.Random) -> Callable[[Table], object]:
 
 
 def history(seed: int) -> Table:
-    """A whole life of a table, the same for the same seed."""
+    """Run a whole history of a table. The same seed gives the same history."""
     rng = random.Random(seed)
     table = Table()
     table.start(
@@ -66,9 +66,9 @@ def history(seed: int) -> Table:
         policy=rng.choice(["first-intent", "first-intent", "first-committer"]),
         hold=rng.choice(["while-active", "per-commit"]),
         max_losses=rng.choice([1, 2, 3]),
-        can_tell=rng.random() < 0.5,
+        format_records_batches=rng.random() < 0.5,
     )
     for _ in range(120):
-        a_life(rng)(table)
+        random_action(rng)(table)
     table.teardown()
     return table

@@ -1,3 +1,5 @@
+"""Which transactions the agent admits, which wait in the admission queue, and which batches it skips."""
+
 from __future__ import annotations
 
 import pytest
@@ -9,7 +11,7 @@ from tests.unit.handlers.table.world import World, m, world
 
 
 def test_an_optimistic_intent_is_admitted_at_once_with_its_own_event_as_cause() -> None:
-    """The writer waits for this answer before it computes: a missing agent is noticed then, not at the end."""
+    """The writer waits for this answer before it computes, so a missing agent is noticed then and not at the end."""
     w = world().intent("A")
 
     admit = w.one(Admit)
@@ -18,8 +20,8 @@ def test_an_optimistic_intent_is_admitted_at_once_with_its_own_event_as_cause() 
     assert admit.cause.offset == 0
 
 
-def test_a_queued_intent_waits_for_who_computes_on_its_scope() -> None:
-    """A retry names what its last attempt touched, and starts when whoever it lost to has ended."""
+def test_a_queued_intent_waits_for_a_transaction_that_computes_on_its_scope() -> None:
+    """A retry declares what its last attempt touched, and starts when the winner has ended."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), m("p/g"), admission="queued")
     assert w.effects == []
     assert w.phase("B") is Phase.QUEUED
@@ -31,8 +33,8 @@ def test_a_queued_intent_waits_for_who_computes_on_its_scope() -> None:
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "abandon", "silence"])
-def test_however_the_one_ahead_ends_the_next_starts_in_the_same_step(end: str) -> None:
-    """Nobody polls: the waiting writer hears within milliseconds."""
+def test_the_next_in_the_queue_is_admitted_in_the_step_that_ends_the_transaction_ahead(end: str) -> None:
+    """No writer polls: the waiting writer is admitted within milliseconds."""
     w = world().intent("A", priority=-1).touch("A", m("p/f")).intent("B", m("p/f"), admission="queued").lock()
     assert w.phase("B") is Phase.QUEUED
 
@@ -49,7 +51,7 @@ def test_however_the_one_ahead_ends_the_next_starts_in_the_same_step(end: str) -
     assert w.admitted == ["B"]
 
 
-def test_a_queued_intent_without_overlap_starts_at_once() -> None:
+def test_a_queued_intent_without_overlap_is_admitted_at_once() -> None:
     """Disjoint scopes run side by side."""
     w = world().intent("A", m("p/*"), admission="queued").intent("B", m("q/*"), admission="queued")
 
@@ -57,15 +59,15 @@ def test_a_queued_intent_without_overlap_starts_at_once() -> None:
     assert w.phase("A") is w.phase("B") is Phase.ACTIVE
 
 
-def test_a_queued_intent_without_a_scope_waits_for_nobody() -> None:
-    """It named nothing that it could wait for."""
+def test_a_queued_intent_without_a_scope_is_admitted_at_once() -> None:
+    """It declared nothing for which it could wait."""
     w = world().intent("A").touch("A", m("p/*")).intent("B", admission="queued")
 
     assert w.admitted == ["B"]
 
 
-def test_the_line_is_served_in_the_order_of_the_log() -> None:
-    """Three retries on one partition: one after the other, in the order in which they came."""
+def test_the_queue_is_served_in_the_order_of_the_log() -> None:
+    """Three retries on one partition start one after the other, in the order of their intents."""
     w = world().intent("A").touch("A", m("p/f"))
     for name in "BCD":
         w.intent(name, m("p/f"), admission="queued")
@@ -78,8 +80,8 @@ def test_the_line_is_served_in_the_order_of_the_log() -> None:
     assert order == ["B", "C", "D"]
 
 
-def test_larger_priority_goes_first_in_the_line() -> None:
-    """A compaction waits behind ingestion, though it came first."""
+def test_a_larger_priority_comes_first_in_the_queue() -> None:
+    """A compaction waits behind ingestion, although its intent came first."""
     w = world().intent("A").touch("A", m("p/f"))
     w.intent("compaction", m("p/f"), admission="queued", priority=-1)
     w.intent("ingestion", m("p/f"), admission="queued")
@@ -87,8 +89,8 @@ def test_larger_priority_goes_first_in_the_line() -> None:
     assert w.abandon("A").admitted == ["ingestion"]
 
 
-def test_a_writer_protected_by_its_losses_goes_first_in_the_line() -> None:
-    """It wins next, also where winning means to be let in: else a stream of larger priorities would starve it."""
+def test_a_protected_writer_comes_first_in_the_queue() -> None:
+    """Otherwise a stream of larger priorities would starve it before it is even admitted."""
     w = world(max_losses=1).intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow", priority=-1).touch("S0", m("p/f"), writer="slow")
     w.intent("S1", m("p/f"), admission="queued", writer="slow", priority=-1)
@@ -97,8 +99,8 @@ def test_a_writer_protected_by_its_losses_goes_first_in_the_line() -> None:
     assert w.abandon("A").admitted == ["S1"]
 
 
-def test_what_a_protected_writer_lost_on_is_reserved_for_it_where_it_names_nothing() -> None:
-    """As it can't be protected from commits that land before it says where it writes."""
+def test_a_protected_writer_without_scope_gets_the_partitions_in_which_it_lost_reserved() -> None:
+    """Without markers it could not be protected from commits that land before its first marker."""
     w = world(max_losses=1).intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow").touch("S0", m("q/x", "delete"), m("p/f", "delete"), writer="slow")
     assert w.aborted == {"S0": "conflict"}
@@ -111,8 +113,8 @@ def test_what_a_protected_writer_lost_on_is_reserved_for_it_where_it_names_nothi
     assert w.intent("C").touch("C", m("elsewhere/f")).aborted == {}
 
 
-def test_nothing_is_reserved_for_one_that_has_not_lost_enough_or_names_its_scope() -> None:
-    """A scope is taken at its word; and protection begins at `max_losses`."""
+def test_nothing_is_reserved_before_max_losses_or_for_a_declared_scope() -> None:
+    """A declared scope is sufficient, and protection begins at `max_losses`."""
     w = world(max_losses=2).intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
     assert w.intent("S1", writer="slow").one(Admit).reserved == ()
@@ -121,8 +123,8 @@ def test_nothing_is_reserved_for_one_that_has_not_lost_enough_or_names_its_scope
     assert w.intent("S2", m("r/f"), writer="slow").one(Admit).reserved == ()
 
 
-def test_losses_are_reserved_together_and_given_up_by_a_commit() -> None:
-    """The last one's first; a commit ends the row."""
+def test_the_reservation_covers_all_losses_since_the_last_commit() -> None:
+    """The partitions of the latest loss come first. A commit ends the series."""
     w = world(max_losses=2).lock().intent("A").touch("A", m("p/f"), m("q/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
     w.intent("S1", writer="slow").touch("S1", m("q/f"), writer="slow").abandon("A")
@@ -133,8 +135,8 @@ def test_losses_are_reserved_together_and_given_up_by_a_commit() -> None:
     assert w.intent("S3", writer="slow").one(Admit).reserved == ()
 
 
-def test_a_protected_writer_waits_for_a_grant_that_runs_where_it_lost_and_for_no_other() -> None:
-    """That commit is going to land: one that began before it would lose again."""
+def test_a_protected_writer_waits_only_for_a_grant_in_its_reserved_partitions() -> None:
+    """That commit is going to land: a transaction that began before it would lose again."""
     w = world(max_losses=1).intent("A").touch("A", m("p/f")).intent("G").touch("G", m("p/g"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow").lock().request("G")
     w.intent("T0", writer="other").touch("T0", m("p/f"), writer="other")
@@ -147,8 +149,8 @@ def test_a_protected_writer_waits_for_a_grant_that_runs_where_it_lost_and_for_no
     assert w.aborted == {"A": "conflict"}
 
 
-def test_of_two_protected_writers_that_name_nothing_the_later_waits_for_the_earlier() -> None:
-    """Whatever their priorities: else the larger one would win each time."""
+def test_of_two_protected_writers_without_scope_the_later_waits_for_the_earlier() -> None:
+    """Whatever their priorities: otherwise the larger priority would win every time."""
     w = world(max_losses=1).intent("A").touch("A", m("p/f"))
     for writer in ("one", "two"):
         w.intent(f"{writer}-0", writer=writer).touch(f"{writer}-0", m("p/f"), writer=writer)
@@ -159,8 +161,8 @@ def test_of_two_protected_writers_that_name_nothing_the_later_waits_for_the_earl
 
 
 @pytest.mark.parametrize("length, kept", [(10, MAX_LOST_ON), (1_024, MAX_LOST_ON_CHARACTERS // 1_024)])
-def test_what_is_remembered_of_losses_fits_into_a_record(length: int, kept: int) -> None:
-    """Both in number and in length."""
+def test_the_partitions_kept_of_losses_fit_into_a_record(length: int, kept: int) -> None:
+    """Bounded in number and in total length."""
     places = [m(f"{n:0{length}}/f") for n in range(MAX_LOST_ON + 50)]
     w = world(max_losses=1).intent("A").touch("A", *places)
 
@@ -169,8 +171,8 @@ def test_what_is_remembered_of_losses_fits_into_a_record(length: int, kept: int)
     assert len(w.one(RecordLosses).lost_on) == len(w.intent("S1", writer="slow").one(Admit).reserved) == kept
 
 
-def test_one_overlap_in_the_line_holds_back_only_those_who_share_it() -> None:
-    """B waits for A, C overlaps only B's place in the line, D nothing."""
+def test_a_queued_transaction_blocks_only_those_that_overlap_it() -> None:
+    """B waits for A. C overlaps only B in the queue, and D overlaps nothing."""
     w = world().intent("A").touch("A", m("p/1"))
     w.intent("B", m("p/1"), m("p/2"), admission="queued")
     w.intent("C", m("p/2"), admission="queued")
@@ -182,16 +184,16 @@ def test_one_overlap_in_the_line_holds_back_only_those_who_share_it() -> None:
 
 
 @pytest.mark.parametrize("ahead, behind", [("p/*", "p/f"), ("p/f", "p/*"), ("p/*", "p/*")])
-def test_the_line_knows_the_star(ahead: str, behind: str) -> None:
-    """A partition overwrite waits for the updates in it, and they for it."""
+def test_a_star_blocks_the_queue_for_its_partition(ahead: str, behind: str) -> None:
+    """A partition overwrite waits for the updates in the partition, and they wait for it."""
     w = world().intent("A").touch("A", m(ahead)).intent("B", m(behind), admission="queued")
     assert w.admitted == []
 
     assert w.abandon("A").admitted == ["B"]
 
 
-def test_under_deleted_file_two_appends_need_not_wait_for_each_other() -> None:
-    """The line asks the same question as the conflict check."""
+def test_under_deleted_file_two_queued_appends_do_not_wait_for_each_other() -> None:
+    """The queue applies the same rule as the conflict check."""
     w = world().intent("A", m("p/f", "append"), admission="queued", conflict_rule="deleted-file")
 
     w.intent("B", m("p/f", "append"), admission="queued", conflict_rule="deleted-file")
@@ -199,8 +201,8 @@ def test_under_deleted_file_two_appends_need_not_wait_for_each_other() -> None:
     assert w.admitted == ["B"]
 
 
-def test_a_dead_head_of_the_line_blocks_nobody_for_longer_than_its_heartbeats() -> None:
-    """The retry's process was killed while it waited."""
+def test_a_dead_writer_blocks_the_queue_only_until_its_heartbeats_are_missed() -> None:
+    """The process of a retry was killed."""
     w = world().intent("A").touch("A", m("p/f"))
     w.intent("dead", m("p/f"), admission="queued").intent("B", m("p/f"), admission="queued")
     w.abandon("A")
@@ -212,8 +214,8 @@ def test_a_dead_head_of_the_line_blocks_nobody_for_longer_than_its_heartbeats() 
     assert w.admitted == ["B"]
 
 
-def test_a_newcomer_that_overlaps_an_older_place_in_the_line_loses() -> None:
-    """Otherwise optimistic writers would overtake a waiting retry for ever."""
+def test_a_newcomer_that_overlaps_an_older_queued_transaction_loses() -> None:
+    """Otherwise optimistic writers would overtake a waiting retry forever."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), m("p/g"), admission="queued")
 
     w.intent("C").touch("C", m("p/g"))
@@ -221,8 +223,8 @@ def test_a_newcomer_that_overlaps_an_older_place_in_the_line_loses() -> None:
     assert w.aborted == {"C": "conflict"}
 
 
-def test_one_in_the_line_makes_nobody_lose_who_was_there_before() -> None:
-    """It waits; larger priority gives it the place before others in the line, not their compute."""
+def test_a_queued_transaction_does_not_abort_an_earlier_one() -> None:
+    """A larger priority gives it a better place in the queue, but doesn't stop transactions that compute."""
     w = world().intent("A", priority=-1).touch("A", m("p/f"))
 
     w.intent("B", m("p/f"), admission="queued", priority=9)
@@ -231,15 +233,15 @@ def test_one_in_the_line_makes_nobody_lose_who_was_there_before() -> None:
     assert w.phase("A") is Phase.ACTIVE
 
 
-def test_what_was_committed_while_one_waited_does_not_count_against_it() -> None:
-    """It reads its base when it is admitted: that is what the waiting was for."""
+def test_a_commit_during_the_wait_does_not_conflict() -> None:
+    """The transaction reads its base when it is admitted, which is the purpose of the wait."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued").lock().commits("A")
 
     assert w.touch("B", m("p/f")).aborted == {}
     assert w.commits("B").aborted == {}
 
 
-def test_a_batch_that_the_ledger_knows_is_skipped() -> None:
+def test_a_batch_in_the_ledger_is_skipped() -> None:
     """A streaming query restarts from its checkpoint and replays its last micro-batch."""
     w = world().lock().intent("A", batch_id=7, writer="w").lock().request("A", writer="w")
     w.complete("A", writer="w", version="snapshot-12")
@@ -254,8 +256,8 @@ def test_a_batch_that_the_ledger_knows_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("batch, skipped", [(6, True), (7, True), (8, False), (None, False)])
-def test_smaller_batches_of_the_writer_are_committed_too(batch: int | None, skipped: bool) -> None:
-    """Batch ids of a streaming query rise; a query without batch ids is never skipped."""
+def test_smaller_batch_ids_of_the_writer_are_skipped_too(batch: int | None, skipped: bool) -> None:
+    """The batch ids of a streaming query rise. A query without batch ids is never skipped."""
     w = world().intent("A", batch_id=7, writer="w").lock().request("A", writer="w").complete("A", writer="w")
 
     w.intent("B", batch_id=batch, writer="w")
@@ -263,14 +265,14 @@ def test_smaller_batches_of_the_writer_are_committed_too(batch: int | None, skip
     assert bool(w.of(SkipBatch)) is skipped
 
 
-def test_another_writers_batches_say_nothing_about_mine() -> None:
+def test_batch_ids_of_different_writers_are_independent() -> None:
     """Every query counts from zero."""
     w = world().intent("A", batch_id=7, writer="w").lock().request("A", writer="w").complete("A", writer="w")
 
     assert w.intent("B", batch_id=7, writer="v").admitted == ["B"]
 
 
-def test_a_restarted_writer_supersedes_its_older_attempt() -> None:
+def test_a_restarted_writer_supersedes_its_older_transaction() -> None:
     """The driver was killed and restarted before its heartbeats were missed."""
     w = world().intent("A", writer="w").touch("A", m("p/f"), writer="w")
 
@@ -281,8 +283,8 @@ def test_a_restarted_writer_supersedes_its_older_attempt() -> None:
     assert w.phase("A2") is Phase.ACTIVE
 
 
-def test_a_restarted_writer_waits_until_its_older_publish_is_settled() -> None:
-    """The old process may be alive in the middle of its publish: both together could write the batch twice."""
+def test_a_restarted_writer_waits_while_its_older_transaction_is_granted() -> None:
+    """The old process may still be publishing. Both together could write the batch twice."""
     w = publishing().intent("A2", writer="w", batch_id=1)
     assert w.aborted == {"A": "superseded"}
     assert w.admitted == []
@@ -293,8 +295,8 @@ def test_a_restarted_writer_waits_until_its_older_publish_is_settled() -> None:
     assert w.one(SkipBatch).committed_transaction == "A"
 
 
-def test_a_restarted_writer_goes_on_when_its_older_publish_has_lapsed() -> None:
-    """The old process is dead; what it left may or may not be committed."""
+def test_a_restarted_writer_is_admitted_after_the_lapse_of_its_older_grant() -> None:
+    """The old process is dead, and its commit may or may not be in the table."""
     w = publishing().intent("A2", m("p/f"), writer="w", batch_id=1)
 
     w.tick(14).beat("A2", writer="w").tick(7)
@@ -304,8 +306,8 @@ def test_a_restarted_writer_goes_on_when_its_older_publish_has_lapsed() -> None:
     assert w.phase("A2") is Phase.ACTIVE
 
 
-def test_a_restarted_writer_does_not_conflict_with_its_own_settled_publish() -> None:
-    """It was held back until then, and reads its base after it: the retry of another batch must not lose to itself."""
+def test_a_restarted_writer_does_not_conflict_with_its_own_earlier_commit() -> None:
+    """It waited until that commit was reported and reads its base afterwards."""
     w = publishing().intent("A2", writer="w", batch_id=2).complete("A", writer="w")
     assert w.admitted == ["A2"]
 
@@ -313,8 +315,8 @@ def test_a_restarted_writer_does_not_conflict_with_its_own_settled_publish() -> 
     assert w.request("A2", writer="w").granted == ["A2"]
 
 
-def test_a_batch_heard_of_late_is_never_granted_again() -> None:
-    """The lease ran out, the writer restarted the batch; then the old process's completion arrives: once, never twice."""
+def test_a_batch_whose_completion_arrives_late_is_not_granted_again() -> None:
+    """The grant lapsed and the writer repeated the batch. Then the old process's completion arrives: G6."""
     w = publishing().tick(21)
     assert w.aborted == {"A": "outcome-unknown"}
     w.intent("A2", writer="w", batch_id=1)
@@ -329,8 +331,8 @@ def test_a_batch_heard_of_late_is_never_granted_again() -> None:
     assert w.intent("A3", writer="w", batch_id=1).one(SkipBatch).committed_transaction == "A"
 
 
-def test_one_transaction_too_many_is_refused_and_may_try_again() -> None:
-    """A misconfigured job opens transactions without end: the table's owner stays bounded."""
+def test_a_transaction_beyond_max_open_is_refused_and_may_be_retried() -> None:
+    """A misconfigured job opens transactions endlessly. The agent's memory stays bounded."""
     w = world(max_open=2).intent("A").intent("B").intent("C")
 
     abort = w.one(AbortTransaction)
@@ -339,8 +341,8 @@ def test_one_transaction_too_many_is_refused_and_may_try_again() -> None:
     assert w.abandon("A").intent("D").admitted == ["D"]
 
 
-def test_a_transaction_with_too_many_markers_is_refused_for_good() -> None:
-    """The retry would touch as many."""
+def test_a_transaction_beyond_max_markers_is_aborted_without_retry() -> None:
+    """A retry would publish as many markers."""
     w = world(max_markers=3).intent("A").touch("A", *(m(f"p/{n}") for n in range(3)))
     assert w.aborted == {}
 
@@ -351,8 +353,8 @@ def test_a_transaction_with_too_many_markers_is_refused_for_good() -> None:
     assert w.state.footprints.index == {}
 
 
-def test_repeated_markers_do_not_count_towards_the_bound() -> None:
-    """Speculative tasks send them again."""
+def test_repeated_markers_do_not_count_towards_max_markers() -> None:
+    """Speculative tasks publish them again."""
     w = world(max_markers=3).intent("A")
     for _ in range(5):
         w.touch("A", m("p/1"), m("p/2"), m("p/3", "append"))
@@ -360,8 +362,8 @@ def test_repeated_markers_do_not_count_towards_the_bound() -> None:
     assert w.aborted == {}
 
 
-def test_who_asks_for_its_commit_while_it_waits_is_served_when_it_is_let_in() -> None:
-    """A queued writer without work of its own, such as a metadata change."""
+def test_a_commit_request_of_a_queued_transaction_is_granted_after_its_admission() -> None:
+    """A writer that has nothing to compute, such as a metadata change."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued").lock()
     w.request("B")
     assert w.effects == []
@@ -372,14 +374,14 @@ def test_who_asks_for_its_commit_while_it_waits_is_served_when_it_is_let_in() ->
     assert w.granted == ["B"]
 
 
-def test_the_first_intent_of_a_table_asks_for_its_lock() -> None:
-    """While-active: the lock is taken early, so that no grant waits for the store."""
+def test_the_first_intent_of_a_table_requests_its_lock() -> None:
+    """With `while-active` the agent acquires the lock early, so that no grant waits for the store."""
     w = world().intent("A")
 
     assert w.one(AcquireLock) == AcquireLock(None)
 
 
 def publishing() -> World:
-    """Writer w holds a grant for its batch 1."""
+    """Return a world in which writer w has a grant for its batch 1."""
     w = world().intent("A", writer="w", batch_id=1).lock().touch("A", m("p/f"), writer="w")
     return w.request("A", writer="w")

@@ -1,3 +1,5 @@
+"""The rules of `conflicts.py`: which operations conflict, which transactions count, and which one loses."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,7 +12,7 @@ from lakewarden.handlers.table.conflicts import conflict_kind, loser_of, operati
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
 CONFLICT = True
-FINE = False
+NO_CONFLICT = False
 C, A, M, D = "create", "append", "merge", "delete"
 
 
@@ -34,38 +36,38 @@ def a_transaction(identifier: str = "t", **fields: Any) -> Transaction:
 
 @pytest.mark.parametrize("mine", [C, A, M, D])
 @pytest.mark.parametrize("other", [C, A, M, D])
-def test_under_file_group_any_two_operations_on_one_file_group_conflict(
+def test_under_file_group_all_operations_on_one_file_group_conflict(
     mine: Operation, other: Operation
 ) -> None:
-    """Two Hudi writers with one fileId: whatever they do, one of the two file slices would be lost."""
+    """Two Hudi writers on one fileId: whatever they do, one of the two file slices would be lost."""
     assert operations_conflict("file-group", mine, other)
 
 
 @pytest.mark.parametrize(
     "mine, other, expected",
     [
-        (C, C, FINE),
-        (C, A, FINE),
-        (C, M, FINE),
-        (C, D, FINE),
-        (A, C, FINE),
-        (A, A, FINE),
-        (A, M, FINE),
-        (A, D, FINE),
-        (M, C, FINE),
-        (M, A, FINE),
-        (M, M, FINE),
+        (C, C, NO_CONFLICT),
+        (C, A, NO_CONFLICT),
+        (C, M, NO_CONFLICT),
+        (C, D, NO_CONFLICT),
+        (A, C, NO_CONFLICT),
+        (A, A, NO_CONFLICT),
+        (A, M, NO_CONFLICT),
+        (A, D, NO_CONFLICT),
+        (M, C, NO_CONFLICT),
+        (M, A, NO_CONFLICT),
+        (M, M, NO_CONFLICT),
         (M, D, CONFLICT),
-        (D, C, FINE),
-        (D, A, FINE),
+        (D, C, NO_CONFLICT),
+        (D, A, NO_CONFLICT),
         (D, M, CONFLICT),
         (D, D, CONFLICT),
     ],
 )
-def test_under_deleted_file_only_a_delete_conflicts_and_only_with_who_needs_the_file(
+def test_under_deleted_file_a_delete_conflicts_only_with_operations_that_need_the_file(
     mine: Operation, other: Operation, expected: bool
 ) -> None:
-    """Paimon: a compaction removes a file that a second writer removes too, or builds on."""
+    """Paimon: a compaction deletes a file that another writer deletes too, or builds on."""
     assert operations_conflict("deleted-file", mine, other) is expected
 
 
@@ -78,7 +80,7 @@ def test_under_deleted_file_only_a_delete_conflicts_and_only_with_who_needs_the_
         ("deleted-file", "deleted-file", "deleted-file"),
     ],
 )
-def test_the_stricter_of_two_rules_judges_the_pair(
+def test_the_stricter_of_two_rules_applies_to_a_pair(
     mine: ConflictRule, other: ConflictRule, rule: ConflictRule
 ) -> None:
     """Two jobs on one table with different settings."""
@@ -97,80 +99,124 @@ def test_the_stricter_of_two_rules_judges_the_pair(
         (Phase.UNKNOWN, 4, 5, None),
     ],
 )
-def test_who_computes_counts_and_who_landed_counts_only_since_one_began(
+def test_computing_transactions_conflict_and_landed_ones_only_if_they_landed_since_the_begin(
     phase: Phase, ended: int, began: int, kind: str | None
 ) -> None:
-    """RFC-56's two checks: early, against markers; and against commits since the writer's instant."""
+    """RFC-56's two checks: against markers, and against commits since the writer's instant."""
     other = a_transaction("o", phase=phase, ended=ended)
 
     assert conflict_kind(a_transaction(began=began), other) == kind
 
 
 @pytest.mark.parametrize("other_sequence, kind", [(1, "marker"), (9, None)])
-def test_one_in_the_line_counts_only_against_who_came_after_it(other_sequence: int, kind: str | None) -> None:
-    """A retry waits with its scope named; a newcomer must not overtake it, a predecessor is none of its business."""
+def test_a_queued_transaction_conflicts_only_with_later_intents(
+    other_sequence: int, kind: str | None
+) -> None:
+    """A retry waits with its scope declared. A newcomer must not overtake it; an earlier transaction is not affected."""
     other = a_transaction("o", phase=Phase.QUEUED, sequence=other_sequence)
 
     assert conflict_kind(a_transaction(sequence=5), other) == kind
 
 
 VICTIMS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, int], str | None]] = [
-    ("the later loses", {"sequence": 1}, {"sequence": 2}, {}, "b"),
-    ("lower priority loses, though earlier", {"priority": -1}, {"sequence": 2}, {}, "a"),
-    ("higher priority wins, though later", {"sequence": 2, "priority": 1}, {"sequence": 1}, {}, "b"),
+    ("the later intent loses", {"sequence": 1}, {"sequence": 2}, {}, "b"),
+    ("the lower priority loses, even with the earlier intent", {"priority": -1}, {"sequence": 2}, {}, "a"),
     (
-        "a granted one is never the victim, though later",
+        "the higher priority wins, even with the later intent",
+        {"sequence": 2, "priority": 1},
+        {"sequence": 1},
+        {},
+        "b",
+    ),
+    (
+        "a granted transaction wins, even with the later intent",
         {"sequence": 1},
         {"sequence": 2, "phase": Phase.GRANTED},
         {},
         "a",
     ),
-    ("nor though of lower priority", {"priority": 9}, {"priority": 0, "phase": Phase.GRANTED}, {}, "a"),
-    ("nor against a protected one", {}, {"sequence": 2, "phase": Phase.GRANTED}, {"w-a": 9}, "a"),
-    ("a landed one has won", {"phase": Phase.ACTIVE}, {"sequence": 2, "phase": Phase.COMMITTED}, {}, "a"),
-    ("and so has one that may have landed", {}, {"sequence": 2, "phase": Phase.UNKNOWN}, {}, "a"),
-    ("a protected one wins, though later", {"sequence": 1}, {"sequence": 2}, {"w-b": 3}, "a"),
     (
-        "a protected one wins, though of lower priority",
+        "a granted transaction wins, even with the lower priority",
+        {"priority": 9},
+        {"priority": 0, "phase": Phase.GRANTED},
+        {},
+        "a",
+    ),
+    (
+        "a granted transaction wins against a protected writer",
+        {},
+        {"sequence": 2, "phase": Phase.GRANTED},
+        {"w-a": 9},
+        "a",
+    ),
+    (
+        "a committed transaction wins",
+        {"phase": Phase.ACTIVE},
+        {"sequence": 2, "phase": Phase.COMMITTED},
+        {},
+        "a",
+    ),
+    ("a transaction with an unknown outcome wins", {}, {"sequence": 2, "phase": Phase.UNKNOWN}, {}, "a"),
+    (
+        "a protected writer wins, even with the later intent",
+        {"sequence": 1},
+        {"sequence": 2},
+        {"w-b": 3},
+        "a",
+    ),
+    (
+        "a protected writer wins, even with the lower priority",
         {"priority": 5},
         {"priority": -5, "sequence": 2},
         {"w-b": 3},
         "a",
     ),
-    ("one loss short of protection is none", {"sequence": 1}, {"sequence": 2}, {"w-b": 2}, "b"),
-    ("of two protected the later loses", {"sequence": 1}, {"sequence": 2}, {"w-a": 3, "w-b": 7}, "b"),
+    ("one loss less than max_losses does not protect", {"sequence": 1}, {"sequence": 2}, {"w-b": 2}, "b"),
     (
-        "of two protected the later loses, whatever its priority",
+        "of two protected writers the later intent loses",
+        {"sequence": 1},
+        {"sequence": 2},
+        {"w-a": 3, "w-b": 7},
+        "b",
+    ),
+    (
+        "of two protected writers the later intent loses, whatever its priority",
         {"sequence": 1},
         {"sequence": 2, "priority": 1},
         {"w-a": 3, "w-b": 3},
         "b",
     ),
     (
-        "waiting for the grant protects nobody",
+        "waiting for a grant does not protect",
         {"sequence": 1},
         {"sequence": 2, "phase": Phase.WAITING},
         {},
         "b",
     ),
     (
-        "one in the line computes nothing that it could lose",
+        "a queued transaction is not a victim",
         {"sequence": 2},
         {"sequence": 1, "phase": Phase.QUEUED, "priority": -1},
         {},
         None,
     ),
-    ("but whoever comes after it loses", {"sequence": 2}, {"sequence": 1, "phase": Phase.QUEUED}, {}, "a"),
+    (
+        "a queued transaction wins against a later intent",
+        {"sequence": 2},
+        {"sequence": 1, "phase": Phase.QUEUED},
+        {},
+        "a",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     "a, b, losses, victim", [each[1:] for each in VICTIMS], ids=[each[0] for each in VICTIMS]
 )
-def test_the_victim_is_one_and_the_same_from_either_side(
+def test_the_victim_is_the_same_from_either_side(
     a: dict[str, Any], b: dict[str, Any], losses: dict[str, int], victim: str | None
 ) -> None:
-    """Whoever's marker arrives second, the verdict on the pair is the same: never both, never none by turns."""
+    """Whichever marker is read second, the decision on the pair is the same: exactly one of the two loses."""
     first, second = a_transaction("a", **a), a_transaction("b", **{"sequence": 2, **b})
 
     seen_from_first = loser_of(first, second, losses, 3)
@@ -181,8 +227,8 @@ def test_the_victim_is_one_and_the_same_from_either_side(
 
 
 @pytest.mark.parametrize("phase", [Phase.COMMITTED, Phase.UNKNOWN, Phase.GRANTED])
-def test_a_granted_transaction_loses_to_nobody_whatever_it_touches_late(phase: Phase) -> None:
-    """Its writer may be in the middle of the publish: an abort could come too late to be obeyed."""
+def test_a_granted_transaction_is_never_a_victim(phase: Phase) -> None:
+    """Its writer may be publishing: an abort could arrive too late."""
     granted = a_transaction("g", phase=Phase.GRANTED)
 
     assert loser_of(granted, replace(a_transaction("o"), phase=phase), {}, 3) is None

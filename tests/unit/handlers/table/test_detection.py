@@ -1,3 +1,5 @@
+"""When the agent finds a conflict, which transaction it aborts, and what the abort contains."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,8 +10,8 @@ from lakewarden.handlers.table.verdicts import AbortTransaction, ReportConflict
 from tests.unit.handlers.table.world import m, world
 
 
-def test_the_later_of_two_that_touch_one_file_group_is_aborted_on_arrival() -> None:
-    """Two streaming queries update the same file group; the loser hears of it while it computes."""
+def test_the_later_of_two_transactions_on_one_file_group_is_aborted_when_its_marker_is_read() -> None:
+    """Two streaming queries update the same file group. The loser is aborted while it computes."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f", "append"))
 
     abort = w.one(AbortTransaction)
@@ -22,7 +24,7 @@ def test_the_later_of_two_that_touch_one_file_group_is_aborted_on_arrival() -> N
     assert w.phase("B") is Phase.ABORTED
 
 
-def test_the_later_is_aborted_too_when_the_earlier_touches_second() -> None:
+def test_the_later_transaction_loses_even_if_its_marker_came_first() -> None:
     """The order of the intents decides, not that of the markers."""
     w = world().intent("A").intent("B").touch("B", m("p/f")).touch("A", m("p/f"))
 
@@ -31,8 +33,8 @@ def test_the_later_is_aborted_too_when_the_earlier_touches_second() -> None:
     assert (entry.other_transaction, entry.operation) == ("A", "merge")
 
 
-def test_operators_are_told_who_lost_to_whom_on_what_and_how_long_it_took() -> None:
-    """The dashboard's row: how early the conflict was found, and how much compute was spent until then."""
+def test_a_conflict_report_names_victim_winner_file_groups_and_times() -> None:
+    """A row of a dashboard: how early the conflict was found, and how much compute was spent until then."""
     w = world().intent("A").touch("A", m("p/f")).intent("B")
     w.now += 7.0
 
@@ -45,15 +47,15 @@ def test_operators_are_told_who_lost_to_whom_on_what_and_how_long_it_took() -> N
     assert report.conflicts == w.one(AbortTransaction).conflicts
 
 
-def test_disjoint_file_groups_conflict_with_nobody() -> None:
+def test_transactions_on_disjoint_file_groups_do_not_conflict() -> None:
     """The usual case: two writers in different partitions."""
     w = world().intent("A").intent("B").touch("A", m("p/f"), m("q/g"))
 
     assert w.touch("B", m("p/g"), m("q/f")).effects == []
 
 
-def test_a_commit_since_the_intent_counts_though_its_writer_is_gone() -> None:
-    """RFC-56, Figure 4: A commits before B writes its first marker; B's base is older than A's commit."""
+def test_a_commit_since_the_intent_conflicts_although_its_transaction_has_ended() -> None:
+    """RFC-56, figure 4: A commits before B publishes its first marker. B's base is older than A's commit."""
     w = world().intent("A").intent("B").lock().touch("A", m("p/f")).commits("A")
     assert w.aborted == {}
 
@@ -65,16 +67,16 @@ def test_a_commit_since_the_intent_counts_though_its_writer_is_gone() -> None:
     assert w.one(ReportConflict).kind == "commit"
 
 
-def test_a_commit_before_the_intent_does_not_count() -> None:
-    """B began after A had landed: A's commit is in the base that B reads."""
+def test_a_commit_before_the_intent_does_not_conflict() -> None:
+    """B began after A had landed, so A's commit is in the base that B reads."""
     w = world().intent("A").intent("keeps-A-as-evidence").lock().touch("A", m("p/f")).commits("A")
 
     assert w.intent("B").touch("B", m("p/f")).aborted == {}
     assert w.commits("B").aborted == {}
 
 
-def test_a_commit_aborts_whoever_computes_on_the_same_whatever_its_priority() -> None:
-    """A granted transaction touched late what another one computes on: the lower priority has landed all the same."""
+def test_a_commit_aborts_others_on_the_same_file_group_whatever_their_priority() -> None:
+    """The granted transaction has the lower priority, but its commit has landed."""
     w = world().intent("A", priority=-1).intent("B", priority=5).lock().request("A")
     w.touch("B", m("p/f"))
     w.complete("A")
@@ -95,10 +97,10 @@ def test_a_commit_aborts_whoever_computes_on_the_same_whatever_its_priority() ->
         ("delete", "create", False),
     ],
 )
-def test_two_deleted_file_writers_conflict_only_over_a_file_that_goes_away(
+def test_two_deleted_file_writers_conflict_only_if_a_needed_file_is_deleted(
     operation: Operation, other: Operation, conflict: bool
 ) -> None:
-    """Two Paimon writers append to one bucket; then one compacts it."""
+    """Two Paimon writers append to one bucket, then one of them compacts it."""
     w = world().intent("A", conflict_rule="deleted-file").intent("B", conflict_rule="deleted-file")
 
     w.touch("A", m("p/bucket-0", operation)).touch("B", m("p/bucket-0", other))
@@ -106,8 +108,8 @@ def test_two_deleted_file_writers_conflict_only_over_a_file_that_goes_away(
     assert bool(w.aborted) is conflict
 
 
-def test_a_second_operation_of_one_transaction_on_one_file_group_is_judged_too() -> None:
-    """A Paimon writer first appends to a bucket, then deletes a file that another builds on."""
+def test_a_second_operation_on_the_same_file_group_is_checked_too() -> None:
+    """A Paimon writer appends to a bucket, then deletes a file on which another writer builds."""
     w = world().intent("A", conflict_rule="deleted-file").intent("B", conflict_rule="deleted-file")
     w.touch("A", m("p/f")).touch("B", m("p/f", "append"))
     assert w.aborted == {}
@@ -115,8 +117,8 @@ def test_a_second_operation_of_one_transaction_on_one_file_group_is_judged_too()
     assert w.touch("B", m("p/f", "delete")).aborted == {"B": "conflict"}
 
 
-def test_a_star_meets_everything_in_its_partition_and_nothing_outside() -> None:
-    """A partition overwrite against row updates."""
+def test_a_star_overlaps_its_whole_partition_and_nothing_else() -> None:
+    """A partition overwrite against updates of rows."""
     w = world().intent("A").touch("A", m("p/f"), m("q/f")).intent("B").touch("B", m("r/*"))
     assert w.aborted == {}
 
@@ -127,8 +129,8 @@ def test_a_star_meets_everything_in_its_partition_and_nothing_outside() -> None:
     assert (entry.partition, entry.file_group, entry.operation) == ("p", "*", "delete")
 
 
-def test_whatever_touches_a_starred_partition_meets_the_star() -> None:
-    """The update comes after the overwrite began, on a file group that nobody has named before."""
+def test_every_marker_in_a_partition_overlaps_its_star() -> None:
+    """The update arrives after the overwrite began, on a file group without earlier markers."""
     w = world().intent("A").touch("A", m("p/*")).intent("B").touch("B", m("p/brand-new", "create"))
 
     assert w.aborted == {"B": "conflict"}
@@ -136,8 +138,8 @@ def test_whatever_touches_a_starred_partition_meets_the_star() -> None:
     assert entry.file_group == "brand-new"
 
 
-def test_the_victim_of_a_star_reads_its_own_file_group_in_the_evidence() -> None:
-    """An entry names partition, file group and operation as the aborted transaction's own marker did."""
+def test_a_conflict_entry_names_the_victims_own_file_group_not_the_star() -> None:
+    """The victim's writer must recognise the entry: partition, file group and operation are those of its own marker."""
     w = (
         world()
         .intent("A")
@@ -167,22 +169,22 @@ def test_the_victim_of_a_star_reads_its_own_file_group_in_the_evidence() -> None
         ("p/*x", "p/y"),
     ],
 )
-def test_pairs_are_compared_as_pairs_never_as_prefixes_or_joined_strings(mine: str, other: str) -> None:
-    """Hudi's marker names are joined by underscores; a prefix match there once aborted the wrong job."""
+def test_partition_and_file_group_are_compared_as_a_pair(mine: str, other: str) -> None:
+    """Hudi joins marker names with underscores. A prefix match of such names aborted the wrong job."""
     w = world().intent("A").touch("A", m(mine)).intent("B").touch("B", m(other))
 
     assert w.aborted == {}
 
 
-def test_an_unpartitioned_table_has_conflicts_too() -> None:
+def test_transactions_on_an_unpartitioned_table_conflict_too() -> None:
     """Its partition is the empty string."""
     assert world().intent("A").touch("A", m("/f")).intent("B").touch("B", m("/f")).aborted == {
         "B": "conflict"
     }
 
 
-def test_a_batch_that_loses_to_an_older_and_meets_a_younger_aborts_only_its_own() -> None:
-    """B overlaps A and C; were C aborted as well, its conflict with B would have been for nothing."""
+def test_a_batch_of_markers_that_loses_aborts_only_its_own_transaction() -> None:
+    """B overlaps A and C. If C were aborted as well, its conflict with B would have been for nothing."""
     w = world().intent("A").intent("B").intent("C").touch("A", m("p/a")).touch("C", m("p/c"))
 
     w.touch("B", m("p/c"), m("p/a"))
@@ -192,8 +194,8 @@ def test_a_batch_that_loses_to_an_older_and_meets_a_younger_aborts_only_its_own(
     assert {entry.other_transaction for entry in w.one(AbortTransaction).conflicts} == {"A"}
 
 
-def test_one_abort_carries_every_reason() -> None:
-    """B lost to A on two file groups, and to a commit on a third: the retry names all three as its scope."""
+def test_one_abort_lists_all_conflicts() -> None:
+    """B lost to A on two file groups and to a commit on a third. The retry declares all three as its scope."""
     w = world().intent("K").intent("A").intent("B").lock().touch("K", m("p/k")).touch("A", m("p/1"), m("p/2"))
     w.commits("K")
 
@@ -208,8 +210,8 @@ def test_one_abort_carries_every_reason() -> None:
     assert sorted(w.reports) == [("B", "A"), ("B", "K")]
 
 
-def test_an_older_one_aborts_every_younger_that_it_meets_oldest_first() -> None:
-    """A compaction of high priority begins on a partition where several small writers are at work."""
+def test_an_earlier_transaction_aborts_all_later_ones_that_it_overlaps_oldest_first() -> None:
+    """A compaction of high priority starts in a partition where several small writers work."""
     w = world().intent("A").intent("B").intent("C").touch("B", m("p/1")).touch("C", m("p/2"))
 
     w.touch("A", m("p/2"), m("p/1"))
@@ -218,8 +220,8 @@ def test_an_older_one_aborts_every_younger_that_it_meets_oldest_first() -> None:
     assert w.reports == [("B", "A"), ("C", "A")]
 
 
-def test_in_a_chain_the_end_survives_because_the_middle_is_gone() -> None:
-    """A < B < C: B overlaps both; it loses to A, and then C has nobody to lose to."""
+def test_in_a_chain_the_last_survives_because_the_middle_was_aborted() -> None:
+    """A < B < C, and B overlaps both. B loses to A, so C has no transaction left to lose to."""
     w = world().intent("A").intent("B").intent("C").touch("A", m("p/ab")).touch("B", m("p/ab"))
     assert w.aborted == {"B": "conflict"}
 
@@ -230,8 +232,8 @@ def test_in_a_chain_the_end_survives_because_the_middle_is_gone() -> None:
     assert w.commits("C").aborted == {}
 
 
-def test_in_a_chain_that_arrives_from_its_end_each_loses_to_its_own_predecessor_once() -> None:
-    """C loses to B; later B loses to A: two conflicts, two victims, no pair in which both were aborted."""
+def test_in_a_chain_read_from_its_end_each_transaction_loses_to_its_predecessor() -> None:
+    """C loses to B, and later B to A: two conflicts, two victims. No pair aborts each other."""
     w = world().intent("A").intent("B").intent("C").touch("C", m("p/bc")).touch("B", m("p/bc"))
     assert w.aborted == {"C": "conflict"}
 
@@ -241,7 +243,7 @@ def test_in_a_chain_that_arrives_from_its_end_each_loses_to_its_own_predecessor_
 
 
 def test_a_transaction_never_conflicts_with_itself() -> None:
-    """Task retries, speculation and redelivery write the same markers again, or the same file group otherwise."""
+    """Task retries, speculation and redelivery repeat markers, or touch the same file group with another operation."""
     w = world().intent("A").touch("A", m("p/f"), m("p/f"), m("p/f", "delete")).touch("A", m("p/*"), m("p/f"))
 
     assert w.aborted == {}
@@ -249,7 +251,7 @@ def test_a_transaction_never_conflicts_with_itself() -> None:
 
 
 def test_a_granted_transaction_is_never_aborted_for_a_conflict() -> None:
-    """Its publish may be under way; whoever meets it loses, of whatever priority."""
+    """Its publish may be under way. Others that overlap it lose, whatever their priority."""
     w = world().intent("A", priority=-5).touch("A", m("p/f")).lock().request("A").intent("B", priority=5)
 
     assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
@@ -258,8 +260,8 @@ def test_a_granted_transaction_is_never_aborted_for_a_conflict() -> None:
     assert w.phase("A") is Phase.GRANTED
 
 
-def test_a_writer_that_lost_often_enough_wins_next() -> None:
-    """A slow job against a stream of fast ones: the fourth time it is the others who yield."""
+def test_a_writer_that_lost_max_losses_times_wins_the_next_conflict() -> None:
+    """A slow job among fast ones: the fourth time, the others lose."""
     w = world(max_losses=3).intent("A").touch("A", m("p/f"))
     for attempt in range(3):
         w.intent(f"S{attempt}", writer="slow").touch(f"S{attempt}", m("p/f"), writer="slow")
@@ -270,7 +272,7 @@ def test_a_writer_that_lost_often_enough_wins_next() -> None:
 
 
 def test_a_commit_ends_the_protection() -> None:
-    """Otherwise a writer that was unlucky once would beat the others for ever."""
+    """Otherwise a writer that once lost three times would win forever."""
     w = world(max_losses=1).lock().intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
     assert w.intent("S1", writer="slow").aborted == {"A": "conflict"}
@@ -282,23 +284,23 @@ def test_a_commit_ends_the_protection() -> None:
 
 
 def test_only_conflicts_count_as_losses() -> None:
-    """A job that is restarted again and again has not lost to anybody."""
+    """A job that restarts again and again has lost no conflict."""
     w = world(max_losses=1).intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="s").intent("S1", writer="s").touch("S1", m("p/f"), writer="s")
 
     assert w.aborted == {"S1": "conflict"}
 
 
-def test_scope_named_in_an_intent_counts_like_markers() -> None:
-    """An optimistic writer that knows its partitions says so at once, and hears at once."""
+def test_the_scope_of_an_optimistic_intent_counts_like_markers() -> None:
+    """A writer that knows its partitions declares them first, and learns of the conflict before it computes."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"))
 
     assert w.admitted == ["B"]
     assert w.aborted == {"B": "conflict"}
 
 
-def test_a_scope_that_loses_to_one_and_beats_another_aborts_only_its_own() -> None:
-    """An intent's scope is a batch of markers like any other: C must not be aborted for B, which is aborted itself."""
+def test_a_scope_that_loses_aborts_only_its_own_transaction() -> None:
+    """A scope is a batch of markers like any other: C must not be aborted for B, which is aborted itself."""
     w = world().intent("A", priority=9).touch("A", m("p/a")).intent("C").touch("C", m("p/c"))
 
     w.intent("B", m("p/a"), m("p/c"), priority=5)
@@ -306,8 +308,8 @@ def test_a_scope_that_loses_to_one_and_beats_another_aborts_only_its_own() -> No
     assert w.aborted == {"B": "conflict"}
 
 
-def test_a_batch_that_is_committed_already_beats_nobody_with_its_scope() -> None:
-    """A replayed micro-batch of high priority has nothing to do: it must not abort those who have."""
+def test_the_scope_of_a_committed_batch_aborts_no_other_transaction() -> None:
+    """A replayed micro-batch of high priority has no work to do. It must not abort transactions that have."""
     w = world().lock().intent("A", writer="w", batch_id=1, priority=5)
     w.request("A", writer="w").complete("A", writer="w")
     w.intent("B").touch("B", m("p/f"))
@@ -319,7 +321,7 @@ def test_a_batch_that_is_committed_already_beats_nobody_with_its_scope() -> None
 
 
 def test_with_early_detection_off_a_conflict_is_found_when_the_commit_is_requested() -> None:
-    """Plain optimistic control, as the table format would do it."""
+    """Optimistic concurrency control, as the table formats do it."""
     w = world(early_detection=False).intent("A").intent("B").lock()
     w.touch("A", m("p/f")).touch("B", m("p/f"))
     assert w.effects == []
@@ -330,15 +332,15 @@ def test_with_early_detection_off_a_conflict_is_found_when_the_commit_is_request
     assert w.granted == []
 
 
-def test_first_committer_lets_markers_abort_nobody() -> None:
-    """Policy `first-committer`: whoever is ready first wins."""
+def test_under_first_committer_markers_abort_no_transaction() -> None:
+    """The first transaction that is granted wins."""
     w = world(policy="first-committer").intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
 
     assert w.effects == []
 
 
-def test_first_committer_aborts_the_others_at_the_grant() -> None:
-    """B is ready first: A hears at that moment, not when it asks itself."""
+def test_under_first_committer_a_grant_aborts_the_others() -> None:
+    """B is granted first. A is aborted at that moment, not when it requests its own commit."""
     w = world(policy="first-committer").intent("A").intent("B").lock()
     w.touch("A", m("p/f")).touch("B", m("p/f")).request("B")
 
@@ -346,8 +348,8 @@ def test_first_committer_aborts_the_others_at_the_grant() -> None:
     assert w.aborted == {"A": "conflict"}
 
 
-def test_first_committer_yields_to_a_protected_one() -> None:
-    """Otherwise a slow writer among fast ones would never be first."""
+def test_under_first_committer_a_protected_writer_takes_precedence_over_a_grant() -> None:
+    """Otherwise a slow writer among fast ones would never be granted."""
     w = world(policy="first-committer", max_losses=1).intent("S0", writer="slow").intent("A").lock()
     w.touch("S0", m("p/f"), writer="slow").touch("A", m("p/f")).request("A")
     assert w.aborted == {"S0": "conflict"}
@@ -358,14 +360,14 @@ def test_first_committer_yields_to_a_protected_one() -> None:
     assert w.request("S1", writer="slow").granted == ["S1"]
 
 
-def test_first_committer_still_aborts_who_meets_a_commit() -> None:
-    """The base has changed: computing on would be in vain."""
+def test_under_first_committer_a_marker_on_a_committed_file_group_aborts() -> None:
+    """The base has changed, so further computing would be in vain."""
     w = world(policy="first-committer").intent("A").intent("B").lock().touch("A", m("p/f")).commits("A")
 
     assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
 
 
-def test_the_last_markers_may_come_with_the_request() -> None:
+def test_the_markers_of_a_commit_request_are_checked() -> None:
     """A driver that learns its files only at the end."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").lock().request("B", m("p/f"))
 
@@ -373,7 +375,7 @@ def test_the_last_markers_may_come_with_the_request() -> None:
     assert w.granted == []
 
 
-def test_evidence_is_bounded() -> None:
+def test_the_entries_of_an_abort_are_bounded() -> None:
     """Two full rewrites of a partitioned table: the abort must fit into a record."""
     many = [m(f"p/{n}") for n in range(500)]
 

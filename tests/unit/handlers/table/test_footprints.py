@@ -1,3 +1,5 @@
+"""The index of footprints, compared with all pairs of markers."""
+
 from __future__ import annotations
 
 from itertools import permutations
@@ -25,8 +27,8 @@ MARKERS = st.builds(
 TOUCHED = st.lists(st.tuples(st.integers(0, TRANSACTIONS - 1), MARKERS), max_size=12)
 
 
-def pairs(combinations: set[tuple[Touch, ...]]) -> set[tuple[str, str, str, str]]:
-    """Who meets whom with what, by name."""
+def named_pairs(combinations: set[tuple[Touch, ...]]) -> set[tuple[str, str, str, str]]:
+    """The pairs of touches in these combinations, by transaction and operation."""
     return {
         (one.transaction.id, one.operation, other.transaction.id, other.operation)
         for touches in combinations
@@ -35,8 +37,8 @@ def pairs(combinations: set[tuple[Touch, ...]]) -> set[tuple[str, str, str, str]
     }
 
 
-def meeting(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, str, str, str]]:
-    """The same, the slow way."""
+def expected_pairs(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, str, str, str]]:
+    """The same pairs, found by comparing all markers."""
     return {
         (one.id, x.operation, other.id, y.operation)
         for one, x in touched
@@ -48,10 +50,10 @@ def meeting(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, str, st
 
 
 @given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)))
-def test_the_meetings_are_the_touches_that_share_a_place_and_no_others(
+def test_touch_combinations_are_exactly_the_touches_that_share_a_place(
     touched: list[tuple[int, Marker]], gone: set[int]
 ) -> None:
-    """Whatever was touched in which order, with `*` and without, and whoever has ended since."""
+    """In any order of markers, with `*` and without, and after any transactions have ended."""
     transactions = [a_transaction(f"t{number}") for number in range(TRANSACTIONS)]
     footprints = Footprints()
     for number, marker in touched:
@@ -60,11 +62,11 @@ def test_the_meetings_are_the_touches_that_share_a_place_and_no_others(
         footprints.remove(transactions[number])
 
     left = [(transactions[number], marker) for number, marker in touched if number not in gone]
-    assert pairs(footprints.touch_combinations()) == meeting(left)
+    assert named_pairs(footprints.touch_combinations()) == expected_pairs(left)
 
 
-def test_two_who_meet_in_many_places_meet_once() -> None:
-    """What a sweep costs then: two writers may share a hundred thousand file groups."""
+def test_two_transactions_that_share_many_places_are_one_combination() -> None:
+    """The cost of a sweep: two writers may share a hundred thousand file groups."""
     a, b = a_transaction("a"), a_transaction("b")
     footprints = Footprints()
     for transaction in (a, b):
@@ -73,19 +75,19 @@ def test_two_who_meet_in_many_places_meet_once() -> None:
     assert footprints.touch_combinations() == {(*a.touch("merge"), *b.touch("merge"))}
 
 
-def test_after_a_replay_a_footprint_without_a_conflict_is_not_walked_through(
+def test_after_a_replay_a_footprint_without_a_conflict_is_not_visited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Paimon: many writers merge into the same buckets, and that is no conflict. Nor is what one does twice in a place."""
+    """Paimon writers merge into the same buckets without a conflict. Two operations of one transaction are no conflict either."""
     lenient: dict[str, Any] = {"conflict_rule": "deleted-file"}
     w = world().intent("A", **lenient).intent("B", **lenient)
     w.touch("A", m("p/f"), m("p/g")).touch("B", m("p/f"))
     w.intent("C").touch("C", m("q/f"), m("q/f", "delete"))
     w = w.rebuilt()
 
-    def walked(_: Footprints, transaction: Transaction) -> None:
-        pytest.fail(f"the footprint of {transaction.id} is walked through")
+    def visited(_: Footprints, transaction: Transaction) -> None:
+        pytest.fail(f"the footprint of {transaction.id} is visited")
 
-    monkeypatch.setattr(Footprints, "overlaps", walked)
+    monkeypatch.setattr(Footprints, "overlaps", visited)
 
     assert w.replayed().effects == [AcquireLock()]

@@ -1,3 +1,5 @@
+"""When the agent grants a commit, for how long, and what it does when the lease or the lock ends."""
+
 from __future__ import annotations
 
 from typing import Literal
@@ -18,7 +20,7 @@ from tests.unit.handlers.table.world import World, m, world
 
 
 def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> World:
-    """A holds a grant of 20 s under a lock of 29.5 s."""
+    """Return a world in which A has a grant of 20 s under a lock of 29.5 s."""
     w = world(hold=hold).intent("A").touch("A", m("p/f")).lock().request("A")
     if hold == "per-commit":
         w.lock()
@@ -26,8 +28,8 @@ def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> Wor
     return w
 
 
-def test_a_grant_is_given_in_the_step_that_asks_for_it() -> None:
-    """The lock is held: no store request, no polling, milliseconds."""
+def test_a_request_is_granted_in_the_same_step() -> None:
+    """The agent holds the lock, so the grant needs no store request and takes milliseconds."""
     grant = granted().one(GrantCommit)
 
     assert (grant.transaction, grant.writer, grant.lock_owner) == ("A", "w-A", "agent-1")
@@ -36,29 +38,29 @@ def test_a_grant_is_given_in_the_step_that_asks_for_it() -> None:
 
 
 def test_a_grant_echoes_the_latest_seq_that_was_read() -> None:
-    """The writer counts its lease from when it sent that one, whatever the clocks say."""
+    """The writer counts its lease from when it sent that `seq`, whatever the clocks show."""
     w = world().intent("A").lock().beat("A", seq=4).beat("A", seq=9).beat("A", seq=7).request("A", seq=8)
 
     assert w.one(GrantCommit).seq == 9
 
 
 def test_a_grant_lasts_no_longer_than_the_lock() -> None:
-    """The lock's end has the drift taken off already: a foreign writer takes it over only after that."""
+    """The lock's end has the drift subtracted. A foreign writer takes the lock over only after that."""
     w = world(grant_lease=20.0).intent("A").lock(left=13.0)
 
     assert w.request("A").one(GrantCommit).lease_seconds == pytest.approx(13.0, abs=0.01)
 
 
-def test_a_lease_that_is_not_worth_a_publish_is_waited_out() -> None:
-    """The lock is about to be renewed: a grant of two seconds would only produce an unknown outcome."""
+def test_no_grant_if_less_than_half_of_its_lease_remains() -> None:
+    """The lock is about to be renewed. A grant of two seconds would only produce an unknown outcome."""
     w = world(grant_lease=20.0).intent("A").lock(left=9.0).request("A")
     assert w.granted == []
 
     assert w.lock(left=29.5).granted == ["A"]
 
 
-def test_no_grant_under_a_lock_that_has_run_out() -> None:
-    """The renewal hangs, and nobody has told us yet that the lock is lost."""
+def test_no_grant_under_an_expired_lock_lease() -> None:
+    """The renewal hangs, and the loss of the lock is not reported yet."""
     w = world().intent("A").lock(left=29.5).beat("A").tick(14).beat("A").tick(14).beat("A").tick(2)
 
     assert w.request("A").granted == []
@@ -72,8 +74,8 @@ def test_no_grant_without_the_lock() -> None:
     assert w.lock().granted == ["A"]
 
 
-def test_one_grant_at_a_time_in_the_order_of_the_requests() -> None:
-    """Not in the order of the intents: who is ready first commits first."""
+def test_one_grant_at_a_time_in_the_order_of_the_commit_requests() -> None:
+    """Not in the order of the intents: the writer that is ready first commits first."""
     w = world().intent("A").intent("B").intent("C").lock()
     assert w.request("C").granted == ["C"]
     assert w.request("A").granted == []
@@ -83,16 +85,16 @@ def test_one_grant_at_a_time_in_the_order_of_the_requests() -> None:
     assert w.complete("A").granted == ["B"]
 
 
-def test_asking_again_does_not_lose_the_place_in_the_line() -> None:
-    """The writer repeats its request because it is impatient."""
+def test_a_repeated_commit_request_keeps_its_place_in_the_grant_queue() -> None:
+    """An impatient writer sends its request again."""
     w = world().intent("A").intent("B").intent("C").lock().request("C").request("A").request("B").request("A")
 
     assert w.complete("C").granted == ["A"]
 
 
 @pytest.mark.parametrize("end", ["complete", "abandon", "lapse"])
-def test_the_next_is_granted_when_the_running_one_has_ended(end: str) -> None:
-    """However it ended, and in the same step."""
+def test_the_next_grant_follows_in_the_step_that_ends_the_running_one(end: str) -> None:
+    """Whether it was completed, abandoned, or has lapsed."""
     w = granted().intent("B").request("B")
     assert w.granted == []
 
@@ -107,8 +109,8 @@ def test_the_next_is_granted_when_the_running_one_has_ended(end: str) -> None:
     assert w.granted == ["B"]
 
 
-def test_after_an_adoption_nothing_new_is_granted_before_the_former_owners_lease_has_ended() -> None:
-    """The former agent may be alive and granting under the lease that it believes in."""
+def test_after_an_adoption_no_grant_before_the_former_lease_has_ended() -> None:
+    """The former agent may still run, and grant under the lease that it believes to hold."""
     w = world().intent("A").lock(quiet=12.0).request("A")
     assert w.granted == []
     assert w.beat("A").tick(11.9).granted == []
@@ -117,7 +119,7 @@ def test_after_an_adoption_nothing_new_is_granted_before_the_former_owners_lease
 
 
 def test_a_heartbeat_extends_a_running_grant() -> None:
-    """A publish of many files takes longer than a lease."""
+    """Publishing many files takes longer than one lease."""
     w = granted()
     w.tick(8).lock(left=29.5)
 
@@ -131,16 +133,16 @@ def test_a_heartbeat_extends_a_running_grant() -> None:
     assert w.tick(6).aborted == {"A": "outcome-unknown"}
 
 
-def test_a_grant_has_lapsed_when_all_is_read_that_was_in_the_log_at_its_end() -> None:
-    """The check was slow: a completion may have come to the log behind the end that it knows, and in time."""
+def test_a_grant_lapses_only_after_the_agent_has_read_the_log_up_to_its_end() -> None:
+    """The check was slow: a completion may be in the log, in time, behind the end that the agent knows."""
     w = granted()
 
-    assert w.tick(20.5, asked=1.0).aborted == {}
-    assert w.tick(0.6, asked=1.0).aborted == {"A": "outcome-unknown"}
+    assert w.tick(20.5, request_age=1.0).aborted == {}
+    assert w.tick(0.6, request_age=1.0).aborted == {"A": "outcome-unknown"}
 
 
-def test_a_heartbeat_extends_no_further_than_the_lock_reaches() -> None:
-    """The lock is not being renewed; the grant must end before it does."""
+def test_a_heartbeat_extends_no_further_than_the_lock_lease() -> None:
+    """The lock is not being renewed, so the grant must end before it."""
     w = granted()
     w.now += 15
 
@@ -150,7 +152,7 @@ def test_a_heartbeat_extends_no_further_than_the_lock_reaches() -> None:
 
 
 def test_an_old_heartbeat_extends_nothing() -> None:
-    """Delivered twice, or late: the writer counts from when it *sent* it."""
+    """A repeated or late delivery. The writer counts from when it *sent* the heartbeat."""
     w = granted().beat("A", seq=9)
     w.tick(5).lock()
 
@@ -159,7 +161,7 @@ def test_an_old_heartbeat_extends_nothing() -> None:
 
 
 def test_a_lapse_is_published_before_anything_follows_from_it() -> None:
-    """The record is the lapse: an agent that restarts reads it and doesn't have to guess it again."""
+    """The record is the lapse: an agent that restarts reads it and needs no clock to decide it again."""
     w = granted().intent("B").touch("B", m("q/f")).request("B").beat("B").tick(10).beat("B").lock().tick(10.1)
 
     kinds = [(type(each).__name__, getattr(each, "transaction", None)) for each in w.effects]
@@ -167,8 +169,8 @@ def test_a_lapse_is_published_before_anything_follows_from_it() -> None:
     assert ("GrantCommit", "B") in kinds[1:]
 
 
-def test_after_a_lapse_who_overlaps_and_began_before_is_told_outcome_unknown() -> None:
-    """A may have committed: B's base may be old. C began on nothing of A's."""
+def test_after_a_lapse_overlapping_transactions_that_began_before_get_outcome_unknown() -> None:
+    """A may have committed, so B's base may be outdated. C doesn't overlap A."""
     w = (
         world()
         .intent("A", conflict_rule="deleted-file")
@@ -186,8 +188,8 @@ def test_after_a_lapse_who_overlaps_and_began_before_is_told_outcome_unknown() -
     assert w.phase("C") is Phase.ACTIVE
 
 
-def test_a_lapse_is_judged_against_what_the_granted_one_touched_late() -> None:
-    """Under `first-committer` its late markers abort nobody; that they may have landed does."""
+def test_a_lapse_conflicts_also_with_late_markers_of_the_granted_transaction() -> None:
+    """Under `first-committer` late markers abort no transaction, but the possible commit does."""
     w = world(policy="first-committer").intent("A").intent("B").lock().touch("B", m("p/f")).request("A")
     w.touch("A", m("p/f")).tick(14)
     assert w.beat("B").aborted == {}
@@ -197,15 +199,15 @@ def test_a_lapse_is_judged_against_what_the_granted_one_touched_late() -> None:
     assert w.aborted == {"A": "outcome-unknown", "B": "outcome-unknown"}
 
 
-def test_who_begins_after_a_lapse_is_not_concerned() -> None:
-    """Its base holds the commit, if there was one."""
+def test_a_transaction_that_begins_after_a_lapse_does_not_conflict() -> None:
+    """Its base contains the commit, if there was one."""
     w = granted().intent("keeps-evidence").tick(20.1).intent("B").touch("B", m("p/f"))
 
     assert w.aborted == {}
 
 
-def test_a_commit_heard_of_after_the_lapse_counts_from_the_lapse() -> None:
-    """It was made before the lease ran out; only the word of it was late."""
+def test_a_completion_after_the_lapse_counts_from_the_lapse() -> None:
+    """The commit landed before the lease expired; only the report was late."""
     w = granted().intent("early").beat("early").tick(14).beat("early").tick(6.1).intent("late")
     w.touch("late", m("p/f"))
 
@@ -217,16 +219,16 @@ def test_a_commit_heard_of_after_the_lapse_counts_from_the_lapse() -> None:
     assert w.touch("early", m("p/f")).aborted == {"early": "conflict"}
 
 
-def test_a_writer_that_reads_back_nothing_takes_its_footprint_with_it() -> None:
-    """Its lease ran out, it looked into the table: nothing was committed, so nobody has to fear it."""
+def test_an_abandonment_after_the_lapse_removes_the_footprint() -> None:
+    """The writer read the table back and found no commit, so no other transaction conflicts with it."""
     w = granted().intent("B").beat("B").tick(14).beat("B").tick(6.1)
     assert w.phase("A") is Phase.UNKNOWN
 
     assert w.abandon("A").touch("B", m("p/f")).aborted == {}
 
 
-def test_when_the_lock_is_lost_the_running_writer_hears_at_once() -> None:
-    """RFC-91's gap: nobody told the writer."""
+def test_a_lost_lock_aborts_the_granted_transaction_at_once() -> None:
+    """With RFC-91 the writer learns nothing of it."""
     w = granted().lose_lock("another owner is in the lock object")
 
     abort = w.one(AbortTransaction)
@@ -235,8 +237,8 @@ def test_when_the_lock_is_lost_the_running_writer_hears_at_once() -> None:
     assert w.phase("A") is Phase.GRANTED
 
 
-def test_after_a_lost_lock_nobody_else_is_granted_before_the_old_grants_end() -> None:
-    """The old writer may be in the middle of its publish, and hear the abort too late."""
+def test_after_a_lost_lock_no_grant_before_the_end_of_the_old_one() -> None:
+    """The old writer may be publishing, and receive the abort too late."""
     w = granted().intent("B").request("B").lose_lock().lock(left=29.5)
     assert w.granted == []
     w.tick(14).beat("B").tick(5)
@@ -249,28 +251,28 @@ def test_after_a_lost_lock_nobody_else_is_granted_before_the_old_grants_end() ->
 
 
 def test_a_revoked_grant_is_not_extended() -> None:
-    """Its writer was told to stop; heartbeats must not keep the others waiting."""
+    """Its writer was aborted. Its heartbeats must not keep the others waiting."""
     w = granted().lose_lock().lock()
 
     assert w.beat("A").effects == []
 
 
-def test_the_writer_is_told_once_that_its_lease_is_lost() -> None:
-    """The keeper reports a lost lock and then a forbidden one."""
+def test_a_lost_lease_is_published_once() -> None:
+    """The lock's keeper reports a lost lock and then a forbidden one."""
     w = granted().lose_lock().lose_lock()
 
     assert w.effects == []
 
 
-def test_a_revoked_writer_that_had_published_is_heard() -> None:
+def test_a_completion_of_a_revoked_grant_counts() -> None:
     """The abort came after its publish had begun."""
     w = granted().lose_lock().complete("A")
 
     assert w.phase("A") is Phase.COMMITTED
 
 
-def test_who_waits_only_for_a_lock_is_not_aborted_when_it_is_lost() -> None:
-    """The lock comes back, or another owner releases it: waiting costs nothing."""
+def test_a_lost_lock_does_not_abort_transactions_that_wait() -> None:
+    """The agent acquires it again, or another owner releases it. Waiting costs nothing."""
     w = world().intent("A").request("A").lock(left=1.0).lose_lock()
 
     assert w.aborted == {}
@@ -278,7 +280,7 @@ def test_who_waits_only_for_a_lock_is_not_aborted_when_it_is_lost() -> None:
 
 
 def test_while_active_the_lock_is_held_until_the_last_transaction_has_ended() -> None:
-    """Grants between cost no store request."""
+    """Grants in between cost no store request."""
     w = world(hold="while-active").intent("A")
     assert w.of(AcquireLock) == [AcquireLock()]
     assert w.intent("B").lock().effects == []
@@ -288,8 +290,8 @@ def test_while_active_the_lock_is_held_until_the_last_transaction_has_ended() ->
     assert w.intent("C").of(AcquireLock) == [AcquireLock()]
 
 
-def test_per_commit_the_lock_is_taken_for_a_request_and_given_back_after_the_commit() -> None:
-    """Unmodified Hudi writers share the table: they must get their turn."""
+def test_per_commit_the_lock_is_acquired_for_a_request_and_released_after_the_commit() -> None:
+    """Unmodified Hudi writers share the table and must be able to acquire the lock."""
     w = world(hold="per-commit").intent("A")
     assert w.of(AcquireLock) == []
     assert w.request("A").effects == [AcquireLock()]
@@ -298,8 +300,8 @@ def test_per_commit_the_lock_is_taken_for_a_request_and_given_back_after_the_com
     assert w.complete("A").effects == [ReleaseLock()]
 
 
-def test_per_commit_the_lock_is_given_back_between_two_grants() -> None:
-    """A queue of ours must not keep a foreign writer out for as long as it lasts."""
+def test_per_commit_the_lock_is_released_between_two_grants() -> None:
+    """Our grant queue must not keep a foreign writer waiting for its whole length."""
     w = world(hold="per-commit").intent("A").intent("B").request("A").request("B").lock()
     assert w.granted == ["A"]
 
@@ -310,22 +312,22 @@ def test_per_commit_the_lock_is_given_back_between_two_grants() -> None:
     assert w.lock().granted == ["B"]
 
 
-def test_a_confirmation_of_a_lock_that_was_given_back_is_ignored() -> None:
+def test_a_confirmation_of_a_released_lock_is_ignored() -> None:
     """A renewal was under way when the last transaction ended."""
     w = world().intent("A").lock().abandon("A").lock()
 
     assert w.state.lock is None
 
 
-def test_a_running_grant_found_in_the_log_asks_for_its_own_lock_to_be_adopted() -> None:
-    """The agent was killed while a grant was out: its successor takes over the lock that covers it."""
+def test_a_running_grant_in_the_log_requests_the_adoption_of_its_lock() -> None:
+    """The agent was killed during a grant. Its successor takes over the lock that covers it."""
     w = granted().rebuilt().replayed()
 
     assert w.effects == [AcquireLock(adopt="agent-1")]
 
 
-def test_a_forbidden_lock_aborts_whoever_would_compute_in_vain() -> None:
-    """A 403, or an object in the lock's place that is no lock: only a person can change that."""
+def test_a_forbidden_lock_aborts_all_open_transactions() -> None:
+    """The store answers 403, or the object is no lock. Only an operator can change that."""
     w = (
         granted()
         .intent("B")
@@ -339,31 +341,31 @@ def test_a_forbidden_lock_aborts_whoever_would_compute_in_vain() -> None:
     assert aborts["A"][0] == "lease-lost"
 
 
-def test_a_commit_with_a_batch_goes_into_the_ledger_once() -> None:
-    """The compacted topic remembers each writer's last batch beyond the log's retention."""
+def test_a_commit_with_a_batch_id_is_recorded_in_the_ledger_once() -> None:
+    """The compacted topic keeps each writer's last batch beyond the retention of the log."""
     w = world().intent("A", batch_id=4).lock().commits("A", version="s-1")
     assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
 
     assert w.complete("A", version="s-1").effects == []
 
 
-def test_a_commit_that_crashed_before_the_ledger_was_told_is_recorded_after_the_replay() -> None:
+def test_a_commit_missing_in_the_ledger_is_recorded_after_the_replay() -> None:
     """The agent died between reading the completion and publishing the ledger's record."""
     w = world().intent("A", batch_id=4).lock().commits("A", version="s-1").rebuilt().replayed()
 
     assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
 
 
-def test_a_commit_without_a_grant_is_reported_and_believed() -> None:
-    """A writer that doesn't obey: what it says is durable must count against the others all the same."""
+def test_a_completion_without_a_grant_is_logged_and_counts() -> None:
+    """A writer violates the protocol. What it reports as durable must conflict with other transactions all the same."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").complete("A")
 
     assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
     assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
 
 
-def test_an_abort_does_not_unmake_a_commit_that_is_heard_of() -> None:
-    """An aborted writer says that it has committed: people should know."""
+def test_a_completion_after_an_abort_is_logged() -> None:
+    """An aborted writer reports that it has committed: operators must learn of it."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f")).complete("B")
 
     assert [(each.event, each.transaction) for each in w.of(Warn)] == [("commit-without-grant", "B")]

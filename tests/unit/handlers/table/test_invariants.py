@@ -1,3 +1,5 @@
+"""The periodic check finds states that contradict themselves."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,15 +12,15 @@ from lakewarden.handlers.table.transactions import Grant, Phase, Touch
 from tests.unit.handlers.table.world import m, world
 
 
-def forget_touch(state: TableState) -> None:
+def remove_touch(state: TableState) -> None:
     del state.footprints.index["p"]["f"]
 
 
-def leave_touch_behind(state: TableState) -> None:
+def keep_touch_of_removed_transaction(state: TableState) -> None:
     del state.transactions["C"]
 
 
-def leak_entry(state: TableState) -> None:
+def add_extra_entry(state: TableState) -> None:
     state.footprints.index["p"]["leaked"] = (Touch(state.transactions["A"], "merge"),)
 
 
@@ -50,9 +52,9 @@ def touch_for_another(state: TableState) -> None:
 @pytest.mark.parametrize(
     "corrupt",
     [
-        forget_touch,
-        leave_touch_behind,
-        leak_entry,
+        remove_touch,
+        keep_touch_of_removed_transaction,
+        add_extra_entry,
         grant_twice,
         grant_without_phase,
         keep_aborted,
@@ -61,8 +63,8 @@ def touch_for_another(state: TableState) -> None:
         touch_for_another,
     ],
 )
-def test_a_state_that_contradicts_itself_is_found(corrupt: Callable[[TableState], None]) -> None:
-    """A bug of ours: the table stops, loudly, before it does harm."""
+def test_a_contradictory_state_raises(corrupt: Callable[[TableState], None]) -> None:
+    """A bug in lakewarden: the agent must stop the table before it publishes a wrong decision."""
     w = world().intent("A").touch("A", m("p/f")).lock().request("A").intent("C").touch("C", m("p/c"))
     check_invariants(w.state)
 
@@ -72,17 +74,17 @@ def test_a_state_that_contradicts_itself_is_found(corrupt: Callable[[TableState]
         check_invariants(w.state)
 
 
-def test_the_periodic_check_runs_it() -> None:
-    """Once a second, unasked."""
+def test_the_periodic_check_checks_the_invariants() -> None:
+    """The agent's check, once a second."""
     w = world().intent("A").touch("A", m("p/f"))
-    forget_touch(w.state)
+    remove_touch(w.state)
 
     with pytest.raises(InvariantBrokenError):
         w.tick()
 
 
-def test_a_large_index_is_looked_at_in_turns() -> None:
-    """A million markers can't be checked in one tick; each tick goes on where the last one ended."""
+def test_a_large_index_is_checked_in_parts() -> None:
+    """A million markers can't be checked in one tick. Each tick continues where the last one ended."""
     w = world(entries_per_check=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
     del w.state.footprints.index["p"]["24"]
 
@@ -91,8 +93,8 @@ def test_a_large_index_is_looked_at_in_turns() -> None:
         w.tick()
 
 
-def test_the_turns_begin_again_after_the_last() -> None:
-    """What breaks later is found later."""
+def test_the_check_starts_again_after_the_last_part() -> None:
+    """An entry that breaks after it was checked is found in the next round."""
     w = world(entries_per_check=10).intent("A").touch("A", *(m(f"p/{n}") for n in range(25)))
     w.tick().tick().tick()
     del w.state.footprints.index["p"]["0"]

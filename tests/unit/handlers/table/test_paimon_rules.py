@@ -1,4 +1,4 @@
-"""Paimon's two conflicts as two things: a snapshot id that was taken is none of ours, a file that goes away is.
+"""Paimon's two kinds of conflict. A snapshot conflict aborts nothing; a files conflict does.
 
 See https://paimon.apache.org/docs/master/concepts/concurrency-control/ and `conflicts.py`.
 """
@@ -17,7 +17,7 @@ RULE = "deleted-file"
 
 
 def writers(*names: str) -> World:
-    """These are open, and the lock is held."""
+    """Return a world in which these writers have open transactions and the agent holds the lock."""
     w = world()
     for name in names:
         w.intent(name, conflict_rule=RULE)
@@ -26,10 +26,10 @@ def writers(*names: str) -> World:
 
 @pytest.mark.parametrize("operation", ["create", "append"])
 @pytest.mark.parametrize("order", list(permutations("ABC")), ids="".join)
-def test_append_only_writers_never_conflict_in_whatever_order_they_commit(
+def test_append_only_writers_never_conflict_in_any_order_of_commits(
     order: tuple[str, ...], operation: Operation
 ) -> None:
-    """Each commit takes the snapshot id that the others had in mind; they take the next one, under their own grants."""
+    """Each commit takes the snapshot id that the others expected. They take the next id, each under its own grant."""
     w = writers(*"ABC")
     for name in "ABC":
         w.touch(name, m("p/bucket-0", operation), m("/bucket-1", operation))
@@ -42,8 +42,8 @@ def test_append_only_writers_never_conflict_in_whatever_order_they_commit(
         assert w.aborted == {}
 
 
-def test_a_commit_since_it_began_is_no_conflict_for_who_only_adds() -> None:
-    """The snapshot moved on ten times while a slow append computed: its id is preempted, its files are not."""
+def test_an_append_does_not_conflict_with_appends_committed_since_it_began() -> None:
+    """Ten snapshots were committed while a slow append computed. Its snapshot id is outdated, its files are not."""
     w = writers("slow")
     for number in range(10):
         w.intent(f"fast-{number}", conflict_rule=RULE).touch(f"fast-{number}", m("p/bucket-0", "append"))
@@ -56,8 +56,8 @@ def test_a_commit_since_it_began_is_no_conflict_for_who_only_adds() -> None:
     assert w.request("slow").granted == ["slow"]
 
 
-def test_a_compaction_that_deletes_a_file_stops_who_deletes_it_too_early_and_by_name() -> None:
-    """Two compactions of one bucket, long before either commits; the abort names file, partition, and the other user."""
+def test_two_compactions_that_delete_one_file_conflict_before_either_commits() -> None:
+    """Two compactions of one bucket. The abort names the file, the partition and the other writer."""
     w = writers("compaction-1", "compaction-2").touch(
         "compaction-1", m("dt=1/bucket-0/data-7.parquet", "delete")
     )
@@ -75,8 +75,10 @@ def test_a_compaction_that_deletes_a_file_stops_who_deletes_it_too_early_and_by_
 
 
 @pytest.mark.parametrize(("mine", "other"), [("delete", "merge"), ("merge", "delete"), ("delete", "delete")])
-def test_a_file_that_was_deleted_since_it_began_stops_who_needs_it(mine: Operation, other: Operation) -> None:
-    """The other one has committed: Paimon would find it at the commit, and restart the job."""
+def test_a_file_deleted_by_a_commit_aborts_a_transaction_that_needs_it(
+    mine: Operation, other: Operation
+) -> None:
+    """The other transaction has committed. Paimon would find the conflict at the commit and restart the job."""
     w = writers("A", "B").touch("A", m("p/f", other)).commits("A")
 
     w.touch("B", m("p/f", mine))
@@ -85,8 +87,8 @@ def test_a_file_that_was_deleted_since_it_began_stops_who_needs_it(mine: Operati
     assert w.one(AbortTransaction).conflicts[0].kind == "commit"
 
 
-def test_a_compaction_and_appends_to_its_bucket_run_side_by_side() -> None:
-    """The appends write new files; the compaction deletes old ones, which nobody else builds on."""
+def test_a_compaction_and_appends_to_its_bucket_do_not_conflict() -> None:
+    """The appends create new files. The compaction deletes old files on which no other writer builds."""
     w = writers("compaction", "append").touch("compaction", m("p/old-1", "delete"), m("p/new", "create"))
 
     w.touch("append", m("p/fresh", "create"))
@@ -96,16 +98,16 @@ def test_a_compaction_and_appends_to_its_bucket_run_side_by_side() -> None:
     assert w.request("compaction").granted == ["compaction"]
 
 
-def test_an_overwrite_of_a_partition_stops_who_deletes_in_it_and_nobody_who_adds() -> None:
-    """`*` is every file of the partition, for this rule too."""
+def test_a_partition_overwrite_conflicts_with_deletes_and_not_with_appends() -> None:
+    """`*` covers every file of the partition, also under this rule."""
     w = writers("overwrite", "compaction", "append").touch("overwrite", m("p/*", "delete"))
 
     assert w.touch("append", m("p/new", "append")).aborted == {}
     assert w.touch("compaction", m("p/old", "delete")).aborted == {"compaction": "conflict"}
 
 
-def test_with_a_writer_that_does_not_know_the_rule_the_stricter_one_judges() -> None:
-    """A job with the default rule on the same table: two adds may be a conflict for it, so they are one."""
+def test_the_stricter_rule_applies_against_a_writer_with_the_default_rule() -> None:
+    """A job with the default rule on the same table: two appends may conflict for it, so they do."""
     w = world().intent("A", conflict_rule=RULE).intent("B").touch("A", m("p/f", "append"))
 
     assert w.touch("B", m("p/f", "append")).aborted == {"B": "conflict"}

@@ -1,3 +1,5 @@
+"""Published decisions are merged into the replay, and only those of the term in force count."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -21,7 +23,7 @@ def admitted(transaction: str, cause_offset: int, term: str | None = None) -> Ad
     )
 
 
-def taken(term: str) -> PartitionTaken:
+def partition_taken(term: str) -> PartitionTaken:
     return PartitionTaken(event_id=f"t-{term}", table=partition_name(3), at=NOW, agent="agent", term=term)
 
 
@@ -29,49 +31,55 @@ def decisions(*records: DecisionRecord, term: str | None = None, first: int = 10
     return PublishedDecisions(Position(first, term), list(enumerate(records, first)))
 
 
-def named(published: PublishedDecisions, offset: int | None) -> list[str]:
+def due_transactions(published: PublishedDecisions, offset: int | None) -> list[str]:
     return [each.transaction for each in published.pop_due(offset)]
 
 
-def test_a_decision_is_a_fact_after_the_event_that_it_names() -> None:
-    """The two logs name each other's places."""
+def test_a_decision_is_due_after_the_event_at_its_cause_offset() -> None:
+    """The decision names its place among the events."""
     published = decisions(admitted("a", 5), admitted("b", 5), admitted("c", 7))
 
-    assert named(published, 4) == []
-    assert named(published, 5) == ["a", "b"]
-    assert named(published, 6) == []
-    assert named(published, None) == ["c"]
+    assert due_transactions(published, 4) == []
+    assert due_transactions(published, 5) == ["a", "b"]
+    assert due_transactions(published, 6) == []
+    assert due_transactions(published, None) == ["c"]
 
 
-def test_decisions_keep_the_order_of_their_own_log() -> None:
-    """A later one with a smaller cause waits for those before it, as it did when it was made."""
-    assert named(decisions(admitted("a", 9), admitted("b", 2)), 5) == []
+def test_decisions_keep_the_order_of_their_own_topic() -> None:
+    """A later decision with a smaller cause offset waits for those before it, as it did when it was made."""
+    assert due_transactions(decisions(admitted("a", 9), admitted("b", 2)), 5) == []
 
 
-def test_what_an_agent_says_after_another_has_taken_over_does_not_count() -> None:
-    """It slept, woke, and published what it had in its queue."""
+def test_decisions_of_a_replaced_agent_do_not_count() -> None:
+    """The agent was suspended, resumed, and published what it had queued."""
     published = decisions(
-        taken("one"), admitted("a", 1, "one"), taken("two"), admitted("b", 2, "one"), admitted("c", 3, "two")
+        partition_taken("one"),
+        admitted("a", 1, "one"),
+        partition_taken("two"),
+        admitted("b", 2, "one"),
+        admitted("c", 3, "two"),
     )
 
-    assert named(published, None) == ["a", "c"]
+    assert due_transactions(published, None) == ["a", "c"]
 
 
-def test_a_term_that_began_before_the_part_that_is_read_is_in_force_in_it() -> None:
+def test_the_term_of_the_checkpoint_is_in_force_from_the_start() -> None:
     """It was committed with the position."""
     published = decisions(admitted("a", 1, "sleeper"), admitted("b", 2, "one"), term="one")
 
-    assert named(published, None) == ["b"]
+    assert due_transactions(published, None) == ["b"]
 
 
-def test_where_no_term_is_known_everything_counts() -> None:
-    """The log's beginning, or one written before there were terms."""
-    assert named(decisions(admitted("a", 1), admitted("b", 2, "one")), None) == ["a", "b"]
+def test_without_a_known_term_all_decisions_count() -> None:
+    """The beginning of the log, or a log written before terms existed."""
+    assert due_transactions(decisions(admitted("a", 1), admitted("b", 2, "one")), None) == ["a", "b"]
 
 
-def test_the_position_names_the_next_decision_with_the_term_it_stands_under() -> None:
-    """What is committed beside the offset of an intent."""
-    published = decisions(taken("one"), admitted("a", 1, "one"), taken("two"), admitted("b", 2, "two"))
+def test_the_next_position_has_the_offset_and_term_of_the_next_decision() -> None:
+    """It is committed with the offset of an intent."""
+    published = decisions(
+        partition_taken("one"), admitted("a", 1, "one"), partition_taken("two"), admitted("b", 2, "two")
+    )
 
     assert published.next_position() == Position(101, "one")
     published.pop_due(1)

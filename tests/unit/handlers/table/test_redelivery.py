@@ -1,3 +1,5 @@
+"""Events that arrive twice, late, or for an unknown transaction."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -8,7 +10,7 @@ from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, Warn
 from tests.unit.handlers.table.world import World, facts, m, world
 
-LIVES: dict[str, Callable[[World], object]] = {
+HISTORIES: dict[str, Callable[[World], object]] = {
     "intent": lambda w: w.intent("A", m("p/s")),
     "queued intent": lambda w: w.intent("B").touch("B", m("p/s")).intent("A", m("p/s"), admission="queued"),
     "markers": lambda w: w.intent("A").touch("A", m("p/f"), m("q/*", "delete")),
@@ -17,20 +19,22 @@ LIVES: dict[str, Callable[[World], object]] = {
     "granted request": lambda w: w.intent("A").lock().request("A"),
     "granted heartbeat": lambda w: w.intent("A").lock().request("A").beat("A"),
     "completion": lambda w: w.intent("A", batch_id=3).lock().request("A").complete("A", version="v"),
-    "kept completion": lambda w: w.intent("K").intent("A", batch_id=3).lock().request("A").complete("A"),
+    "completion kept as evidence": lambda w: (
+        w.intent("K").intent("A", batch_id=3).lock().request("A").complete("A")
+    ),
     "abandonment": lambda w: w.intent("A").touch("A", m("p/f")).abandon("A"),
-    "lost markers": lambda w: w.intent("O").touch("O", m("p/f")).intent("A").touch("A", m("p/f")),
-    "a stranger's markers": lambda w: w.touch("A", m("p/f")),
-    "a stranger's heartbeat": lambda w: w.beat("A"),
+    "losing markers": lambda w: w.intent("O").touch("O", m("p/f")).intent("A").touch("A", m("p/f")),
+    "markers of an unknown transaction": lambda w: w.touch("A", m("p/f")),
+    "heartbeat of an unknown transaction": lambda w: w.beat("A"),
     "late completion": lambda w: w.intent("A", batch_id=3).lock().request("A").tick(21).complete("A"),
 }
 
 
-@pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
-def test_the_same_event_again_changes_nothing(life: Callable[[World], object]) -> None:
-    """A producer retries, a consumer starts again before its last commit: at-least-once delivery."""
+@pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
+def test_a_repeated_event_changes_nothing(history: Callable[[World], object]) -> None:
+    """A producer retries, or a consumer restarts before its last commit: delivery is at least once."""
     w = world()
-    life(w)
+    history(w)
     events = [each for each in w.log if isinstance(each, tuple)]
     before = facts(w.state)
 
@@ -42,8 +46,8 @@ def test_the_same_event_again_changes_nothing(life: Callable[[World], object]) -
 
 
 @pytest.mark.parametrize("event", ["touch", "beat", "request"])
-def test_a_transaction_that_nobody_opened_is_told_so_once(event: str) -> None:
-    """Its intent is older than the log, or was never acknowledged: it must begin again."""
+def test_an_unknown_transaction_is_aborted_once(event: str) -> None:
+    """Its intent is older than the log, or was never acknowledged. The writer must open a new transaction."""
     w = world()
 
     {"touch": lambda: w.touch("X", m("p/f")), "beat": lambda: w.beat("X"), "request": lambda: w.request("X")}[
@@ -57,26 +61,26 @@ def test_a_transaction_that_nobody_opened_is_told_so_once(event: str) -> None:
     assert w.request("X").aborted == {"X": "unknown-transaction"}
 
 
-def test_a_stranger_is_told_once_over_a_restart_too() -> None:
-    """Its abort is in the log."""
+def test_an_unknown_transaction_is_aborted_once_across_a_restart() -> None:
+    """The abort is in the log."""
     w = world().beat("X").rebuilt().replayed()
 
     assert w.beat("X").effects == []
 
 
-def test_a_completion_that_nobody_granted_is_reported() -> None:
-    """Either a writer that doesn't obey, or one whose transaction is older than the log."""
+def test_a_completion_of_an_unknown_transaction_is_logged() -> None:
+    """Its writer violates the protocol, or its intent is older than the log."""
     w = world().complete("X")
 
     assert w.effects == [Warn("commit-without-grant", "X", "w-X")]
 
 
-def test_a_stranger_that_abandons_needs_no_answer() -> None:
-    """It says that nothing was committed, and waits for nothing."""
+def test_an_abandonment_of_an_unknown_transaction_needs_no_answer() -> None:
+    """The writer committed nothing and waits for nothing."""
     assert world().abandon("X").effects == []
 
 
-def test_late_markers_of_a_dead_transaction_touch_nothing() -> None:
+def test_late_markers_of_an_aborted_transaction_are_ignored() -> None:
     """Its executors were still running when it was aborted."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
     assert w.aborted == {"B": "conflict"}
@@ -87,7 +91,7 @@ def test_late_markers_of_a_dead_transaction_touch_nothing() -> None:
     assert w.intent("C").touch("C", m("p/g")).aborted == {}
 
 
-def test_a_request_after_the_abort_finds_the_same_answer_with_its_evidence() -> None:
+def test_a_commit_request_after_the_abort_gets_the_same_answer() -> None:
     """The abort was lost on the way, or crossed the request."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
     first = w.one(AbortTransaction)
@@ -101,16 +105,16 @@ def test_a_request_after_the_abort_finds_the_same_answer_with_its_evidence() -> 
     )
 
 
-def test_an_intent_under_a_used_transaction_id_opens_nothing() -> None:
-    """The id is unique per attempt; a repeated one is a repeated delivery."""
+def test_an_intent_with_a_used_transaction_id_is_ignored() -> None:
+    """The id is unique per attempt, so a repeated one is a repeated delivery."""
     w = world().intent("A").abandon("A").intent("A")
 
     assert w.effects == []
     assert w.phase("A") is Phase.ABORTED
 
 
-def test_what_is_remembered_of_the_ended_is_bounded() -> None:
-    """A table with thousands of commits an hour."""
+def test_the_number_of_ended_transactions_kept_is_bounded() -> None:
+    """A table with thousands of commits per hour."""
     w = world()
     for n in range(1_100):
         w.intent(f"T{n}").abandon(f"T{n}")
@@ -120,8 +124,8 @@ def test_what_is_remembered_of_the_ended_is_bounded() -> None:
     assert w.state.footprints.index == {}
 
 
-def test_evidence_is_dropped_when_nobody_is_left_who_began_before_it() -> None:
-    """The index holds what can still matter, and nothing else."""
+def test_a_landed_transaction_is_dropped_when_no_open_one_began_before_it() -> None:
+    """The index keeps only what can still conflict."""
     w = world().intent("old").intent("A").touch("A", m("p/f")).lock().commits("A").intent("new")
     assert w.phase("A") is Phase.COMMITTED
     assert "A" in w.state.transactions

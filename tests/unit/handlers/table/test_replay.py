@@ -1,3 +1,5 @@
+"""An agent that restarts, or takes a partition over, rebuilds the state from the log and the ledger."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -38,24 +40,24 @@ from tests.unit.handlers.table.world import VERDICTS, World, facts, m, world
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def busy() -> World:
-    """A table with one transaction in every phase."""
+def busy_table() -> World:
+    """Return a table with one transaction in every phase."""
     w = world().intent("granted").intent("computes").intent("waits").intent("done", batch_id=1).lock()
     w.touch("done", m("p/done")).commits("done").touch("granted", m("p/g")).request("granted")
     w.touch("computes", m("p/c"), m("q/*", "delete")).request("waits", m("p/w"))
     return w.intent("queued", m("p/c"), admission="queued").intent("loser").touch("loser", m("p/c"))
 
 
-def test_a_restarted_agent_has_the_state_of_the_one_before() -> None:
-    """SIGKILL and restart: same phases, footprints, grants, ledger, order."""
-    w = busy()
+def test_a_restarted_agent_has_the_same_state() -> None:
+    """SIGKILL and restart: same phases, footprints, grants, ledger and order."""
+    w = busy_table()
 
     assert facts(w.rebuilt().state) == facts(w.state)
 
 
-def test_a_complete_log_leaves_nothing_to_decide() -> None:
-    """Published verdicts stand; none is published twice."""
-    w = busy().rebuilt().replayed()
+def test_a_complete_log_leaves_no_decision_open() -> None:
+    """Published verdicts stand, and none is published twice."""
+    w = busy_table().rebuilt().replayed()
 
     assert [each for each in w.effects if isinstance(each, VERDICTS)] == []
     assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
@@ -72,8 +74,8 @@ def test_during_a_replay_nothing_is_decided() -> None:
     assert rebuilt.phase("A") is Phase.QUEUED
 
 
-def test_what_crashed_between_an_event_and_its_verdict_is_decided_after_the_replay() -> None:
-    """The agent died after it had read the marker and before it had published the abort."""
+def test_a_verdict_missing_after_a_crash_is_decided_after_the_replay() -> None:
+    """The agent died after it had read the marker and before it published the abort."""
     w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f"))
     assert w.aborted == {"B": "conflict"}
     without = [each for each in w.log if not isinstance(each, AbortTransaction)]
@@ -84,7 +86,7 @@ def test_what_crashed_between_an_event_and_its_verdict_is_decided_after_the_repl
     assert w.reports == [("B", "A")]
 
 
-def test_intents_that_came_while_no_agent_ran_are_answered_after_the_replay() -> None:
+def test_intents_published_while_no_agent_ran_are_answered_after_the_replay() -> None:
     """All agents were down for a minute."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
     w = w.rebuilt([each for each in w.log if isinstance(each, tuple)]).replayed()
@@ -93,8 +95,8 @@ def test_intents_that_came_while_no_agent_ran_are_answered_after_the_replay() ->
     assert w.phase("B") is Phase.QUEUED
 
 
-def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_attempt_after_the_replay() -> None:
-    """Otherwise the new attempt would lose to its own dead predecessor, fifteen seconds long."""
+def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_transaction() -> None:
+    """Otherwise the new transaction would lose to its own dead predecessor for fifteen seconds."""
     w = world().intent("A", writer="w").touch("A", m("p/f"), writer="w")
     before = list(w.log)
     w.intent("A2", m("p/f"), writer="w")
@@ -106,8 +108,8 @@ def test_a_writer_that_restarted_while_no_agent_ran_supersedes_its_older_attempt
     assert w.admitted == ["A2"]
 
 
-def test_a_batch_that_committed_while_no_agent_ran_is_not_granted_again_after_the_replay() -> None:
-    """The completion was read during the replay; the same batch's second attempt is open."""
+def test_a_batch_committed_while_no_agent_ran_is_not_granted_again() -> None:
+    """The replay read the completion, and a second attempt at the batch is open."""
     w = world().intent("A", writer="w", batch_id=1).lock().request("A", writer="w").tick(21)
     w.intent("A2", writer="w", batch_id=1)
     before = list(w.log)
@@ -119,8 +121,8 @@ def test_a_batch_that_committed_while_no_agent_ran_is_not_granted_again_after_th
     assert w.aborted == {"A2": "superseded"}
 
 
-def test_the_owner_that_adopted_the_lock_of_a_running_grant_is_in_the_log() -> None:
-    """Killed a second time under one grant: the third agent must know whose lock it finds."""
+def test_the_owner_of_an_adopted_lock_is_published() -> None:
+    """The agent is killed twice during one grant: the third agent must recognise the lock that it finds."""
     w = world().intent("A").lock().request("A").rebuilt().replayed()
     deadline = w.state.transactions["A"].grant.deadline  # type: ignore[union-attr]
 
@@ -128,12 +130,12 @@ def test_the_owner_that_adopted_the_lock_of_a_running_grant_is_in_the_log() -> N
 
     assert renewed.lock_owner == "agent-2"
     assert w.state.transactions["A"].grant.deadline == deadline  # type: ignore[union-attr]
-    assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "told once"
+    assert w.lock(owner="agent-2", quiet=5.0).of(RenewGrant) == [], "published once"
     assert w.rebuilt().replayed().of(AcquireLock) == [AcquireLock(adopt="agent-2")]
 
 
-def test_covering_a_grant_anew_extends_it_for_nobody() -> None:
-    """The writer has sent heartbeats since: counted from one of those, the rest of the lease would reach too far."""
+def test_publishing_the_new_lock_owner_does_not_extend_the_grant() -> None:
+    """The writer has sent heartbeats since. Counted from one of them, the rest of the lease would reach too far."""
     w = world().intent("A").lock(left=20.0).request("A")
     granted = w.one(GrantCommit)
     w = w.beat("A").beat("A").rebuilt().replayed()
@@ -144,8 +146,8 @@ def test_covering_a_grant_anew_extends_it_for_nobody() -> None:
     assert renewed.lease_seconds <= granted.lease_seconds
 
 
-def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
-    """Their aborts are older than the committed offset: the ledger has the count."""
+def test_losses_survive_a_restart_that_replays_none_of_them() -> None:
+    """Their aborts are older than the committed offset. The ledger has the count."""
     w = world().intent("A").touch("A", m("p/f"))
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
@@ -157,55 +159,53 @@ def test_losses_in_a_row_survive_a_restart_that_replays_none_of_them() -> None:
     assert restarted.state.lost_on == w.state.lost_on
 
 
-def test_losses_that_are_replayed_too_are_not_counted_twice() -> None:
-    """The ledger is newer than where the replay begins."""
+def test_losses_in_ledger_and_log_are_not_counted_twice() -> None:
+    """The ledger is newer than the start of the replay."""
     w = world().intent("A").touch("A", m("p/f"))
     for attempt in range(2):
         w.intent(f"B{attempt}", writer="w-B").touch(f"B{attempt}", m("p/f"), writer="w-B")
     fresh = World(w.settings, now=w.now, offset=w.offset)
     restore_losses(fresh.state, RecordLosses("w-B", 2, (m("p/*"),)))
     for each in w.log:
-        fresh.fold(each)
+        fresh.replay(each)
 
     assert fresh.state.losses == {"w-B": 2}
     assert fresh.state.lost_on == w.state.lost_on
 
 
-def test_what_an_agent_that_slept_writes_to_the_ledger_of_losses_does_not_count() -> None:
-    """Found by the storm: stopped before its entry was sent, it sends it when it wakes, behind those of the owner."""
-    before, owners, slept = (
-        _lost(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
+def test_a_ledger_entry_of_losses_by_a_replaced_agent_does_not_count() -> None:
+    """Found by the storm test: an agent suspended before it sent its entry sends it later, behind those of the owner."""
+    before, owners, replaced = (
+        _losses(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
     )
-    published = PublishedDecisions(Position(7, "old"), [(9, _taken("new"))])
+    published = PublishedDecisions(Position(7, "old"), [(9, _partition_taken("new"))])
 
-    assert entries_in_force([before, owners, slept], published) == [(owners, False)]
-    assert entries_in_force([before, slept, owners], published) == [(owners, True)]
-    assert entries_in_force([slept, before], published) == [(slept, False)], (
-        "terms nobody knows any more are older"
-    )
-    assert entries_in_force([before, slept], NOTHING_DECIDED) == [(slept, True)]
+    assert entries_in_force([before, owners, replaced], published) == [(owners, False)]
+    assert entries_in_force([before, replaced, owners], published) == [(owners, True)]
+    assert entries_in_force([replaced, before], published) == [(replaced, False)], "unknown terms are older"
+    assert entries_in_force([before, replaced], NOTHING_DECIDED) == [(replaced, True)]
 
 
-def test_a_conflict_that_was_lost_in_vain_is_no_loss_even_if_no_other_entry_says_so() -> None:
-    """Found by the simulation, seed 1602: its abort came after the take, and its entry is the only one of the writer."""
-    lost, others = _lost(1, "old", "T"), _lost(2, "old", "counts")
+def test_a_conflict_whose_abort_does_not_count_is_no_loss() -> None:
+    """Found by the simulation, seed 1602: the abort followed the take-over, and its entry is the writer's only one."""
+    lost, others = _losses(1, "old", "T"), _losses(2, "old", "valid")
     late: list[tuple[int, DecisionRecord]] = [
-        (9, _taken("new")),
+        (9, _partition_taken("new")),
         (10, _abort("T", "old")),
         (11, _abort("T", "new", "superseded")),
     ]
 
     [(nothing, is_last)] = entries_in_force([lost], PublishedDecisions(Position(7, "old"), late))
 
-    assert (nothing, is_last) == (_lost(0, "").model_copy(update={"event_id": lost.event_id}), False)
-    published = PublishedDecisions(Position(7, "old"), [(8, _abort("counts", "old")), *late])
+    assert (nothing, is_last) == (_losses(0, "").model_copy(update={"event_id": lost.event_id}), False)
+    published = PublishedDecisions(Position(7, "old"), [(8, _abort("valid", "old")), *late])
     assert entries_in_force([others, lost], published) == [(others, False)]
     owners = PublishedDecisions(Position(7, "old"), [*late, (12, _abort("T", "new"))])
     assert entries_in_force([lost], owners) == [(lost, True)]
 
 
-def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
-    """That it was committed is a fact, even where the agent that heard it was no owner any more."""
+def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
+    """The commit is a fact, even if the agent that read its completion no longer owned the partition."""
     seven, six = (
         BatchCommitted(event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch)
         for batch in (7, 6)
@@ -214,24 +214,24 @@ def test_the_largest_batch_in_the_ledger_counts_whoever_wrote_it() -> None:
     assert entries_in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
 
 
-@pytest.mark.parametrize("again", [True, False])
-def test_what_counts_and_is_not_the_last_is_written_once_more(again: bool) -> None:
+@pytest.mark.parametrize("record_again", [True, False])
+def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(record_again: bool) -> None:
     """Compaction would keep the other one."""
     w = world()
-    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), record_again=again)
+    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), record_again=record_again)
     lost = RecordLosses("w-B", 2, (m("p/*"),), "B1")
-    restore_losses(w.state, lost, record_again=again)
+    restore_losses(w.state, lost, record_again=record_again)
 
     w.replayed()
 
-    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * again
-    assert w.of(RecordLosses) == [lost] * again
+    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * record_again
+    assert w.of(RecordLosses) == [lost] * record_again
 
 
 NOTHING_DECIDED = PublishedDecisions(Position(0, None), [])
 
 
-def _lost(losses: int, term: str, transaction: str = "") -> ConflictsLost:
+def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
     return ConflictsLost(
         event_id=f"{losses}-{term}",
         table="s3://lake/t",
@@ -258,12 +258,12 @@ def _abort(transaction: str, term: str, reason: AbortReason = "conflict") -> Abo
     )
 
 
-def _taken(term: str) -> PartitionTaken:
+def _partition_taken(term: str) -> PartitionTaken:
     return PartitionTaken(event_id="e", table=partition_name(0), at=AT, agent="a", term=term)
 
 
-def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
-    """In a row."""
+def test_a_commit_resets_the_losses_in_the_ledger() -> None:
+    """Only losses in a row count."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", writer="w-B")
     w.touch("B", m("p/f"), writer="w-B").abandon("A").intent("B2", writer="w-B").lock()
     w.request("B2", writer="w-B").complete("B2", writer="w-B")
@@ -274,36 +274,36 @@ def test_a_commit_ends_the_losses_in_the_ledger_too() -> None:
     assert not w.state.lost_on
 
 
-def test_a_commit_that_is_heard_of_when_its_transaction_is_forgotten_is_recorded() -> None:
-    """Its outcome was unknown, and a restart began after it: the batch must not be written twice (G6)."""
+def test_a_completion_of_an_unknown_transaction_is_recorded() -> None:
+    """Its outcome was unknown, and the replay began after it. The batch must not be written twice (G6)."""
     w = world().complete("gone", writer="w-A", batch_id=7, version="v7")
 
     assert w.one(RecordBatch) == RecordBatch("gone", "w-A", 7, "v7")
     assert w.intent("again", writer="w-A", batch_id=7).one(SkipBatch).committed_transaction == "gone"
 
 
-def test_a_running_grant_survives_the_restart_and_is_the_only_one() -> None:
-    """Killed while a grant is out: its successor neither grants another nor forgets it."""
+def test_a_running_grant_survives_the_restart_and_stays_the_only_one() -> None:
+    """The agent is killed during a grant. Its successor neither grants another nor drops it."""
     w = world().intent("A").intent("B").lock().request("A").request("B").rebuilt().replayed()
     assert w.granted == []
 
     w.lock(quiet=10.0)
     assert w.granted == []
-    assert w.beat("A").of(RenewGrant) == [], "a former owner that woke up would not know of it"
+    assert w.beat("A").of(RenewGrant) == [], "a former owner that resumes would not know of it"
     assert w.complete("A").granted == []
     assert w.beat("B").tick(10.1).granted == ["B"]
 
 
-def test_a_grant_that_ran_out_during_the_restart_lapses_after_it() -> None:
-    """No sooner than a full lease after the replay: its writer may have been extended just before the crash."""
+def test_a_grant_that_expired_during_the_restart_lapses_after_it() -> None:
+    """Not before a full lease after the replay: the grant may have been extended just before the crash."""
     w = world().intent("A").lock().request("A").rebuilt().replayed()
 
     assert w.tick(19).aborted == {}
     assert w.tick(1.5).aborted == {"A": "outcome-unknown"}
 
 
-def test_the_ledger_is_remembered_beyond_the_log() -> None:
-    """The log has been deleted after seven days; a writer replays its last batch."""
+def test_a_batch_in_the_ledger_is_skipped_after_the_log_is_deleted() -> None:
+    """The log was deleted after seven days, and a writer replays its last batch."""
     w = world()
     restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
     restore_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
@@ -313,8 +313,8 @@ def test_the_ledger_is_remembered_beyond_the_log() -> None:
     assert w.one(SkipBatch).committed_transaction == "old"
 
 
-def test_a_commit_that_the_ledger_topic_knows_is_not_recorded_again() -> None:
-    """The ledger is read before the log is replayed."""
+def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
+    """The agent reads the ledger before it replays the log."""
     live = world().intent("A", batch_id=7).lock().commits("A")
     w = World(live.settings)
     restore_batch(w.state, "w-A", CommittedBatch(7, "A", None))
@@ -328,8 +328,8 @@ def test_a_commit_that_the_ledger_topic_knows_is_not_recorded_again() -> None:
 
 
 @pytest.mark.parametrize("phase", ["open", "evidence", "nothing"])
-def test_a_replay_starts_at_the_oldest_intent_that_matters(phase: str) -> None:
-    """The consumer's committed offset: all that the open ones need, and what they may still conflict with."""
+def test_a_replay_starts_at_the_oldest_intent_that_is_needed(phase: str) -> None:
+    """The committed offset covers the open transactions and what they may still conflict with."""
     w = world().intent("x").abandon("x").intent("A").lock().touch("A", m("p/f"))
     if phase == "evidence":
         w.intent("B").commits("A")
@@ -405,15 +405,15 @@ ENTRY = events.ConflictEntry(
         ),
     ],
 )
-def test_a_published_decision_is_read_back_as_the_verdict_that_it_was(
+def test_a_published_decision_is_read_back_as_the_same_verdict(
     event: DecisionEventUnion, verdict: Verdict
 ) -> None:
     """The replay applies exactly what was decided, by the same code."""
     assert verdict_of(event) == verdict
 
 
-def test_a_late_verdict_about_a_transaction_that_is_gone_changes_nothing() -> None:
-    """The replay begins after the intent that a decision was about."""
+def test_a_verdict_about_an_unknown_transaction_changes_nothing() -> None:
+    """The replay begins after the intent of that transaction."""
     w = world().intent("A")
     before = facts(w.state)
     rebuilt = w.rebuilt(

@@ -1,4 +1,4 @@
-"""RFC-56 as a whole: which keys are the same, which markers count, who loses, and that nobody loses for ever."""
+"""RFC-56's early detection: which names are the same, which markers conflict, which transaction loses, and how often."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ NAMES = [
 ]
 
 
-def _sent(w: World, transaction: str, marker: Marker) -> World:
-    """Touch as over the wire: encoded, and decoded as the agent does."""
+def _touch_over_the_wire(w: World, transaction: str, marker: Marker) -> World:
+    """Publish a marker as over the wire: encoded, and decoded as by the agent."""
     event = decode(
         WRITER_EVENT, encode(w.event(MarkerCreated, transaction, markers=(marker,))), key=TABLE.encode()
     )
@@ -52,12 +52,12 @@ def _sent(w: World, transaction: str, marker: Marker) -> World:
 
 @pytest.mark.parametrize("partition", NAMES)
 @pytest.mark.parametrize("file_group", [name for name in NAMES if name and name != "*"])
-def test_a_name_is_itself_over_the_wire_whatever_it_is_made_of(partition: str, file_group: str) -> None:
-    """Hudi cut its marker names at the first underscore; partition paths hold `=`, `/`, `%` and any letter."""
+def test_names_survive_the_wire_whatever_characters_they_contain(partition: str, file_group: str) -> None:
+    """Hudi cuts its marker names at the first underscore. Partition paths contain `=`, `/`, `%` and any letter."""
     w = world().intent("A").intent("B")
     marker = Marker(partition=partition, file_group=file_group, operation="merge")
 
-    _sent(_sent(w, "A", marker), "B", marker)
+    _touch_over_the_wire(_touch_over_the_wire(w, "A", marker), "B", marker)
 
     (entry,) = w.one(AbortTransaction).conflicts
     assert (entry.partition, entry.file_group) == (partition, file_group)
@@ -86,21 +86,19 @@ def test_a_name_is_itself_over_the_wire_whatever_it_is_made_of(partition: str, f
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_other_names_are_others_however_alike(
-    mine: tuple[str, str], other: tuple[str, str], turned: bool
-) -> None:
-    """Each is a false conflict of Hudi 1.2.0 (D2, D3 in `hudi-measured`), or one that a joined string would make."""
+def test_similar_names_do_not_conflict(mine: tuple[str, str], other: tuple[str, str], turned: bool) -> None:
+    """Each pair is a false conflict of Hudi 1.2.0 (D2, D3 in `hudi-measured`), or one that joined strings would produce."""
     first, second = (other, mine) if turned else (mine, other)
     w = world().intent("A").intent("B")
 
-    _sent(w, "A", Marker(partition=first[0], file_group=first[1], operation="merge"))
-    _sent(w, "B", Marker(partition=second[0], file_group=second[1], operation="merge"))
+    _touch_over_the_wire(w, "A", Marker(partition=first[0], file_group=first[1], operation="merge"))
+    _touch_over_the_wire(w, "B", Marker(partition=second[0], file_group=second[1], operation="merge"))
 
     assert w.aborted == {}
 
 
-def test_partitions_that_are_alike_are_kept_apart_within_one_event() -> None:
-    """A driver sends its markers sorted, so neighbours differ by a letter."""
+def test_similar_partitions_in_one_event_stay_apart() -> None:
+    """A driver sends its markers sorted, so neighbours differ by one letter."""
     w = world().intent("A").intent("B").touch("A", m("dt=1/f"), m("dt=10/g"), m("dt=1/h"), m("dt=10/f"))
 
     assert w.touch("B", m("dt=1/g"), m("dt=10/h"), m("dt=100/f")).aborted == {}
@@ -109,22 +107,22 @@ def test_partitions_that_are_alike_are_kept_apart_within_one_event() -> None:
 
 @pytest.mark.parametrize(("mine", "other"), [("*", "f"), ("f", "*"), ("*", "*"), ("*", "a%2F_ü")])
 @pytest.mark.parametrize("partition", ["", "p", "a/b", "*"])
-def test_a_star_is_all_of_its_own_partition(mine: str, other: str, partition: str) -> None:
-    """Whichever of the two says it, and whichever comes first."""
+def test_a_star_covers_its_whole_partition(mine: str, other: str, partition: str) -> None:
+    """Whichever of the two transactions publishes it, and in either order."""
     w = world().intent("A").intent("B")
 
-    _sent(w, "B", Marker(partition=partition, file_group=other, operation="merge"))
-    _sent(w, "A", Marker(partition=partition, file_group=mine, operation="merge"))
+    _touch_over_the_wire(w, "B", Marker(partition=partition, file_group=other, operation="merge"))
+    _touch_over_the_wire(w, "A", Marker(partition=partition, file_group=mine, operation="merge"))
 
     assert w.aborted == {"B": "conflict"}
 
 
-# -- which markers count -----------------------------------------------------------------------------------------------
+# -- which markers conflict --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("last", ["marker", "request", "both"])
-def test_a_task_that_runs_twice_is_one_writer(last: str) -> None:
-    """A retried or speculative task says the same again under another event id, perhaps after the driver asked."""
+def test_markers_of_a_task_that_runs_twice_do_not_conflict(last: str) -> None:
+    """A retried or speculative task repeats its markers under another event id, possibly after the commit request."""
     w = (
         world()
         .intent("A")
@@ -140,24 +138,24 @@ def test_a_task_that_runs_twice_is_one_writer(last: str) -> None:
     assert w.state.transactions["A"].markers == 1
 
 
-def test_a_marker_after_the_request_loses_like_any_other_while_the_grant_is_waited_for() -> None:
-    """A straggling task: its driver asked too early, and would commit what it may not."""
+def test_a_marker_between_request_and_grant_can_lose() -> None:
+    """A late task: its driver requested the commit too early, and would commit a conflict."""
     w = world().intent("A").touch("A", m("p/f")).intent("B").request("B").touch("B", m("p/f"))
 
     assert w.aborted == {"B": "conflict"}
     assert w.lock().granted == []
 
 
-def test_a_marker_after_the_request_wins_like_any_other_while_the_grant_is_waited_for() -> None:
-    """The elder's straggler."""
+def test_a_marker_between_request_and_grant_can_win() -> None:
+    """A late task of the earlier transaction."""
     w = world().intent("A").request("A").intent("B").touch("B", m("p/f")).touch("A", m("p/f"))
 
     assert w.aborted == {"B": "conflict"}
     assert w.lock().granted == ["A"]
 
 
-def test_a_marker_after_the_grant_stops_the_other_and_counts_when_it_lands() -> None:
-    """It is part of what is being committed: a later one that touches it after the commit must lose too."""
+def test_a_marker_after_the_grant_aborts_others_before_and_after_the_commit() -> None:
+    """It is part of the commit, so a transaction that touches it after the commit must lose too."""
     w = world().intent("A").lock().request("A").intent("B").intent("C").touch("B", m("p/f"))
 
     assert w.touch("A", m("p/f"), m("p/g")).aborted == {"B": "conflict"}
@@ -165,8 +163,8 @@ def test_a_marker_after_the_grant_stops_the_other_and_counts_when_it_lands() -> 
     assert w.touch("C", m("p/g")).aborted == {"C": "conflict"}
 
 
-def test_a_marker_after_the_commit_is_not_part_of_it() -> None:
-    """A zombie task of a job that has committed: what it writes is in no commit."""
+def test_a_marker_after_the_commit_is_ignored() -> None:
+    """A leftover task of a job that has committed: no commit contains what it writes."""
     w = world().intent("A").intent("B").lock().touch("A", m("p/f")).commits("A").touch("A", m("p/g"))
 
     assert w.touch("B", m("p/g")).aborted == {}
@@ -181,10 +179,10 @@ def test_a_marker_after_the_commit_is_not_part_of_it() -> None:
         lambda w: w.intent("A2", writer="w-A"),
         lambda w: w.intent("O", priority=9).touch("O", m("p/f")).abandon("O"),
     ],
-    ids=["abandoned", "lost", "superseded", "aborted"],
+    ids=["abandoned", "writer-lost", "superseded", "conflict"],
 )
-def test_markers_of_the_dead_stop_nobody(end: Callable[[World], object]) -> None:
-    """RFC-56 checks heartbeats for this: a dead writer's marker files stay until somebody cleans up."""
+def test_markers_of_ended_transactions_abort_no_other(end: Callable[[World], object]) -> None:
+    """RFC-56 checks heartbeats for this, because the marker files of a dead writer stay until they are cleaned up."""
     w = world().intent("A").touch("A", m("p/f"))
     end(w)
     assert w.phase("A") is Phase.ABORTED
@@ -195,12 +193,12 @@ def test_markers_of_the_dead_stop_nobody(end: Callable[[World], object]) -> None
     assert w.phase("B") is Phase.ACTIVE
 
 
-# -- who loses ---------------------------------------------------------------------------------------------------------
+# -- which transaction loses -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", sorted(set(permutations("AABB"))), ids="".join)
-def test_of_two_the_same_one_loses_in_whatever_order_they_touch(order: tuple[str, ...]) -> None:
-    """Never both, never by chance: RFC-56 looks at smaller instants only, for the same reason."""
+def test_the_same_transaction_loses_in_every_order_of_markers(order: tuple[str, ...]) -> None:
+    """Never both, and never by chance. RFC-56 compares only with smaller instants for the same reason."""
     w = world().intent("A").intent("B")
     aborted: list[str] = []
     places = {"A": ["p/f", "p/g"], "B": ["p/g", "p/f"]}
@@ -213,8 +211,8 @@ def test_of_two_the_same_one_loses_in_whatever_order_they_touch(order: tuple[str
 
 
 @pytest.mark.parametrize("order", list(permutations(["A ab", "B ab", "B bc", "C bc"])), ids=" ".join)
-def test_in_a_chain_nobody_loses_to_the_dead(order: tuple[str, ...]) -> None:
-    """A < B < C, B between the two: whoever was aborted before can't be what another one is aborted for."""
+def test_in_a_chain_no_transaction_loses_to_an_aborted_one(order: tuple[str, ...]) -> None:
+    """A < B < C, and B overlaps both: an aborted transaction must not be the winner of a later conflict."""
     w = world().intent("A").intent("B").intent("C")
     gone: list[str] = []
 
@@ -233,10 +231,10 @@ def test_in_a_chain_nobody_loses_to_the_dead(order: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "fails",
     [lambda w: w.abandon("A"), lambda w: w.tick(8), lambda w: w.intent("A2", writer="w-A")],
-    ids=["abandons", "goes silent", "restarts"],
+    ids=["abandons", "is silent", "restarts"],
 )
-def test_who_lost_to_one_that_failed_is_let_in_on_its_next_try(fails: Callable[[World], object]) -> None:
-    """Its retry waits in line behind the winner, as the gate sends it; the winner never commits."""
+def test_a_retry_is_admitted_when_the_winner_fails(fails: Callable[[World], object]) -> None:
+    """The gate's retry waits in the queue behind the winner, which never commits."""
     w = world().intent("A").lock().touch("A", m("p/f")).intent("B").touch("B", m("p/f"))
     assert w.aborted == {"B": "conflict"}
     w.tick(10).intent("B2", m("p/f"), writer="w-B", admission="queued")
@@ -248,8 +246,8 @@ def test_who_lost_to_one_that_failed_is_let_in_on_its_next_try(fails: Callable[[
     assert w.request("B2", writer="w-B").granted == ["B2"]
 
 
-def test_without_early_detection_one_of_many_commits_and_the_others_pay_at_the_end() -> None:
-    """Plain optimistic control: still no overlap of two that were committed, only later said."""
+def test_without_early_detection_the_losers_are_aborted_at_their_commit_requests() -> None:
+    """Optimistic concurrency control: no two commits overlap, but the losers learn of it only at the end."""
     names = "ABCD"
     w = world(early_detection=False, max_losses=100)
     for name in names:
@@ -266,22 +264,22 @@ def test_without_early_detection_one_of_many_commits_and_the_others_pay_at_the_e
     assert w.request("A2", writer="w-A").granted == ["A2"]
 
 
-# -- nobody loses for ever ---------------------------------------------------------------------------------------------
+# -- no writer loses forever -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
 @pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("in_line", [True, False], ids=["names its scope", "names nothing"])
-def test_a_slow_writer_among_fast_ones_commits_within_its_losses(
-    policy: str, early: bool, in_line: bool
+@pytest.mark.parametrize("queued", [True, False], ids=["declares its scope", "declares no scope"])
+def test_a_slow_writer_among_fast_ones_loses_at_most_max_losses_times(
+    policy: str, early: bool, queued: bool
 ) -> None:
-    """Computes 30 s against four that compute 1 to 2 s, all on one file group, for ten minutes."""
+    """It computes for 30 s, four others for 1 to 2 s, all on one file group, for ten minutes."""
     w = world(policy=policy, max_losses=3, early_detection=early)
     w.heartbeat = 300
-    slow = Job("slow", 30.0, retries_in_line=in_line)
+    slow = Job("slow", 30.0, retries_queued=queued)
     fast = [Job(f"fast-{n}", 1.0 + n / 4) for n in range(4)]
 
-    Contest(w, [slow, *fast]).play(600)
+    Contest(w, [slow, *fast]).run(600)
 
     assert slow.commits > 2
     assert max(job.most_losses for job in (slow, *fast)) <= 3
@@ -290,41 +288,39 @@ def test_a_slow_writer_among_fast_ones_commits_within_its_losses(
 
 @pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
 @pytest.mark.parametrize("early", [True, False])
-def test_where_nobody_names_anything_each_waits_for_the_other_protected_ones_at_most(
+def test_without_scopes_a_writer_loses_at_most_once_more_for_each_protected_writer(
     policy: str, early: bool
 ) -> None:
-    """A loss more for each of them: one of two protected loses to the other, which then begins at nothing again."""
+    """One of two protected writers loses to the other, which then starts at zero losses."""
     w = world(policy=policy, max_losses=3, early_detection=early)
     w.heartbeat = 300
-    slow = Job("slow", 30.0, retries_in_line=False)
-    fast = [Job(f"fast-{n}", 1.0 + n / 4, retries_in_line=False) for n in range(4)]
+    slow = Job("slow", 30.0, retries_queued=False)
+    fast = [Job(f"fast-{n}", 1.0 + n / 4, retries_queued=False) for n in range(4)]
 
-    Contest(w, [slow, *fast]).play(1800)
+    Contest(w, [slow, *fast]).run(1800)
 
     assert slow.commits > 2
     assert max(job.most_losses for job in (slow, *fast)) <= 3 + len(fast)
 
 
 @pytest.mark.parametrize("policy", ["first-intent", "first-committer"])
-@pytest.mark.parametrize("in_line", [True, False], ids=["names its scope", "names nothing"])
-def test_a_compaction_yields_to_ingestion_and_gets_its_turn(policy: str, in_line: bool) -> None:
-    """A table service runs at its own priority, below everybody; it may lose `max_losses` times, not for ever."""
+@pytest.mark.parametrize("queued", [True, False], ids=["declares its scope", "declares no scope"])
+def test_a_compaction_loses_to_ingestion_at_most_max_losses_times(policy: str, queued: bool) -> None:
+    """A table service runs at its own low priority. It may lose `max_losses` times, not forever."""
     w = world(policy=policy, max_losses=3)
     w.heartbeat = 300
-    compaction = Job(
-        "compaction", 60.0, place="p/*", priority=TABLE_SERVICE_PRIORITY, retries_in_line=in_line
-    )
-    ingestion = Job("ingestion", 5.0, retries_in_line=in_line)
+    compaction = Job("compaction", 60.0, place="p/*", priority=TABLE_SERVICE_PRIORITY, retries_queued=queued)
+    ingestion = Job("ingestion", 5.0, retries_queued=queued)
 
-    Contest(w, [compaction, ingestion]).play(1800)
+    Contest(w, [compaction, ingestion]).run(1800)
 
     assert compaction.commits > 2
     assert compaction.most_losses == 3
-    assert ingestion.most_losses <= (1 if in_line else 3)
+    assert ingestion.most_losses <= (1 if queued else 3)
     assert ingestion.commits > compaction.commits
 
 
-def test_ingestion_never_loses_to_a_compaction_that_is_not_protected() -> None:
+def test_ingestion_never_loses_to_an_unprotected_compaction() -> None:
     """Whichever of the two was first."""
     w = world().intent("C", priority=TABLE_SERVICE_PRIORITY).touch("C", m("p/*", "delete")).intent("I")
 

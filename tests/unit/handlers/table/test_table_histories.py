@@ -1,4 +1,4 @@
-"""Long lives of a table among random writers (`table_history.py`), which Hypothesis rarely reaches."""
+"""Long seeded histories of a table among random writers (`table_history.py`). Hypothesis rarely reaches such states."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.handlers.table.table_history import history
 
 @pytest.mark.parametrize("block", range(16))
 def test_the_promises_hold_in_long_histories(block: int) -> None:
-    """Over a hundred steps each; a failure names its seed."""
+    """Each history has 120 steps. A failure names its seed."""
     for seed in range(block * 10, block * 10 + 10):
         try:
             history(seed)
@@ -24,8 +24,8 @@ def test_the_promises_hold_in_long_histories(block: int) -> None:
             raise
 
 
-def test_the_histories_are_worth_their_time() -> None:
-    """A simulation in which nothing happens proves nothing: every verdict and every reason must come up."""
+def test_the_histories_reach_every_verdict_and_reason() -> None:
+    """A simulation in which nothing happens proves nothing."""
     seen: Counter[str] = Counter()
     for seed in range(40):
         table = history(seed)
@@ -43,5 +43,5 @@ def test_the_histories_are_worth_their_time() -> None:
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
-    """Otherwise a failing seed could not be looked into."""
+    """Otherwise a failing seed could not be investigated."""
     assert history(3).w.log == history(3).w.log

@@ -1,4 +1,4 @@
-"""The table core against random writers, as Hypothesis finds and shrinks them (`random_table.py`)."""
+"""The table core against random writers. Hypothesis finds the histories and shrinks failures (`random_table.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intents that a crash left without an answer are judged after the replay as if they had been read one by one."""
+"""After a replay, the agent decides the intents that a crash left unanswered as if it had read them one by one."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ MAX_OPEN = 3
     ["abcdef", "aabbcc", "abcabc", "aaaaaa", "abcdefabcdef", "abc", "abcaaaadddd", "abcda", "abcdefghad"],
 )
 def test_the_answers_are_those_of_an_agent_that_did_not_crash(writers: str) -> None:
+    """The agent died with a backlog. `max_open` and restarted writers are judged in the order of the log."""
     live, replayed = _state(), _state()
-    told: list[Effect] = []
+    expected: list[Effect] = []
     for offset, intent in enumerate(_intents(writers)):
-        told += step(live, EventRead(intent, offset, 0.0, 0.0))
+        expected += step(live, EventRead(intent, offset, 0.0, 0.0))
         replay_event(replayed, intent, offset, 0.0)
 
-    again = step(replayed, Replayed(0.0, len(writers) - 1))
+    effects = step(replayed, Replayed(0.0, len(writers) - 1))
 
     for reason in ("not-allowed", "superseded"):
-        assert _aborted(again, reason) == _aborted(told, reason)
+        assert _aborted(effects, reason) == _aborted(expected, reason)
     assert _open(replayed) == _open(live)
     assert len(_open(replayed)) <= MAX_OPEN
 
 
-def test_who_was_admitted_before_the_crash_is_never_one_too_many() -> None:
+def test_transactions_admitted_before_the_crash_stay_open_with_a_smaller_max_open() -> None:
+    """The operator restarts the agent with another configuration."""
     state = _state(max_open=4)
     intents = _intents("abcdef")
     for offset, intent in enumerate(intents[:4]):
@@ -44,9 +46,9 @@ def test_who_was_admitted_before_the_crash_is_never_one_too_many() -> None:
     for offset, intent in enumerate(intents[4:], 4):
         replay_event(state, intent, offset, 0.0)
 
-    again = step(state, Replayed(0.0, 5))
+    effects = step(state, Replayed(0.0, 5))
 
-    assert _aborted(again, "not-allowed") == {"t4", "t5"}
+    assert _aborted(effects, "not-allowed") == {"t4", "t5"}
     assert {each.phase for each in state.open()} == {Phase.ACTIVE}
 
 

@@ -1,4 +1,7 @@
-"""One table's core with a log and a clock: says in one line what a writer does, and keeps all that was published."""
+"""One table's core with a log and a clock. Each method performs one action of a writer or of the agent, in one line.
+
+`World` keeps the events and the published verdicts, so that a test can replay them.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +55,23 @@ E = TypeVar("E")
 
 
 def m(place: str, operation: Operation = "merge") -> Marker:
-    """A marker from `partition/file_group`; the partition may be empty."""
+    """Return the marker of `partition/file_group`. The partition may be empty."""
     partition, file_group = place.rsplit("/", 1)
     return Marker(partition=partition, file_group=file_group, operation=operation)
 
 
 @dataclass
 class World:
-    """See the module."""
+    """A table, its log and the time. The methods for inputs return the world, so that calls can be chained."""
 
     settings: TableSettings = field(default_factory=TableSettings)
     heartbeat: float = 5.0
     now: float = 1000.0
     offset: int = -1
     log: list[tuple[WriterEventUnion, int] | Verdict] = field(default_factory=list)
-    """Events and published verdicts in the order in which they became facts."""
+    """Events with their offsets, and published verdicts, in the order in which they were applied."""
     effects: list[Effect] = field(default_factory=list)
-    """Of the last input."""
+    """The effects of the last input."""
     seqs: dict[str, int] = field(default_factory=dict)
     caught_up_since: float | None = 0.0
 
@@ -77,17 +80,17 @@ class World:
 
     # -- inputs
 
-    def give(self, given: Input) -> World:
-        if isinstance(given, EventRead):
-            self.log.append((given.event, given.offset))
-        self.effects = step(self.state, given)
+    def apply(self, input_: Input) -> World:
+        if isinstance(input_, EventRead):
+            self.log.append((input_.event, input_.offset))
+        self.effects = step(self.state, input_)
         self.log.extend(each for each in self.effects if isinstance(each, VERDICTS))
         return self
 
     def read(self, event: WriterEventUnion, *, lag: float = 0.0) -> World:
         self.offset += 1
         self.now += 0.001
-        return self.give(EventRead(event, self.offset, self.now, self.now - lag))
+        return self.apply(EventRead(event, self.offset, self.now, self.now - lag))
 
     def event(
         self, kind: Callable[..., WriterEventUnion], transaction: str, **fields: Any
@@ -120,42 +123,42 @@ class World:
         return self.read(self.event(CommitCompleted, transaction, **{"grant": "g", **fields}))
 
     def abandon(self, transaction: str, **fields: Any) -> World:
-        return self.read(self.event(TransactionAbandoned, transaction, reason="gave up", **fields))
+        return self.read(self.event(TransactionAbandoned, transaction, reason="the writer failed", **fields))
 
-    def tick(self, after: float = 1.0, *, asked: float = 0.0) -> World:
-        """The check, so many seconds after it asked for the log's end; all before that has been read, unless we lag."""
+    def tick(self, after: float = 1.0, *, request_age: float = 0.0) -> World:
+        """Run the periodic check. The agent requested the end of the log `request_age` seconds before, and has read up to it."""
         self.now += after
         since = self.caught_up_since
-        caught_up = None if since is None else CaughtUp(since, self.now - asked)
-        return self.give(Tick(self.now, self.offset, caught_up))
+        caught_up = None if since is None else CaughtUp(since, self.now - request_age)
+        return self.apply(Tick(self.now, self.offset, caught_up))
 
     def lock(self, left: float = 29.5, *, owner: str = "agent-1", quiet: float = 0.0) -> World:
         view = LockView(owner, self.now + left, self.now + quiet)
-        return self.give(LockConfirmed(self.now, self.offset, view))
+        return self.apply(LockConfirmed(self.now, self.offset, view))
 
-    def lose_lock(self, why: str = "renewal not confirmed") -> World:
-        return self.give(LockGone(self.now, self.offset, why))
+    def lose_lock(self, detail: str = "renewal not confirmed") -> World:
+        return self.apply(LockGone(self.now, self.offset, detail))
 
-    def forbid_lock(self, why: str = "403") -> World:
-        return self.give(LockForbidden(self.now, self.offset, why))
+    def forbid_lock(self, detail: str = "403") -> World:
+        return self.apply(LockForbidden(self.now, self.offset, detail))
 
     def replayed(self) -> World:
-        return self.give(Replayed(self.now, self.offset))
+        return self.apply(Replayed(self.now, self.offset))
 
-    # -- what followed
+    # -- effects
 
     def of(self, kind: type[E]) -> list[E]:
-        """The last input's effects of this kind."""
+        """Return the last input's effects of this kind."""
         return [each for each in self.effects if isinstance(each, kind)]
 
     def one(self, kind: type[E]) -> E:
-        """The last input's only effect of this kind."""
+        """Return the last input's only effect of this kind."""
         (found,) = self.of(kind)
         return found
 
     @property
     def aborted(self) -> dict[str, str]:
-        """Whom the last input aborted, and why."""
+        """The transactions that the last input aborted, with the reasons."""
         return {each.transaction: each.reason for each in self.of(AbortTransaction)}
 
     @property
@@ -171,7 +174,7 @@ class World:
         return [(each.victim, each.winner) for each in self.of(ReportConflict)]
 
     def phase(self, transaction: str) -> Phase | None:
-        """Where it stands; how it ended, if that is remembered."""
+        """Return the phase of a transaction, also after its end while the state keeps it."""
         found = self.state.transactions.get(transaction)
         if found is not None:
             return found.phase
@@ -179,7 +182,7 @@ class World:
         return closed.phase if closed is not None else None
 
     def commits(self, transaction: str, *markers: Marker, **fields: Any) -> World:
-        """A whole commit of an open transaction, granted at once; the lock is held."""
+        """Commit an open transaction. The agent holds the lock and grants at once."""
         self.request(transaction, *markers)
         assert self.granted == [transaction], self.effects
         return self.complete(transaction, **fields)
@@ -187,16 +190,16 @@ class World:
     # -- restart
 
     def rebuilt(self, log: Iterable[tuple[WriterEventUnion, int] | Verdict] | None = None) -> World:
-        """A new agent that has folded the log."""
+        """Return the world of a new agent that has replayed the log."""
         other = World(
             self.settings, self.heartbeat, now=self.now + 5.0, offset=self.offset, seqs=dict(self.seqs)
         )
         for each in self.log if log is None else log:
-            other.fold(each)
+            other.replay(each)
         return other
 
-    def fold(self, fact: tuple[WriterEventUnion, int] | Verdict) -> None:
-        """Replay one fact of the log."""
+    def replay(self, fact: tuple[WriterEventUnion, int] | Verdict) -> None:
+        """Replay one event or verdict of the log."""
         self.log.append(fact)
         if isinstance(fact, tuple):
             replay_event(self.state, fact[0], fact[1], self.now)
@@ -209,12 +212,12 @@ class World:
 
 
 def world(**settings: Any) -> World:
-    """A table with these settings and an empty log."""
+    """Return a table with these settings and an empty log."""
     return World(TableSettings(**settings))
 
 
 def facts(state: TableState) -> dict[str, object]:
-    """What must be the same after a restart: all but times, and moments only by their order."""
+    """Return what a restart must preserve: everything except times. Moments are compared by their order only."""
     moments = sorted({getattr(each, name) for each in state.transactions.values() for name in MOMENTS})
     rank = {moment: index for index, moment in enumerate(moments)}
     return {
