@@ -59,6 +59,11 @@ PATIENCE_SECONDS = 90.0
 
 DecisionT = TypeVar("DecisionT", bound=DecisionRecord)
 
+
+def _aborted_for(reason: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda event: bool(event["reason"] == reason)
+
+
 CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-intent": ("writers", lambda event: event["admission"] == "optimistic"),
     "commit-intent.queued": ("writers", lambda event: event["admission"] == "queued"),
@@ -71,7 +76,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "admitted": ("decisions", lambda event: not event["reserved"]),
     "admitted.reserved": ("decisions", lambda event: bool(event["reserved"])),
     **{
-        f"abort.{reason}": ("decisions", lambda event, reason=reason: event["reason"] == reason)
+        f"abort.{reason}": ("decisions", _aborted_for(reason))
         for reason in (
             "conflict",
             "writer-lost",

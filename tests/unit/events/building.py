@@ -182,4 +182,8 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
 }
 """A strategy for every event of the protocol."""
 
+_kinds: list[type[Any]] = [*EVENTS, events.DeadLetter]
+TYPES = frozenset(str(kind.model_fields["type"].default) for kind in _kinds)
+"""The `type` of every event, and of dead letters."""
+
 any_event: st.SearchStrategy[Event] = st.one_of(*EVENTS.values())

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from lakewarden.events import DEFAULT_PREFIX, DeadLetter, Topics
+from lakewarden.events import DEFAULT_PREFIX, Topics
 from lakewarden.events.asyncapi import ASYNCAPI_FILE, document, render
-from tests.unit.events.building import EVENTS
+from tests.unit.events.building import TYPES
 
 
 def test_the_asyncapi_file_is_up_to_date() -> None:
@@ -28,10 +28,9 @@ def test_the_document_has_every_topic_and_every_event() -> None:
     described = document()
     addresses = {each["address"].format(prefix=DEFAULT_PREFIX) for each in described["channels"].values()}
     in_channels = {name for each in described["channels"].values() for name in each["messages"]}
-    types = {kind.model_fields["type"].default for kind in (*EVENTS, DeadLetter)}
 
     assert addresses == {each.name for each in Topics().settings()}
-    assert in_channels == set(described["components"]["messages"]) == types
+    assert in_channels == set(described["components"]["messages"]) == TYPES
 
 
 def test_clients_generated_from_the_document_accept_unknown_fields_and_send_a_type() -> None:
