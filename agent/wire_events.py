@@ -37,7 +37,7 @@ from lakewarden.handlers.table.verdicts import (
 )
 
 MAX_EVIDENCE_CHARACTERS = 128_000
-"""Of all names in one record. JSON takes up to six bytes per character (for a control character), so that the record is < 1 MB."""
+"""Of all names in one record. In JSON a character takes up to six bytes (a control character), so the record stays below 1 MB."""
 
 
 def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:

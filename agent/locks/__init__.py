@@ -1,1 +1,1 @@
-"""Locks kept by a process: the keeper of one lock, the locks of an agent's tables, and the `lock` commands."""
+"""Locks that a process holds: the keeper of one lock, the locks of an agent's tables, and the commands `lakewarden lock`."""

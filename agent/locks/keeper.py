@@ -1,14 +1,15 @@
-"""Runs the lock automaton (`handlers/lease/machine.py`): one task a table, so that a slow store delays no other table.
+"""Runs the lock's state machine (`handlers/lease/machine.py`) in one task per table, so that a slow store delays no other table.
 
-The task waits for whatever comes first (a wish, an answer, the automaton's own deadline), moves the automaton, and runs the
-requests it asks for. Requests run beside the waiting, so that a lease is given up in time while one hangs. What a step
-means for the table's grants is told by a synchronous callback, with whether it may be relied upon; there is no
-decision in this file.
+The task waits for the next input: a call of `acquire` or `release`, the answer of the store, or the state machine's own deadline.
+It passes the input to the state machine and starts the requests that the step asks for. Requests run in tasks of their own, so
+that a hanging request does not delay the end of a lease. A synchronous callback reports each step, and whether the lease may be
+relied upon. This file decides nothing.
 
-A keeper that slept learns it before it acts. Whatever moves the automaton carries our clock, and a lease that has ended by it
-is given up first (`lease.step`). What is missing is something that moves it: the loop's timers stand still while the machine
-sleeps, our clock does not. So a `SleepWatch`, one for all keepers of an agent, looks at that clock every `SLEEP_CHECK_SECONDS` of
-the loop's time, and wakes the keepers whose deadline is past: at most that long after the machine woke.
+After a suspension of the machine, a keeper must notice that its lease has ended before it does anything else:
+
+- Every input carries the time of `agent/clock.py`, and a step ends an expired lease first (`lease.step`).
+- The event loop's timers don't run during the suspension; the agent's clock does. A `SleepWatch`, one for all keepers of an
+  agent, compares deadlines with that clock every `SLEEP_CHECK_SECONDS`, and wakes the keepers that are late.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ log = structlog.get_logger()
 
 KeeperEvent = lease.Confirmed | lease.Released | lease.LeaseEnded | lease.LockDenied
 SLEEP_CHECK_SECONDS = 1.0
-"""How late a keeper may be woken after the machine slept; its lease is given up `margin` before its end, and no sooner."""
+"""The longest time from the end of a suspension until a keeper notices it. `margin_seconds` must leave room for it."""
 
 
 class SleepWatch:
-    """Wakes the keepers whose timers are late because the machine slept."""
+    """Wakes the keepers whose timers are late because the machine was suspended."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -57,7 +58,7 @@ class SleepWatch:
 
     @contextmanager
     def watching(self, keeper: LockKeeper) -> Iterator[None]:
-        """Within this, the keeper is looked after."""
+        """Watch the keeper while the block runs."""
         self.keepers[keeper] = None
         try:
             yield
@@ -65,7 +66,7 @@ class SleepWatch:
             del self.keepers[keeper]
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Compare the deadlines with the clock until cancelled."""
         while True:
             await anyio.sleep(SLEEP_CHECK_SECONDS)
             now = self._clock()
@@ -74,7 +75,7 @@ class SleepWatch:
 
 
 class LockKeeper:
-    """One table's lock. Without a `watch` that somebody runs, it runs one of its own."""
+    """One table's lock. Without a `watch`, which its owner runs, the keeper runs one of its own."""
 
     def __init__(
         self,
@@ -103,16 +104,19 @@ class LockKeeper:
         self._idle.set()
 
     def acquire(self, adopt: str | None) -> None:
-        """Take the lock, or wait for it."""
+        """Request the lock. `adopt` names the former owner whose lock covers a running grant."""
         ahead = 0 if self._name is None else self._queue.others_waiting(self._name)
         self._submit(lease.Acquire(self._clock(), adopt, ahead))
 
     def release(self) -> None:
-        """Give it back."""
+        """Request the release of the lock."""
         self._submit(lease.Release(self._clock()))
 
     def observe(self, event: AuditEventUnion) -> None:
-        """What an agent, this one too, told of this lock object: see `turns.py`. Nothing is lost where it isn't heard."""
+        """Use an agent's audit event of this lock object as a hint (`handlers/lease/lock_queue.py`).
+
+        A lost hint costs waiting time, nothing else.
+        """
         self._queue = self._queue.apply(event)
         if self._name is None or (event.agent, event.table) == self._name:
             return
@@ -125,47 +129,47 @@ class LockKeeper:
                 pass
 
     def wake_if_due(self, now: float) -> None:
-        """Wake it where the automaton wanted to be moved by now."""
+        """Wake the task if the state machine's deadline has passed."""
         if self._due is not None and now >= self._due:
             self._woken.set()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is held and nothing outstanding."""
+        """Whether no lock is held and no request is outstanding."""
         return self._idle.is_set()
 
     async def wait_released(self) -> None:
-        """Return when nothing is held and nothing outstanding."""
+        """Return when no lock is held and no request is outstanding."""
         await self._idle.wait()
 
-    def _submit(self, step_input: lease.Input) -> None:
+    def _submit(self, request: lease.Acquire | lease.Release) -> None:
         if self._idle.is_set():
             self._idle = anyio.Event()
-        self._enqueue(step_input)
+        self._enqueue(request)
 
-    def _enqueue(self, given: lease.Input) -> None:
-        self._inbox.append(given)
+    def _enqueue(self, step_input: lease.Input) -> None:
+        self._inbox.append(step_input)
         self._woken.set()
 
     async def run(self) -> None:
-        """Serve wishes until cancelled."""
+        """Run until cancelled."""
         watch = self._watch or SleepWatch(lambda: self._clock().now)
         async with anyio.create_task_group() as tasks:
             if self._watch is None:
                 tasks.start_soon(watch.run)
             with watch.watching(self):
                 while True:
-                    self._move(await self._next(), tasks)
+                    self._step(await self._next(), tasks)
 
-    def _move(self, given: lease.Input, requests: anyio.abc.TaskGroup) -> None:
-        self._state, effects = lease.step(self._state, given, self._settings)
+    def _step(self, step_input: lease.Input, requests: anyio.abc.TaskGroup) -> None:
+        self._state, effects = lease.step(self._state, step_input, self._settings)
         for effect in effects:
             match effect:
                 case lease.Get() | lease.Put():
                     requests.start_soon(self._request, effect)
                 case _:
-                    # A lease whose return is asked for already may not be relied upon, though it is confirmed.
-                    relied_on = not any(isinstance(wish, lease.Release) for wish in self._inbox)
+                    # A lease that is confirmed while its release is queued may not be relied upon.
+                    relied_on = not any(isinstance(each, lease.Release) for each in self._inbox)
                     self._report(effect, relied_on)
         self._due = lease.deadline(self._state, self._settings)
         if isinstance(self._state, lease.Idle) and not self._inbox:
@@ -183,7 +187,7 @@ class LockKeeper:
         try:
             store = await self._open_store()
         except (StoreProbeError, LocationError) as error:
-            # Out of reach for the moment is no reason to give up for good.
+            # An unreachable store may answer the next request; a refusal lasts.
             outcome = Unknown(str(error)) if isinstance(error, StoreUnreachableError) else Refused(str(error))
             done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
             self._enqueue(done(self._clock(), outcome))
@@ -197,7 +201,7 @@ class LockKeeper:
 
 
 def store_at(root: str, settings: Settings) -> ConditionalStore:
-    """The store that everything below `root` is in, as the settings reach it; neither entered nor probed."""
+    """The store of all objects below `root`, not entered and not probed."""
     timeout = settings.request_timeout_seconds
     if root.startswith("file://"):
         return open_store(root, request_timeout_seconds=timeout, root=_folder(root))
@@ -215,12 +219,12 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
 
 
 def _folder(root: str) -> str:
-    """As the store reads it: percent signs spell the characters that a URI can't have."""
+    """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
     return "/" + parse_location(root).key
 
 
 class Stores:
-    """The stores in use, each opened and probed once. A probe that fails is the answer to all who waited for it."""
+    """Opens and probes each store once. All callers that wait for the same probe get its error."""
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
         self._settings = settings
@@ -230,20 +234,24 @@ class Stores:
         self._failed: dict[str, StoreProbeError] = {}
 
     async def for_lock(self, uri: str) -> ConditionalStore:
-        """The store that a lock object is in. Raises `StoreProbeError` or `LocationError`, with what to do."""
+        """The store of a lock object.
+
+        Raises `StoreUnreachableError` if the store does not answer, `StoreProbeError` if it refuses access or ignores conditions,
+        and `LocationError` if there is no store for the URI. The next call after an error probes the store again.
+        """
         root = self._root_of(uri)
         if root not in self._open:
             failed_before = self._failed.get(root)
-            # One store's opening, which may take its time, holds up nobody else's.
+            # One lock per store: a store that is slow to open delays no other one.
             async with self._opening.setdefault(root, anyio.Lock()):
                 failed = self._failed.get(root)
                 if failed is not None and failed is not failed_before:
                     raise type(failed)(str(failed))
                 if root not in self._open:
-                    self._open[root] = await self._open_noting(root)
+                    self._open[root] = await self._open_recording(root)
         return self._open[root]
 
-    async def _open_noting(self, root: str) -> ConditionalStore:
+    async def _open_recording(self, root: str) -> ConditionalStore:
         try:
             return await self._open_probed(root)
         except StoreProbeError as error:
@@ -257,7 +265,7 @@ class Stores:
                 await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise StoreProbeError(
-                    f"the folder for locks can't be made: {error.strerror}; make it, or name another: folder={folder}"
+                    f"the folder for locks can't be created: {error.strerror}; create it, or use another: folder={folder}"
                 ) from error
         async with AsyncExitStack() as attempt:
             try:
@@ -270,7 +278,7 @@ class Stores:
         return entered
 
     def _root_of(self, uri: str) -> str:
-        """The part of a location that is opened and probed: the lock root, a bucket, or for local tables the glob's folder."""
+        """The part of a URI that is opened and probed: the lock root, a bucket, or the folder of a local table's glob."""
         lock_root = self._settings.lock_root
         if lock_root is not None and uri.startswith(lock_root + "/"):
             return lock_root

@@ -1,18 +1,28 @@
-"""The agent: one consumer group member, the partitions it owns, and the tasks that move them.
+"""The agent: a member of the consumer group, the partitions that it owns, and the tasks that serve them.
 
-It reads what writers say and has each partition's owner decide (`partition.py`). Beside the reading run: the publishing of what
-was decided (`publisher.py`), the periodic check (`check.py`), the hearing of other agents (`ears.py`), and the committing of
-offsets. Partitions that Kafka's group assigns are loaded by the reading task (`loading.py`).
+At its start the agent probes the store of `lock_root`. It waits for a store that does not answer, and exits if the store refuses
+access or ignores conditions.
 
-A session lasts as long as Kafka takes what is decided. If it does not, the session ends, everything that was in memory is
-dropped, and the next session rebuilds it from the log: there is no second way to recover.
+A *session* is one connection to Kafka: clients, group membership and partitions. These tasks run in it:
 
-Stopping, in this order: intake stops → what was decided is published → locks without a running grant are released → offsets are
-committed → clients are closed. Each part is bounded; what could not be released lapses by itself.
+| task | file |
+| --- | --- |
+| consume events, and load partitions that the group has assigned (take-over) | this one, `partition.py`, `takeover.py` |
+| publish the decisions | `publisher.py` |
+| run the periodic check | `periodic_check.py` |
+| consume what other agents publish | `peer_listener.py` |
+| commit checkpoints | `checkpoint.py` |
+
+A session ends when Kafka does not accept a decision, does not answer, or has assigned the partitions to another agent. The agent
+then discards all state in memory, and the next session rebuilds it from the log. There is no other way of recovery.
+
+An orderly stop takes these steps, each with a time limit: stop consuming, publish the decisions, release the locks under which no
+grant runs, commit the checkpoints, close the clients. A lock that is not released in time expires.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -49,55 +59,57 @@ from lakewarden.agent.serving.peer_listener import PeerListener, require_not_rep
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
 from lakewarden.events import UndecodableRecords
 
 log = structlog.get_logger()
 
 RECORDS_AT_ONCE = 200
-"""Events decided before other tasks get a turn, at most: some 30 ms where each brings 100 markers."""
+"""Most events that are decided before other tasks run: about 30 ms where each event has 100 markers."""
 TURN_SECONDS = 0.05
-"""Deciding for longer, fewer are taken the next time: the group's heartbeats need some ten turns of the event loop each."""
+"""If deciding takes longer, the next batch is smaller: a heartbeat to the group needs about ten turns of the event loop."""
 COMMIT_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits between sessions; the last one repeats."""
+"""Back-off between sessions; the last value repeats."""
+STORE_RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Back-off between probes of a store that does not answer at the start; the last value repeats."""
 METADATA_SECONDS = 30
-"""After so long a topic that was given more partitions is noticed."""
+"""How often Kafka's metadata is refreshed, and so the longest time until a change of the number of partitions is noticed."""
 HEARTBEAT_SHARE = 0.3
-"""Of the session timeout: between two heartbeats to the group. Whoever sleeps for the rest of it may be taken for dead."""
+"""Of the session timeout: the interval of heartbeats to the group. A suspension for the rest of it may end the membership."""
 REVOKE_SHARE = 0.5
-"""Of the session timeout: how long giving partitions up may take before the group stops waiting for us."""
+"""Of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
 
 
 class Agent:
-    """Serves until `stop` is called. `ready` is set whenever every assigned partition is live."""
+    """Serves until `stop` is called. `ready` is set while every assigned partition is live."""
 
     def __init__(self, settings: Settings) -> None:
         if not settings.allow:
             raise SettingsError(
-                "allow is empty, so no table would be served; name tables: --allow 's3://bucket/warehouse/*'"
+                "allow is empty, so no table would be served; set it: --allow 's3://bucket/warehouse/*'"
             )
         self.settings = settings
         self.ready = anyio.Event()
         self.undecodable = UndecodableRecords()
-        """Decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
+        """Counts the decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
         self._stopping = anyio.Event()
 
     def stop(self) -> None:
-        """Ask for an orderly stop."""
+        """Request an orderly stop."""
         self._stopping.set()
 
     def mark_not_ready(self) -> None:
-        """Not every partition is live. An event that is not set is kept: somebody may be waiting for it."""
+        """Replace `ready` if it is set. An event that is not set stays, because a caller may wait for it."""
         if self.ready.is_set():
             self.ready = anyio.Event()
 
     async def run(self) -> None:
-        """Serve, session after session, until stopped. Raises only what no retry can mend."""
+        """Serve in session after session until stopped. Raises only errors that a retry would not resolve."""
         settings = self.settings
         async with AsyncExitStack() as stack:
             stores = Stores(settings, stack)
-            if settings.lock_root is not None:
-                await stores.for_lock(settings.lock_root + "/locks/probe.json")
+            await self._wait_for_lock_root(stores)
             failures = 0
             while not self._stopping.is_set():
                 problem = await self._run_session(stores)
@@ -118,7 +130,7 @@ class Agent:
                     await self._stopping.wait()
 
     async def _run_session(self, stores: Stores) -> Exception | None:
-        """One session; what ended it, None for an orderly stop."""
+        """Run one session. Return the error that ended it, or None after an orderly stop."""
         session = KafkaSession(self, stores)
         ended_by: Exception | None = None
         try:
@@ -129,7 +141,7 @@ class Agent:
                         await session.open(background)
                         await session.serve()
                 finally:
-                    # Publisher and locks run on in the background until this is done; each part is bounded.
+                    # The publisher and the locks run in the background until this is done. Each step has a time limit.
                     with anyio.CancelScope(shield=True):
                         await session.close()
                     background.cancel_scope.cancel()
@@ -145,9 +157,37 @@ class Agent:
             ended_by = _first_leaf(problems)
         return ended_by
 
+    async def _wait_for_lock_root(self, stores: Stores) -> None:
+        """Open and probe the store of `lock_root`, again and again while it does not answer, until stopped."""
+        lock_root = self.settings.lock_root
+        if lock_root is None:
+            return
+        refusal: Exception | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
+                await _retry_unreachable(stores, lock_root)
+                tasks.cancel_scope.cancel()
+        except* (StoreProbeError, LocationError) as problems:
+            refusal = _first_leaf(problems)
+        if refusal is not None:
+            raise refusal
+
     async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
         await self._stopping.wait()
-        scope.cancel("stop was asked for")
+        scope.cancel("stop requested")
+
+
+async def _retry_unreachable(stores: Stores, lock_root: str) -> None:
+    for failures in itertools.count():
+        try:
+            await stores.for_lock(lock_root + "/locks/probe.json")
+        except StoreUnreachableError as error:
+            wait = STORE_RETRY_SECONDS[min(failures, len(STORE_RETRY_SECONDS) - 1)]
+            log.warning("store.waiting", store=lock_root, problem=str(error), retry_seconds=wait)
+            await anyio.sleep(wait)
+        else:
+            return
 
 
 def _first_leaf(problems: BaseExceptionGroup[Exception]) -> Exception:
@@ -159,7 +199,7 @@ def _first_leaf(problems: BaseExceptionGroup[Exception]) -> Exception:
 
 
 class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Clients and partitions of one session."""
+    """The clients and the partitions of one session."""
 
     def __init__(self, agent: Agent, stores: Stores) -> None:
         self._agent = agent
@@ -169,12 +209,12 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._watch = SleepWatch()
         self._owners: dict[int, PartitionOwner] = {}
         self._clients: list[Any] = []
-        """In the order in which they are stopped."""
+        """In the order of their stop."""
         self._assigned = False
         self._assigned_at = 0.0
 
     async def open(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Start the clients and join the group."""
+        """Start the clients and join the consumer group."""
         settings = self._settings
         self._partitions = await ensure_topics(
             settings, settings.topics, settings.partitions, settings.replication
@@ -210,17 +250,17 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         await start_client(self._consumer, settings)
 
     async def serve(self) -> None:
-        """Read, decide, check and commit until cancelled."""
+        """Consume, decide, check and commit until cancelled."""
         check = PeriodicCheck(self._settings, self._consumer, self._partitions, self._owners)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._publisher.watch)
             tasks.start_soon(check.run)
             tasks.start_soon(self._commit_periodically)
             tasks.start_soon(self._peers.listen)
-            await self._read()
+            await self._consume()
 
     async def close(self) -> None:
-        """The orderly end; see the module's rules."""
+        """Run the steps of an orderly stop, as listed at the top of the file."""
         seconds = self._settings.shutdown_seconds
         await self._release_partitions(list(self._owners), seconds * 0.7)
         for client in self._clients:
@@ -229,7 +269,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     # -- assignment --------------------------------------------------------------------------------------------------
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Own them, from the lowest number up (a set comes in any order); they are loaded by the reading task."""
+        """Create their owners, in the order of their numbers. The consuming task loads them."""
         for number in sorted(each.partition for each in assigned):
             self._owners[number] = PartitionOwner(
                 number,
@@ -243,7 +283,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._assigned, self._assigned_at = True, monotonic()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Stop deciding for them before the next owner starts."""
+        """Stop deciding for these partitions before the next owner starts."""
         self._assigned = False
         self._agent.mark_not_ready()
         await self._release_partitions(
@@ -251,11 +291,11 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         )
 
     async def _release_partitions(self, numbers: list[int], seconds: float) -> None:
-        """Leave partitions, in order and within so many seconds: a third for each part, so that none takes another's time."""
+        """Release partitions: publish, release the locks, commit. Each of the three steps may take a third of `seconds`."""
         owners = [self._owners.pop(number) for number in numbers if number in self._owners]
         if not owners:
-            return  # which also means that the session may have ended before it was open
-        points = {owner.number: owner.checkpoint() for owner in owners}
+            return  # also if the session has ended before it was open
+        checkpoints = {owner.number: owner.checkpoint() for owner in owners}
         for owner in owners:
             owner.stop_deciding()
         try:
@@ -273,21 +313,21 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 partitions=numbers,
                 tables=sorted(uri for owner in owners for uri in owner.unreleased()),
                 waited_seconds=round(seconds / 3, 1),
-                detail="they could not be given back in the time that was left for it, and lapse by themselves",
+                detail="these locks were not released within the time limit; other agents wait until they expire",
             )
         try:
             with anyio.move_on_after(seconds / 3):
                 await self._publisher.flush()
                 await self._checkpoints.commit(
-                    {number: point for number, point in points.items() if point is not None}
+                    {number: each for number, each in checkpoints.items() if each is not None}
                 )
         except (PublishFailedError, KafkaError, IllegalStateError) as error:
-            log.warning("partition.given-up-uncommitted", partitions=numbers, problem=str(error))
+            log.warning("partition.released-uncommitted", partitions=numbers, problem=str(error))
         self._checkpoints.forget(numbers)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
-    async def _read(self) -> None:
+    async def _consume(self) -> None:
         last = monotonic()
         at_once = RECORDS_AT_ONCE
         while True:
@@ -311,11 +351,11 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 continue
             batches = await self._consumer.getmany(timeout_ms=200, max_records=at_once)
             read_at = monotonic()
-            slept, last = read_at - last, read_at
-            if slept > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
-                # What was fetched before is decided by somebody else by now.
+            gap, last = read_at - last, read_at
+            if gap > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
+                # Another agent may have decided the events that were fetched before the suspension.
                 raise SuspendedError(
-                    f"nothing was read for {slept:.0f} s: this process slept, or its machine"
+                    f"nothing was consumed for {gap:.0f} s: the process or its machine was suspended"
                 )
             for partition, records in batches.items():
                 owner = self._owners.get(partition.partition)
@@ -335,18 +375,18 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
-            points: dict[PartitionOwner, Checkpoint] = {}
+            checkpoints: dict[PartitionOwner, Checkpoint] = {}
             for owner in self._owners.values():
-                point = owner.checkpoint()
-                if point is not None and not self._checkpoints.is_committed(owner.number, point):
-                    points[owner] = point
-            if points:
+                checkpoint = owner.checkpoint()
+                if checkpoint is not None and not self._checkpoints.is_committed(owner.number, checkpoint):
+                    checkpoints[owner] = checkpoint
+            if checkpoints:
                 await self._publisher.flush()
-                # Who was given up meanwhile has committed its own last point.
+                # A partition that was released during the flush has committed its own last checkpoint.
                 await self._checkpoints.commit(
                     {
-                        owner.number: point
-                        for owner, point in points.items()
+                        owner.number: checkpoint
+                        for owner, checkpoint in checkpoints.items()
                         if self._owners.get(owner.number) is owner
                     }
                 )

@@ -1,10 +1,10 @@
-"""What is committed with a partition's offset: enough for the next owner to begin where this one ended.
+"""A partition's checkpoint: the committed offset with its metadata, from which the next owner replays.
 
-Kafka keeps one offset and a short text beside it. The offset is the oldest intent that a replay must see; the text, JSON,
-names the position in `decisions` that belongs to it, the term in force there, and how many partitions the topic had: if that
-number has changed, tables have moved between partitions, and what is in them is no longer one order a table.
+- The offset is that of the oldest intent that a replay must read.
+- The metadata, JSON, has the matching position in `decisions`, the term in force at that position, and the topic's number of
+  partitions. If that number has changed, tables have moved between partitions, and their events have no single order any more.
 
-Checkpoints never go back, and are committed only after all that was decided is in the log.
+Checkpoints never move backwards. The agent commits one only after all its decisions are in the log.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a replay begins, in `writers` and in `decisions`."""
+    """Where a replay starts, in `writers` and in `decisions`."""
 
     offset: int
-    decided: Position
+    decisions: Position
 
     def metadata(self, partitions: int) -> str:
-        """The text beside the offset."""
+        """The metadata of the committed offset."""
         return json.dumps(
-            {"decisions": self.decided.offset, "term": self.decided.term, "partitions": partitions}
+            {"decisions": self.decisions.offset, "term": self.decisions.term, "partitions": partitions}
         )
 
 
 class Checkpoints:
-    """What this session has committed of its partitions."""
+    """The checkpoints that this session has committed."""
 
     def __init__(self, consumer: AIOKafkaConsumer, topic: str, partitions: int) -> None:
         self._consumer = consumer
@@ -48,65 +48,65 @@ class Checkpoints:
         self._partitions = partitions
         self._committed: dict[int, Checkpoint] = {}
 
-    def is_committed(self, number: int, point: Checkpoint) -> bool:
-        """Whether this very point is committed already."""
-        return self._committed.get(number) == point
+    def is_committed(self, number: int, checkpoint: Checkpoint) -> bool:
+        """Whether this checkpoint is the one that was committed last."""
+        return self._committed.get(number) == checkpoint
 
-    async def commit(self, points: Mapping[int, Checkpoint]) -> None:
-        """Commit; all that was decided must be in the log."""
+    async def commit(self, checkpoints: Mapping[int, Checkpoint]) -> None:
+        """Commit the checkpoints that don't move backwards. All decisions must be in the log already."""
         forward = {
-            number: point
-            for number, point in points.items()
-            if number not in self._committed or point.offset >= self._committed[number].offset
+            number: checkpoint
+            for number, checkpoint in checkpoints.items()
+            if number not in self._committed or checkpoint.offset >= self._committed[number].offset
         }
         if not forward:
             return
         offsets = {
             TopicPartition(self._topic, number): OffsetAndMetadata(
-                point.offset, point.metadata(self._partitions)
+                checkpoint.offset, checkpoint.metadata(self._partitions)
             )
-            for number, point in forward.items()
+            for number, checkpoint in forward.items()
         }
         try:
             await self._consumer.commit(offsets)
         except CommitFailedError:
-            # The group has moved on without us; the next owner replays a little more.
+            # The group has reassigned these partitions; the next owner replays a little more.
             log.info("offsets.not-ours", partitions=sorted(forward))
             return
         self._committed.update(forward)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These partitions are no longer ours."""
+        """Forget the checkpoints of partitions that this session does not own any more."""
         for number in numbers:
             self._committed.pop(number, None)
 
 
 def decisions_position(metadata: str) -> Position:
-    """The position in `decisions` that was committed; the beginning where there is none."""
-    known = _parse(metadata)
-    decisions, term = known.get("decisions"), known.get("term")
+    """The position in `decisions` that a checkpoint's metadata has, or the beginning if it has none."""
+    fields = _parse(metadata)
+    decisions, term = fields.get("decisions"), fields.get("term")
     return Position(decisions if isinstance(decisions, int) else 0, term if isinstance(term, str) else None)
 
 
 def recorded_partitions(metadata: str) -> int | None:
-    """How many partitions the topic had."""
+    """The topic's number of partitions that a checkpoint's metadata has, or None."""
     found = _parse(metadata).get("partitions")
     return found if isinstance(found, int) else None
 
 
 def require_same_partitions(count: int | None, partitions: int, settings: Settings) -> None:
-    """Raise `PartitionsChangedError` where the topic's partitions are, or were, another number; None: not known."""
+    """Raise `PartitionsChangedError` if `count`, the topic's present or recorded number of partitions, is known and differs."""
     if count is not None and count != partitions:
         raise PartitionsChangedError(
-            f"topic {settings.topics.writers} has {max(count, partitions)} partitions and had {min(count, partitions)}: tables "
-            "have moved between them, and the order of their events is lost; stop agents and writers, and start both "
-            f"with another topic prefix (now {settings.topic_prefix})"
+            f"topic {settings.topics.writers} has {max(count, partitions)} partitions and had {min(count, partitions)}, so "
+            "tables have moved between partitions and their events have lost their order; stop the agents and the writers, "
+            f"and start both with another topic prefix (now {settings.topic_prefix})"
         )
 
 
 def _parse(metadata: str) -> dict[str, object]:
     try:
-        known = json.loads(metadata)
+        fields = json.loads(metadata)
     except ValueError:
         return {}
-    return known if isinstance(known, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,4 +1,4 @@
-"""The agent as a foreground process: it says when it serves, and a signal stops it in order."""
+"""The agent as a foreground process: reports when it is ready, and stops in order on a signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 async def serve_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
-    """Serve until SIGINT or SIGTERM; `on_ready` is called once, when every assigned partition is live."""
+    """Serve until SIGINT or SIGTERM. Calls `on_ready` once, when every assigned partition is live."""
     agent = Agent(settings)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, agent)

@@ -1,18 +1,19 @@
-"""One partition of `writers`, owned: its tables' states, rebuilt from the log and then moved by it.
+"""The owner of one partition of `writers`: replays the log into the states of its tables, then decides on each new event.
 
-    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──revoked · stopped──▶ gone
+    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──revoked · stopped──▶ released
 
-- The replay folds the events from the committed offset, and each published decision where its `cause_offset` says; nothing is
-  decided. What crashed between an event and its decision is decided once the end of the log is reached.
-- `checkpoint` is the oldest intent that a replay must see, with a position in `decisions` before which nothing concerns it or
-  what came after it.
-- An event that can't be read, or names what is not allowed, goes to the dead letters; if its transaction can be read, that is
-  told (`not-allowed`), once. One that is open here is aborted by it, unless it is granted: part of what it does is unknown.
-- A table whose state contradicts itself is stopped: it is not touched any more, its lock is left to lapse, its writers are told;
-  the other tables go on.
+- The replay applies the events from the checkpoint's offset on, and each published decision after the event that its
+  `cause_offset` names. It decides nothing. An event whose decision was not published before the crash is decided at the end of
+  the replay.
+- A checkpoint has the offset of the oldest intent that a replay must read, and a position in `decisions`. No decision before that
+  position concerns the intent or a later event.
+- An event that can't be decoded, or that names a table or a lock that is not allowed, goes to the dead letters. If its
+  transaction can be decoded, the owner publishes one `abort(not-allowed)`. An open transaction is aborted by it, because part of
+  what it touches is unknown; a granted one is not.
+- A table whose state violates an invariant is stopped: the owner refuses its events and leaves its lock to expire. Its writers
+  get `abort(not-allowed)` at their next event. The other tables continue.
 
-There are no decisions on conflicts, grants or locks in this file: they are in `handlers/`. The tables' locks are kept in
-`table_locks.py`.
+The rules about conflicts, grants and locks are in `handlers/`, the tables' locks in `agent/locks/table_locks.py`.
 """
 
 from __future__ import annotations
@@ -77,17 +78,17 @@ log = structlog.get_logger()
 
 DEAD_LETTER_BYTES = 1024
 MAX_REFUSED = 10_000
-"""Transactions remembered as refused, so that each is told once."""
+"""Refused transactions that are remembered, so that each gets one abort."""
 MAX_REASON = 1_000
-"""Characters of a reason: it may quote what was sent, and must fit into a record with room to spare."""
+"""Characters of a reason, which may quote the event: it must fit into a record."""
 MAX_KEY_BYTES = 4_096
-"""Of a refused record's key in our answer: longer than any table's."""
+"""Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
 
 
 class PartitionOwner:
-    """All that concerns one partition's tables."""
+    """The states and locks of one partition's tables."""
 
-    def __init__(  # noqa: PLR0917 - what an agent's partitions share
+    def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
         self,
         number: int,
         settings: Settings,
@@ -99,12 +100,12 @@ class PartitionOwner:
         undecodable: UndecodableRecords | None = None,
     ) -> None:
         self.number = number
-        self.phase: Literal["loading", "replaying", "live", "gone"] = "loading"
+        self.phase: Literal["loading", "replaying", "live", "released"] = "loading"
         self._was_live = False
         self.position = 0
-        """Offset of the next event to be read."""
+        """Offset of the next event."""
         self.term = fresh_id()
-        """This ownership: what is decided under another one does not count (`handlers/table/replay.py`)."""
+        """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
         self.tables: dict[str, TableState] = {}
         self.stopped: dict[str, str] = {}
         self._settings = settings
@@ -130,14 +131,14 @@ class PartitionOwner:
         self._decisions_at: dict[int, Position] = {}
         self._caught_up: CaughtUp | None = None
         self._own_takeover = -1
-        """Offset of our `partition-taken`, once it is known."""
+        """Offset of this owner's `partition-taken` in `decisions`, once Kafka has acknowledged it."""
         self._others_takeover = -1
-        """Offset of the last one of anybody else that was heard."""
+        """Offset of the last `partition-taken` of another owner."""
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def publish_takeover(self) -> None:
-        """Say that the partition is ours; what is decided must be read only after this is in the log."""
+        """Publish `partition-taken`. The decisions must be read only after it is in the log."""
         taken = PartitionTaken(
             event_id=fresh_id(),
             table=partition_name(self.number),
@@ -156,13 +157,13 @@ class PartitionOwner:
         )
 
     def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
-        """Somebody, perhaps we, took the partition."""
+        """Record the take-over of another owner; this owner's own event is ignored."""
         if taken.term != self.term:
             self._others_takeover = max(self._others_takeover, offset)
 
     @property
     def replaced(self) -> bool:
-        """Whether another took the partition after we did."""
+        """Whether another agent took the partition over after this owner did."""
         return -1 < self._own_takeover < self._others_takeover
 
     def _takeover_acknowledged(self, offset: int) -> None:
@@ -177,7 +178,7 @@ class PartitionOwner:
         decisions: Iterable[ConsumerRecord],
         ledger: Iterable[ConsumerRecord],
     ) -> None:
-        """Begin the replay: from `start` to `end` of `writers`, with what was decided and committed before."""
+        """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read."""
         self.position, self._replay_until = start, end
         self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
         for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable), self._published):
@@ -191,7 +192,7 @@ class PartitionOwner:
         self.finish_replay(self.position)
 
     def _remember(self, entry: LedgerEventUnion, *, again: bool) -> None:
-        """Enter what the ledger says; `again`: it is to say so once more."""
+        """Restore a ledger entry. `again`: record it once more, because a replaced owner has published a later one."""
         state = self._table(entry.table, known=True)
         if isinstance(state, str):
             return
@@ -207,7 +208,7 @@ class PartitionOwner:
                 assert_never(entry)
 
     def finish_replay(self, position: int) -> None:
-        """Go live, if everything up to the end of the log has been read."""
+        """Go live if `position` has reached the end of the replay."""
         if self.phase != "replaying" or position < self._replay_until:
             return
         self._apply_decisions(None)
@@ -227,7 +228,7 @@ class PartitionOwner:
         )
 
     def advance_to(self, position: int) -> None:
-        """All below `position` has been taken. The log's last records may be no events (Kafka's own marks): they count too."""
+        """Skip to `position`, the consumer's own: the last records of the log may be no events (the markers of a transaction)."""
         if self.phase in ("replaying", "live"):
             self.position = max(self.position, position)
             self.finish_replay(self.position)
@@ -241,12 +242,12 @@ class PartitionOwner:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def consume(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
-        """Take records in the order of the log. They wait while the partition is loading, and are ignored once it is gone."""
+        """Apply records in the order of the log. While loading, the owner queues them; once released, it ignores them."""
         for record in records:
             if self.phase == "loading":
                 self._backlog.append(record)
                 continue
-            if self.phase == "gone":
+            if self.phase == "released":
                 return
             if record.offset < self.position:
                 continue
@@ -278,11 +279,11 @@ class PartitionOwner:
             self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
 
     def _decisions_seen(self) -> Position:
-        """Position in `decisions` before which nothing concerns what is read from now on."""
+        """A position in `decisions` before which no decision concerns the events from now on."""
         return self._published.next_position() or Position(self._decisions_next, self.term)
 
     def _table(self, uri: str, *, known: bool = False) -> TableState | str:
-        """The table's state, or why it is not touched; `known` where the ledger names it, which is bounded already."""
+        """The table's state, or why its events are refused. `known`: it is in the ledger, so `max_tables` does not apply."""
         if uri in self.stopped:
             return (
                 f"table {uri} is stopped: {self.stopped[uri]}; restart the agent to rebuild it from the log"
@@ -292,9 +293,7 @@ class PartitionOwner:
                 return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
             limit = self._settings.max_tables
             if len(self.tables) >= limit and not known:
-                return (
-                    f"table {uri} would be one more than the {limit} that a partition takes; raise max_tables"
-                )
+                return f"table {uri} exceeds the limit of {limit} tables per partition; increase max_tables"
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
         return self.tables[uri]
 
@@ -321,7 +320,7 @@ class PartitionOwner:
             if len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
         elif transaction.phase not in OPEN - {Phase.GRANTED}:
-            # A granted one is nobody's victim: if this was its completion, its lease lapses unheard, and that is told.
+            # A granted transaction is never aborted for it. If this was its completion, its grant lease lapses.
             return
         abort = Abort(
             event_id=fresh_id(),
@@ -337,7 +336,7 @@ class PartitionOwner:
             retriable=False,
             detail=reason,
         )
-        # Where the record was found is where its writer listens, whatever key it used.
+        # The answer goes to this partition: its writer consumes the partition that it sent the record to.
         self._publish_decision(key or bad.table.encode(), encode(abort))
         if state is not None and transaction is not None:
             replay_verdict(state, verdicts.verdict_of(abort), monotonic())
@@ -346,10 +345,10 @@ class PartitionOwner:
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
-        """The periodic check, table by table; what is read meanwhile is decided in between.
+        """Run the periodic check, table by table. Between two tables, the agent decides the events that have arrived meanwhile.
 
-        `end` is the log's end, of which Kafka was asked at `asked_at`; None where it did not answer.
-        `stalled`: so much time has passed since the last check that this process must have stood still.
+        `end` is the end offset of the log, which was requested at `asked_at`, or None if Kafka did not answer.
+        `stalled`: the last check was so long ago that this process must have been suspended.
         """
         if self.phase != "live":
             return
@@ -366,19 +365,19 @@ class PartitionOwner:
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
-    def _step(self, uri: str, given: Input) -> None:
+    def _step(self, uri: str, step_input: Input) -> None:
         if self.phase != "live" or uri in self.stopped:
             return
         state = self.tables[uri]
         try:
-            effects = step(state, given)
+            effects = step(state, step_input)
         except (InvariantBrokenError, AssertionError) as error:
             self._stop_table(uri, state, error)
             return
         for effect in effects:
-            self._run(uri, effect)
+            self._run_effect(uri, effect)
 
-    def _run(self, uri: str, effect: verdicts.Effect) -> None:
+    def _run_effect(self, uri: str, effect: verdicts.Effect) -> None:
         key, agent = uri.encode(), self._settings.agent_id
         match effect:
             case verdicts.AcquireLock(adopt=adopt):
@@ -427,34 +426,34 @@ class PartitionOwner:
         log.error("table.stopped", table=uri, reason=reason, open=[each.id for each in state.open()])
         self.locks.leave_to_expire(uri)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- release -----------------------------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint | None:
-        """What may be committed now; nothing before the replay is over."""
+        """The checkpoint that may be committed now, or None before the end of the replay."""
         if self.phase != "live" or self.replaced:
             return None
         needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
         offset = min(needed, default=self.position)
         last = Position(self._decisions_next, self.term)
-        decided = self._decisions_at.get(offset, last) if needed else last
+        decisions = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        return Checkpoint(offset, decided)
+        return Checkpoint(offset, decisions)
 
     def stop_deciding(self) -> None:
-        """Decide nothing more."""
+        """Decide on no further event."""
         self._was_live = self.phase == "live"
-        self.phase = "gone"
+        self.phase = "released"
 
     async def release(self) -> None:
-        """Give back every lock under which no grant runs; called after `leave`."""
-        await self.locks.release(self._free())
+        """Release every lock under which no grant runs. Call it after `stop_deciding`."""
+        await self.locks.release(self._without_grant())
 
     def unreleased(self) -> list[str]:
-        """Tables whose lock was to be given back by `release`, and is not."""
-        return self.locks.unreleased(self._free())
+        """Tables whose lock `release` has not released yet."""
+        return self.locks.unreleased(self._without_grant())
 
-    def _free(self) -> set[str]:
+    def _without_grant(self) -> set[str]:
         return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
 
 

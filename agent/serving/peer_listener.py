@@ -1,8 +1,12 @@
-"""What an agent hears of the others, from before it owns anything: of locks in `audit`, of partitions in `decisions`.
+"""Consumes what other agents publish. It starts before this agent owns a partition, so that it misses no event.
 
-- Locks that were released or taken: the keepers that wait want to know (`handlers/lease/lock_queue.py`).
-- Partitions that were taken. An owner after whose take another's stands in the log is `replaced`: nothing that it decides counts
-  (`handlers/table/replay.py`), so its session ends, and the next one takes them anew.
+| topic | event | use |
+| --- | --- | --- |
+| `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
+| `decisions` | `partition-taken` | detects that this agent was replaced |
+
+An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
+(`handlers/table/replay.py`), so the session ends, and the next one takes the partition over again.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ from lakewarden.events import (
 )
 
 RENEWAL = b'"type":"lock-renewed"'
-"""How a renewal can be recognised without decoding it."""
+"""Identifies a renewal without decoding the record."""
 
 
 class PeerListener:
-    """One reader, for whatever partitions are owned. `consumer` is for its user to stop."""
+    """One consumer for all partitions that the agent owns. The caller stops `consumer`."""
 
     def __init__(
         self,
@@ -45,17 +49,17 @@ class PeerListener:
         self._undecodable = undecodable or UndecodableRecords()
 
     async def open(self, partitions: int) -> None:
-        """Start; what is said from now on will be heard."""
-        listened = await partitions_of(self._settings, self._topics.audit)
-        listened += [TopicPartition(self._topics.decisions, number) for number in range(partitions)]
+        """Start the consumer. It reads every event that is published after this returns."""
+        assigned = await partitions_of(self._settings, self._topics.audit)
+        assigned += [TopicPartition(self._topics.decisions, number) for number in range(partitions)]
         await start_client(self.consumer, self._settings)
-        self.consumer.assign(listened)
-        await self.consumer.seek_to_end(*listened)
-        for partition in listened:
+        self.consumer.assign(assigned)
+        await self.consumer.seek_to_end(*assigned)
+        for partition in assigned:
             await self.consumer.position(partition)
 
     async def listen(self) -> None:
-        """Hear until cancelled. Raises `ReplacedError` when another has taken a partition of ours."""
+        """Consume until cancelled. Raises `ReplacedError` when another agent has replaced this one as an owner."""
         while True:
             for partition, records in (await self.consumer.getmany(timeout_ms=1_000)).items():
                 for record in records:
@@ -66,7 +70,7 @@ class PeerListener:
             require_not_replaced(self._owners.values())
 
     def _on_lock_event(self, record: ConsumerRecord) -> None:
-        if RENEWAL in (record.value or b""):  # nearly all of them, and nobody waits for one
+        if RENEWAL in (record.value or b""):  # nearly all records are renewals, and no contender needs them
             return
         event = decode(AUDIT_EVENT, record.value)
         if isinstance(event, Undecodable):
@@ -77,10 +81,8 @@ class PeerListener:
 
     def _on_decision(self, record: ConsumerRecord) -> None:
         owner = self._owners.get(record.partition)
-        if owner is None or owner.term.encode() in (
-            record.value or b""
-        ):  # nearly all: the owner published them
-            return
+        if owner is None or owner.term.encode() in (record.value or b""):
+            return  # nearly all records: this agent published them
         decision = decode(DECISION_RECORD, record.value)
         if isinstance(decision, Undecodable):
             skip_undecodable(record, decision, self._undecodable)
@@ -89,7 +91,7 @@ class PeerListener:
 
 
 def require_not_replaced(owners: Iterable[PartitionOwner]) -> None:
-    """Raise `ReplacedError` where another has taken a partition after its owner here did."""
+    """Raise `ReplacedError` if another agent took one of these partitions over after its owner here did."""
     for owner in owners:
         if owner.replaced:
-            raise ReplacedError(f"another agent has taken partition {owner.number} over after this one did")
+            raise ReplacedError(f"another agent took partition {owner.number} over after this one did")

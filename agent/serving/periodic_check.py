@@ -1,11 +1,11 @@
-"""The periodic check: whether Kafka answers, whether the topic has the partitions that it had, and who is silent for too long.
+"""The periodic check of Kafka, of the number of partitions, and of writers and grants whose time is up.
 
-- Each check asks for the log's end, waits for the reading to come to it, and lets the owners judge as of when it *asked*: what
-  was appended later may lie unread (`handlers/table/liveness.py`).
-- A check that comes late by some intervals says that this process stood still, perhaps with its machine: silence of writers
-  until then proves nothing.
-- Kafka that has not answered for a session timeout ends the session: the group may have given our partitions to others, and
-  whoever can't hear of it must not hold their locks. After we stood still it has one more check to answer.
+- Each check requests the end offsets of the log, and waits until the agent has consumed up to them. The owners then judge as of
+  the time of the *request*, because later events may not have been consumed yet (`handlers/table/liveness.py`).
+- A check that is late by several intervals means that this process, perhaps the machine, was suspended. The silence of a writer
+  up to then proves nothing.
+- If Kafka has not answered for a session timeout, the session ends. The group may have assigned the partitions to other agents,
+  and an agent that can't know must not hold their locks. After a suspension Kafka has one more check to answer.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lakewarden.agent.settings import Settings
 log = structlog.get_logger()
 
 MIN_END_OFFSETS_SECONDS = 1.0
-"""For Kafka to say where the log ends: it answers behind a fetch, which may wait for half a second."""
+"""For the request of the end offsets: the broker answers it after a running fetch, which may take half a second."""
 POLL_SECONDS = 0.005
 STALL_FACTOR = 3
-"""A check this many intervals late says that the process stood still."""
+"""A check that is late by this many intervals means that the process was suspended."""
 
 
 class PeriodicCheck:
-    """One for all partitions that are owned."""
+    """One check for all partitions that the agent owns."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class PeriodicCheck:
         self._silent = False
 
     async def run(self) -> None:
-        """Check until cancelled, or until this session can't go on."""
+        """Check until cancelled. Raises the error that ends the session."""
         while True:
             await anyio.sleep(self._interval)
             await self._check()
@@ -76,7 +76,7 @@ class PeriodicCheck:
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
     def _check_kafka(self, seconds: float, *, stalled: bool) -> None:
-        """Kafka has not answered for so long."""
+        """Log the beginning and the end of Kafka's silence. Raises `KafkaUnreachableError` after the session timeout."""
         if self._silent != (seconds > 2 * self._end_offsets_seconds):
             self._silent = not self._silent
             where = self._settings.bootstrap_servers
@@ -84,7 +84,7 @@ class PeriodicCheck:
                 log.warning(
                     "kafka.silent",
                     bootstrap_servers=where,
-                    detail="waiting for it; nothing is decided meanwhile",
+                    detail="the agent decides nothing until Kafka answers",
                 )
             else:
                 log.info("kafka.answers-again", bootstrap_servers=where)
@@ -92,7 +92,7 @@ class PeriodicCheck:
             raise KafkaUnreachableError(f"Kafka has not answered for {seconds:.0f} s")
 
     async def _end_offsets(self) -> dict[int, int]:
-        """The log's ends, asked anew; nothing where Kafka does not answer in time."""
+        """The current end offsets of the log, or an empty result if Kafka does not answer in time."""
         partitions = [TopicPartition(self._topic, number) for number in self._owners]
         if not partitions:
             return {}
@@ -106,9 +106,9 @@ class PeriodicCheck:
         return {}
 
     async def _wait_for_position(self, ends: Mapping[int, int]) -> None:
-        """Wait an interval for the reading to come to these ends: a log that is written to has always something unread.
+        """Wait until the agent has consumed up to these ends, at most one interval: a busy log always has unread events.
 
-        What is at its end and no event (Kafka's marks of a transactional producer) is passed here.
+        The last records may be no events (the markers of a transactional producer). The consumer's position skips them.
         """
         with anyio.move_on_after(self._interval):
             while behind := [
@@ -121,5 +121,5 @@ class PeriodicCheck:
                     try:
                         position = await self._consumer.position(TopicPartition(self._topic, owner.number))
                     except IllegalStateError:
-                        continue  # it was taken from us meanwhile
+                        continue  # the partition was revoked meanwhile
                     owner.advance_to(position)

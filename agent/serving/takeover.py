@@ -1,13 +1,13 @@
-"""Taking partitions over: what was committed, decided and recorded of them is read, for their owners to replay.
+"""Partition take-over: read the checkpoints, decisions and ledger of partitions, and pass them to their owners for the replay.
 
-In this order, and each for its reason:
+The order of the steps matters:
 
-1. Each owner says that the partition is its own. Only when that is in the log the decisions are read: what a former owner says
-   after it does not count (`handlers/table/replay.py`).
-2. Where the group stands tells from which event on, and from which decision on.
+1. Each owner publishes `partition-taken`, and only then the decisions are read. Decisions that a former owner publishes after it
+   don't count (`handlers/table/replay.py`).
+2. The checkpoints determine from which event and from which decision on the owners replay.
 3. Decisions and ledger are read to their ends.
-4. Only then the ends of `writers` are asked, up to which nothing is decided anew: whatever was decided before has its cause
-   before them.
+4. Only then the end offsets of `writers` are requested, up to which the owners decide nothing. Every decision that was read has
+   its cause before these ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def load(
     publisher: Publisher,
     partitions: int,
 ) -> None:
-    """Give these owners all that they need; one that was given up meanwhile gets nothing."""
+    """Load these owners. An owner whose partition was revoked meanwhile is skipped."""
     topics = settings.topics
     require_same_partitions(partitions_known(consumer, topics.writers), partitions, settings)
     for owner in owners:
@@ -52,7 +52,7 @@ async def load(
     spans: dict[TopicPartition, int | None] = {}
     for number, partition in writers.items():
         starts[number] = _start(number, committed.get(partition), beginnings[partition], partitions, settings)
-        spans[TopicPartition(topics.decisions, number)] = starts[number].decided.offset
+        spans[TopicPartition(topics.decisions, number)] = starts[number].decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
     records = await read_to_end(settings, spans)
     ends = await consumer.end_offsets(list(writers.values()))
@@ -61,7 +61,7 @@ async def load(
             owner.load(
                 starts[owner.number].offset,
                 ends[writers[owner.number]],
-                starts[owner.number].decided,
+                starts[owner.number].decisions,
                 records[TopicPartition(topics.decisions, owner.number)],
                 records[TopicPartition(topics.ledger, owner.number)],
             )
@@ -70,7 +70,7 @@ async def load(
 def _start(
     number: int, known: OffsetAndMetadata | None, beginning: int, partitions: int, settings: Settings
 ) -> Checkpoint:
-    """Where the replay of a partition begins."""
+    """The checkpoint at which the replay of a partition starts."""
     offset, metadata = (known.offset, known.metadata) if known else (-1, "")
     require_same_partitions(recorded_partitions(metadata), partitions, settings)
     if 0 <= offset < beginning:
@@ -79,6 +79,6 @@ def _start(
             partition=number,
             committed=offset,
             beginning=beginning,
-            detail="retention removed events of open transactions; they are aborted as unknown when heard of",
+            detail="retention has removed events of open transactions; each gets unknown-transaction at its next event",
         )
     return Checkpoint(max(offset, beginning), decisions_position(metadata))

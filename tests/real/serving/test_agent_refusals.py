@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -13,6 +15,7 @@ import pytest
 import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import MessageSizeTooLargeError
 
 from lakewarden.events import (
     MAX_EVENT_BYTES,
@@ -29,7 +32,8 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, Writer, markers, world
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, markers, world
+from tests.servers.fault_proxy import fault_proxy
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
@@ -58,7 +62,7 @@ async def test_a_record_that_is_too_long_is_refused_unread(scene: World) -> None
     async with scene.agent():
         writer = scene.writer("long")
         event = encode(writer.event(CommitIntent))
-        await scene.send_raw(event[:-1] + b" " * 1_100_000 + b"}", scene.table.encode())
+        await _send_once_allowed(scene, event[:-1] + b" " * 1_100_000 + b"}")
         await scene.writer("good").begin()
         [letter] = await scene.wait_for(DeadLetter)
 
@@ -286,18 +290,56 @@ async def test_locks_are_kept_in_a_bucket_as_well(
     assert (record.owner, record.expired) == (grant.lock_owner, False)
 
 
-async def test_an_unreachable_store_ends_the_start_with_one_line(
+async def test_an_agent_waits_for_a_store_that_does_not_answer_at_its_start(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    bucket = s3_credentials.bucket()
+    values = {"allow": (f"s3://{bucket}/warehouse/*",), "lock_root": f"s3://{bucket}/locks"}
+    async with (
+        fault_proxy(s3_credentials.endpoint, seed=0, request_timeout_seconds=1.0) as proxy,
+        world(kafka.bootstrap_servers, topic_prefix, tmp_path, **values, s3_endpoint=proxy.endpoint) as scene,
+    ):
+        with ExitStack() as store_down, scene.process() as process:
+            store_down.enter_context(proxy.hanging())
+            waiting = await process.logged("store.waiting", count=2)
+            assert not any(line["event"] == "agent.ready" for line in process.lines())
+
+            store_down.close()
+            await process.ready()
+            writer = scene.writer("w", f"s3://{bucket}/warehouse/t")
+            await writer.begin(heartbeat_seconds=100)
+            await writer.obtain_grant()
+
+    assert waiting["store"] == f"s3://{bucket}/locks"
+    assert "could not be reached" in waiting["problem"]
+    assert waiting["retry_seconds"] > 0
+
+
+async def test_sigterm_while_the_agent_waits_for_a_store_ends_it_in_order(
     scene: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    given = {"lock_root": "s3://nowhere/locks", "s3_endpoint": "http://127.0.0.1:9", "log_level": "error"}
-    with scene.process(**given, s3_region="us-east-1") as process:
+    values = {"lock_root": "s3://nowhere/locks", "s3_endpoint": "http://127.0.0.1:9"}
+    with scene.process(**values, s3_region="us-east-1") as process:
+        await process.logged("store.waiting")
+
+        process.popen.send_signal(signal.SIGTERM)
+        assert await process.ended() == 0
+
+    assert process.lines()[-1]["event"] == "agent.stopped"
+
+
+async def test_a_store_that_refuses_access_ends_the_start_with_one_line(
+    scene: World, s3_credentials: S3Server
+) -> None:
+    values = {"lock_root": "s3://no-such-bucket-anywhere/locks", "s3_endpoint": s3_credentials.endpoint}
+    with scene.process(**values, log_level="error") as process:
         assert await process.ended() == 1
 
     [line] = process.log.read_text().splitlines()
-    assert "store" in line
-    assert "127.0.0.1:9" in line or "endpoint" in line
+    assert "this store refused to write" in line
+    assert "NoSuchBucket" in line
 
 
 async def _allow_long_records(scene: World) -> None:
@@ -308,9 +350,20 @@ async def _allow_long_records(scene: World) -> None:
             ConfigResourceType.TOPIC, f"{scene.prefix}.writers", {"max.message.bytes": "3000000"}
         )
         await admin.alter_configs([topic])
-        await anyio.sleep(0.5)  # the broker applies it by itself, and tells nobody
     finally:
         await admin.close()
+
+
+async def _send_once_allowed(scene: World, value: bytes) -> None:
+    """Retry until the broker has applied the topic's new limit, which it does asynchronously."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            try:
+                await scene.send_raw(value, scene.table.encode())
+            except MessageSizeTooLargeError:
+                await anyio.sleep(0.05)
+            else:
+                return
 
 
 def _in_ms(seconds: float) -> int:

@@ -282,7 +282,7 @@ async def test_an_agent_that_slept_while_another_took_its_tables_over_changes_no
                     await jobs.wait_until_finished(72)
         consuming.cancel_scope.cancel()
 
-    assert "slept" in slept["problem"]
+    assert "was suspended" in slept["problem"]
     found = await _transactions(scene)
     assert len(found) >= 72
     check(found)
@@ -310,7 +310,7 @@ async def test_a_late_take_of_a_former_owner_makes_the_owner_begin_anew(scene: W
         grant = await before.obtain_grant()
         await before.complete(grant.grant)
 
-    assert "taken partition" in waiting["problem"]
+    assert "took partition" in waiting["problem"]
     found = await _transactions(scene)
     assert found[before.transaction].decisions("commit-granted"), "the grant counts"
     check(found)

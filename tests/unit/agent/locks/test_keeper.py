@@ -341,7 +341,7 @@ async def test_a_store_that_can_not_be_opened_refuses_the_lock_and_ends_nothing(
         tasks.cancel_scope.cancel()
 
     assert denied.fatal
-    assert "can't be made" in denied.why
+    assert "can't be created" in denied.why
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -1,0 +1,131 @@
+"""The agent's start, when the store of `lock_root` does not answer, refuses access or ignores conditions."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import pairwise
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+from trio.testing import MockClock
+
+from lakewarden.agent.serving import agent as agent_module
+from lakewarden.agent.serving.agent import STORE_RETRY_SECONDS, Agent
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import StoreProbeError, StoreUnreachableError
+
+pytestmark = pytest.mark.anyio
+
+LOCK_ROOT = "s3://lake/locks"
+SILENT = StoreUnreachableError("no answer from s3://lake")
+
+
+class ScriptedStores:
+    """In place of `Stores`: each probe has the next outcome of the script; None is a success, an event is a hang."""
+
+    def __init__(self, outcomes: list[Exception | anyio.Event | None]) -> None:
+        self.outcomes = deque(outcomes)
+        self.probed_at: list[float] = []
+
+    async def for_lock(self, uri: str) -> None:
+        assert uri.startswith(LOCK_ROOT + "/")
+        self.probed_at.append(anyio.current_time())
+        match self.outcomes.popleft():
+            case Exception() as error:
+                raise error
+            case anyio.Event() as reached:
+                reached.set()
+                await anyio.sleep_forever()
+
+
+class AgentWithoutKafka(Agent):
+    """Records its sessions instead of running them; the first one ends with a stop."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings(allow=("s3://lake/*",), lock_root=LOCK_ROOT))
+        self.sessions = 0
+
+    async def _run_session(self, stores: Any) -> Exception | None:
+        self.sessions += 1
+        self.stop()
+        return None
+
+
+@pytest.fixture
+def anyio_backend() -> Any:
+    return ("trio", {"clock": MockClock(autojump_threshold=0)})
+
+
+@pytest.fixture
+def agent() -> AgentWithoutKafka:
+    return AgentWithoutKafka()
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *outcomes: Exception | anyio.Event | None) -> ScriptedStores:
+    stores = ScriptedStores(list(outcomes))
+    monkeypatch.setattr(agent_module, "Stores", lambda *_: stores)
+    return stores
+
+
+async def test_a_store_that_does_not_answer_is_probed_again_with_a_growing_bounded_back_off(
+    agent: AgentWithoutKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, for example, the agent may be up before the store."""
+    failures = len(STORE_RETRY_SECONDS) + 2
+    stores = script(monkeypatch, *[SILENT] * failures, None)
+
+    with capture_logs() as logs:
+        await agent.run()
+
+    waits = [later - earlier for earlier, later in pairwise(stores.probed_at)]
+    assert waits == pytest.approx([*STORE_RETRY_SECONDS, *[STORE_RETRY_SECONDS[-1]] * 2])
+    assert agent.sessions == 1
+    waiting = [each for each in logs if each["event"] == "store.waiting"]
+    assert [each["retry_seconds"] for each in waiting] == pytest.approx(waits)
+    assert {(each["log_level"], each["store"], each["problem"]) for each in waiting} == {
+        ("warning", LOCK_ROOT, str(SILENT))
+    }
+
+
+async def test_the_agent_can_be_stopped_while_it_waits_for_the_store(
+    agent: AgentWithoutKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = script(monkeypatch, *[SILENT] * 100)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.run)
+        await anyio.sleep(sum(STORE_RETRY_SECONDS) + 0.5)
+        agent.stop()
+
+    assert len(stores.probed_at) == len(STORE_RETRY_SECONDS) + 1
+    assert agent.sessions == 0
+
+
+async def test_the_agent_can_be_stopped_while_a_probe_hangs(
+    agent: AgentWithoutKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = anyio.Event()
+    script(monkeypatch, reached)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agent.run)
+        await reached.wait()
+        agent.stop()
+
+    assert agent.sessions == 0
+
+
+async def test_a_store_that_refuses_or_ignores_conditions_ends_the_agent(
+    agent: AgentWithoutKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry would not change the answer, and an agent that waits silently would look healthy."""
+    refusal = StoreProbeError("this store ignores the condition if-absent")
+    script(monkeypatch, SILENT, refusal)
+
+    with pytest.raises(StoreProbeError) as raised:
+        await agent.run()
+
+    assert raised.value is refusal
+    assert agent.sessions == 0
