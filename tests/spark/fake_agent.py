@@ -1,7 +1,7 @@
-"""An agent that says what a test's script tells it to, over the real broker.
+"""An agent that answers as a test's script says, over the real broker.
 
-It creates the topics, reads `writers` from their beginning, and answers each event with whatever the script's function
-for its type returns. Nothing of the product's agent is in it: it only speaks the protocol.
+It creates the topics, reads `writers` from their beginning, and answers each event with the decisions that the script returns
+for it. It contains nothing of the product's agent: it only uses the protocol.
 """
 
 from __future__ import annotations
@@ -44,12 +44,17 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate.kafka import LoopThread
 
 Script = Callable[[WriterEventUnion, int], Iterable[DecisionRecord]]
+"""Returns the decisions that answer an event, which was read at the given offset."""
+
 PARTITIONS = 3
+
+PATIENCE_SECONDS = 60.0
+"""For a step of another thread or process. It only ends a hang: a busy machine is ten times slower."""
 
 
 @dataclass
 class FakeAgent:
-    """Reads what writers say, answers by `script`, and remembers everything in the log's order."""
+    """Reads the writers' events, answers by `script`, and keeps all events and decisions in the log's order."""
 
     bootstrap_servers: str
     topics: Topics
@@ -59,35 +64,43 @@ class FakeAgent:
     decisions: list[DecisionEventUnion] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def wait_for(self, kind: str, count: int = 1, timeout: float = 20.0) -> list[Any]:
-        """The events of one type, once there are `count` of them."""
+    def wait_for(self, kind: str, count: int = 1) -> list[Any]:
+        """Wait until `count` events of one type have arrived; return the events of this type."""
+        return self.wait_for_events(lambda event: event.type == kind, f"{count} x {kind}", count)
+
+    def wait_for_events(
+        self, matches: Callable[[WriterEventUnion], bool], what: str, count: int = 1
+    ) -> list[Any]:
+        """Wait until `count` events match; return all that do. `what` describes them if they don't arrive."""
 
         def found() -> list[Any]:
-            return [event for event in self.events if event.type == kind]
+            return [event for event in self.events if matches(event)]
 
         with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, timeout), (
-                f"{kind} was not heard {count} times; heard {[event.type for event in self.events]}"
+            assert self._changed.wait_for(lambda: len(found()) >= count, PATIENCE_SECONDS), (
+                f"waited for {what}; arrived: {[event.type for event in self.events]}"
             )
             return found()
 
     def types(self, *, heartbeats: bool = False) -> list[str]:
-        """What was heard, in order."""
+        """Return the types of the events that arrived, in order."""
         with self._changed:
             return [event.type for event in self.events if heartbeats or event.type != "writer-heartbeat"]
 
     def publish(self, decision: DecisionEventUnion) -> int:
-        """Publish a decision out of turn; its offset."""
-        return self._thread.call(lambda: self._publish(decision), timeout=10, doing="publishing a decision")
+        """Publish a decision that answers no event; return its offset."""
+        return self._thread.call(
+            lambda: self._publish(decision), timeout=PATIENCE_SECONDS, doing="publishing a decision"
+        )
 
     def __post_init__(self) -> None:
         self._thread = LoopThread(self.bootstrap_servers, name="fake-agent")
 
     def start(self) -> None:
-        self._thread.call(self._start, timeout=30, doing="starting the fake agent")
+        self._thread.call(self._start, timeout=PATIENCE_SECONDS, doing="starting the fake agent")
 
     def stop(self) -> None:
-        self._thread.call(self._stop, timeout=10, doing="stopping the fake agent")
+        self._thread.call(self._stop, timeout=PATIENCE_SECONDS, doing="stopping the fake agent")
         self._thread.close()
 
     async def _start(self) -> None:
@@ -219,7 +232,7 @@ def aborted(
 
 
 def grant_everything(event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
-    """Admits and grants everything."""
+    """A script that admits and grants every transaction."""
     match event:
         case CommitIntent():
             return [admitted(event)]
@@ -230,13 +243,13 @@ def grant_everything(event: WriterEventUnion, _offset: int = 0) -> list[Decision
 
 
 def answer_nothing(_event: WriterEventUnion, _offset: int = 0) -> list[DecisionEventUnion]:
-    """Reads, and never answers."""
+    """A script that never answers."""
     return []
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
-    """Wait for something that another thread or process does."""
+def wait_until(condition: Callable[[], object], timeout: float = PATIENCE_SECONDS) -> None:
+    """Wait until another thread or process has made `condition()` true."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition was not true within {timeout:g} s"
         time.sleep(0.01)

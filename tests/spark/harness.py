@@ -1,4 +1,4 @@
-"""A gate and a scripted agent that talk to each other, for one test."""
+"""A gate and a scripted agent on one broker, for one test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from lakewarden.spark_jobs import CommitGate, GateEvent
 from tests.kafka_fixture import KafkaServer
-from tests.spark.fake_agent import PARTITIONS, FakeAgent, Script, fake_agent
+from tests.spark.fake_agent import PARTITIONS, PATIENCE_SECONDS, FakeAgent, Script, fake_agent
 
 
 class Harness(ExitStack):
-    """Makes agents and gates, remembers what the gates told their observer, and closes all of them."""
+    """Creates agents and gates, keeps the `GateEvent`s of the gates, and closes all of them."""
 
     def __init__(self, kafka: KafkaServer, prefix: str) -> None:
         super().__init__()
@@ -24,8 +24,8 @@ class Harness(ExitStack):
     def gate(self, **options: Any) -> CommitGate:
         settings = {
             "heartbeat_seconds": 0.2,
-            "admission_timeout_seconds": 10.0,
-            "grant_timeout_seconds": 10.0,
+            "admission_timeout_seconds": PATIENCE_SECONDS,
+            "grant_timeout_seconds": PATIENCE_SECONDS,
         }
         gate = CommitGate(
             self.kafka.bootstrap_servers,
@@ -36,8 +36,9 @@ class Harness(ExitStack):
         return self.enter_context(gate)
 
     def steps(self) -> list[str]:
-        """In the order in which they happened; several threads tell them."""
+        """Return the steps of all transactions in the order in which they happened. Several threads report them."""
         return [event.what for event in sorted(self.events, key=lambda event: event.at)]
 
     def only(self, what: str) -> list[GateEvent]:
+        """Return the events of one step."""
         return [event for event in self.events if event.what == what]

@@ -1,0 +1,124 @@
+"""What a driver prints: nothing, until its program configures logging; then lines under `lakewarden.*`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakewarden.agent.embedded.bound_child import bound
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
+from lakewarden.events import DecisionEventUnion, WriterEventUnion
+from lakewarden.spark_jobs.gate.logs import EventLogger
+from tests.kafka_fixture import KafkaServer
+from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.harness import Harness
+
+DRIVER = """
+import logging
+import sys
+import time
+
+from lakewarden.spark_jobs import AgentUnreachable, CommitAborted, CommitGate
+
+brokers, prefix, configured = sys.argv[1:]
+if configured == "True":
+    logging.basicConfig(level=logging.INFO)
+gate = CommitGate(brokers, topic_prefix=prefix, heartbeat_seconds=0.2)
+
+with gate.transaction(table="/lake/flights", writer="committing") as txn, txn.commit() as grant:
+    grant.version = "1"
+
+try:
+    with gate.transaction(table="/lake/flights", writer="losing") as txn:
+        txn.touch("p=1", "*", "merge")
+        while True:
+            txn.check()
+            time.sleep(0.01)
+except CommitAborted:
+    pass
+
+try:
+    with gate.transaction(table="/lake/flights", writer="cut-off") as txn:
+        txn.touch("p=2", "*", "merge")
+        gate._channel.timeout = 4.0
+        while True:
+            txn.touch("p=2", "*", "merge")
+            time.sleep(0.1)
+except AgentUnreachable:
+    pass
+"""
+
+
+def abort_the_loser(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+    if event.type == "marker-created" and event.writer == "losing":
+        return [aborted(event, *event.markers)]
+    return grant_everything(event, offset)
+
+
+def run_driver(broker: EmbeddedKafka, prefix: str, *, configured: bool) -> tuple[str, str]:
+    """Run a driver that commits, is aborted, and loses Kafka. Returns its stdout and stderr."""
+    with Harness(KafkaServer(broker.bootstrap_servers, "its own"), prefix) as harness:
+        agent = harness.agent(abort_the_loser)
+        command = [sys.executable, "-c", DRIVER, broker.bootstrap_servers, prefix, str(configured)]
+        driver = subprocess.Popen(bound(command), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            agent.wait_for_events(
+                lambda event: event.writer == "cut-off" and event.type == "marker-created",
+                "a marker of the writer that is going to lose Kafka",
+            )
+            os.kill(broker.pid or 0, signal.SIGSTOP)
+            stdout, stderr = driver.communicate(timeout=120)
+        finally:
+            os.kill(broker.pid or 0, signal.SIGCONT)
+            driver.kill()
+    assert driver.returncode == 0, stderr
+    return stdout, stderr
+
+
+def test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fields: dict[str, Any] = {
+        "table": "s3://lake/flights",
+        "batch_id": None,
+        "others": ["a:1"],
+        "late": False,
+        "error": "no route\nto host",
+    }
+    with caplog.at_level(logging.INFO, "lakewarden.gate"):
+        EventLogger("lakewarden.gate").info("gate.abort", **fields)
+
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        'gate.abort table=s3://lake/flights batch_id=null others=["a:1"] late=false error="no route\\nto host"'
+    )
+    assert (vars(record)["event"], vars(record)["fields"]) == ("gate.abort", fields)
+    assert record.funcName == "test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record"
+
+
+@pytest.mark.real
+@pytest.mark.timeout(400)
+def test_a_driver_prints_nothing_until_it_configures_logging(topic_prefix: str, tmp_path: Path) -> None:
+    with EmbeddedKafka(tmp_path / "kafka") as broker:
+        silent = run_driver(broker, f"{topic_prefix}-silent", configured=False)
+        stdout, stderr = run_driver(broker, f"{topic_prefix}-configured", configured=True)
+
+    assert silent == ("", "")
+    assert stdout == ""
+    lines = re.findall(r"^(\w+):(lakewarden\.\w+):(\S+) table=(\S+) writer=(\S+)", stderr, re.MULTILINE)
+    assert {line[3] for line in lines} == {"file:///lake/flights"}
+    steps = {(level, logger, event, writer) for level, logger, event, _, writer in lines}
+    assert {
+        ("INFO", "lakewarden.gate", "gate.completed", "committing"),
+        ("INFO", "lakewarden.gate", "gate.abort", "losing"),
+        ("WARNING", "lakewarden.gate", "gate.heartbeat-failed", "cut-off"),
+        ("WARNING", "lakewarden.gate", "gate.abandoned-not-published", "cut-off"),
+    } <= steps
