@@ -66,7 +66,7 @@ _INNER = re.compile(r"^(?P<indent> +)\{(?P<fields>[^{}\[\]]*)\}", re.MULTILINE)
 
 
 def render(page: str) -> str:
-    """The page with every generated part written anew."""
+    """The page with every generated part replaced."""
     return _PART.sub(lambda part: part["begin"] + _generated(part["what"]) + part["end"], page)
 
 
