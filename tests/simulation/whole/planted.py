@@ -34,10 +34,10 @@ from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
-from lakewarden.handlers.table.machine import Read, step
+from lakewarden.handlers.table.machine import EventRead, step
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import LockView, TableState
-from lakewarden.handlers.table.step_context import Deciding
+from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
 from lakewarden.spark_jobs.gate.progress import Progress
@@ -65,7 +65,7 @@ def _publish() -> list[Plant]:
 
 
 def _deadline_not_looked_at() -> list[Plant]:
-    return [(Progress, "_lapsed", staticmethod(lambda *_: None))]
+    return [(Progress, "_expired", staticmethod(lambda *_: None))]
 
 
 def _wrong_clock() -> list[Plant]:
@@ -89,14 +89,14 @@ def _asymmetric() -> list[Plant]:
 def _both_lose() -> list[Plant]:
     judge = detection.judge_markers
 
-    def judging(deciding: Deciding, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
+    def judging(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
         met = list(overlaps)
         conflicts = conflicting(met)
-        judge(deciding, transaction, met)
+        judge(context, transaction, met)
         for each in conflicts:
             other = each.other.transaction
             if transaction.phase is Phase.ABORTED and other.phase in (Phase.ACTIVE, Phase.WAITING):
-                detection._abort_for(deciding, other, [each.turned()])
+                detection._abort_victim(context, other, [each.flipped()])
 
     return [(table, "judge_markers", judging)]
 
@@ -109,14 +109,14 @@ def _granted_may_lose() -> list[Plant]:
             return other
         return loser_of(mine, other, losses, max_losses)
 
-    def abort_others(deciding: Deciding, conflicts: list[Overlap]) -> None:
-        for against in detection._by_other(conflicts):
+    def abort_others(context: StepContext, conflicts: list[Overlap]) -> None:
+        for against in detection._group_by_other(conflicts):
             if against[0].other.transaction.phase in COMPUTING:
-                detection._abort_for(
-                    deciding, against[0].other.transaction, [each.turned() for each in against]
+                detection._abort_victim(
+                    context, against[0].other.transaction, [each.flipped() for each in against]
                 )
 
-    return [(detection, "loser_of", anybody), (detection, "_abort_others", abort_others)]
+    return [(detection, "loser_of", anybody), (detection, "_abort_losers", abort_others)]
 
 
 def _landed_is_forgotten() -> list[Plant]:
@@ -127,10 +127,10 @@ def _landed_is_forgotten() -> list[Plant]:
 
 
 def _replay_that_decides() -> list[Plant]:
-    def deciding(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
-        step(state, Read(event, offset, now, now))
+    def deciding_replay(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
+        step(state, EventRead(event, offset, now, now))
 
-    return [(partition, "replay_event", deciding)]
+    return [(partition, "replay_event", deciding_replay)]
 
 
 def _published_is_forgotten() -> list[Plant]:
@@ -144,44 +144,44 @@ def _takes_not_heard() -> list[Plant]:
 
 
 def _expiry_while_lagging() -> list[Plant]:
-    silent, lapse = liveness.abort_silent, grants.lapse
+    silent, lapse = liveness.abort_silent_writers, grants.publish_lapse
 
-    def hasty(deciding: Deciding, caught_up: CaughtUp | None) -> None:
-        silent(deciding, caught_up or CaughtUp(0.0, deciding.now))
+    def hasty(context: StepContext, caught_up: CaughtUp | None) -> None:
+        silent(context, caught_up or CaughtUp(0.0, context.now))
 
-    def hasty_lapse(deciding: Deciding, caught_up: CaughtUp | None) -> None:
-        lapse(deciding, caught_up or CaughtUp(0.0, deciding.now))
+    def hasty_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
+        lapse(context, caught_up or CaughtUp(0.0, context.now))
 
-    return [(table, "abort_silent", hasty), (table, "lapse", hasty_lapse)]
+    return [(table, "abort_silent_writers", hasty), (table, "publish_lapse", hasty_lapse)]
 
 
 def _lapse_too_soon() -> list[Plant]:
-    lapse = grants.lapse
+    lapse = grants.publish_lapse
 
-    def early(deciding: Deciding, caught_up: CaughtUp | None) -> None:
-        running = deciding.state.running()
+    def early(context: StepContext, caught_up: CaughtUp | None) -> None:
+        running = context.state.running()
         if running is not None and running.grant is not None:
             running.grant.deadline -= 4.0
-        lapse(deciding, caught_up)
+        lapse(context, caught_up)
         if running is not None and running.grant is not None:
             running.grant.deadline += 4.0
 
-    return [(table, "lapse", early)]
+    return [(table, "publish_lapse", early)]
 
 
 def _lock_not_waited_for() -> list[Plant]:
     grant = grants.grant_next
 
-    def hasty(deciding: Deciding) -> None:
-        state = deciding.state
-        state.lock = state.lock or LockView("nobody", deciding.now + 60.0, 0.0)
-        grant(deciding)
+    def hasty(context: StepContext) -> None:
+        state = context.state
+        state.lock = state.lock or LockView("nobody", context.now + 60.0, 0.0)
+        grant(context)
 
     return [(table, "grant_next", hasty)]
 
 
 def _ledger_not_asked() -> list[Plant]:
-    return [(admission, "_is_done", lambda *_: False)]
+    return [(admission, "_already_committed", lambda *_: False)]
 
 
 def _table_not_asked() -> list[Plant]:
@@ -192,7 +192,7 @@ def _line_never_moves() -> list[Plant]:
     def whoever_waits_in_line(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
         return iter([transaction] if transaction.admission == "queued" else [])
 
-    return [(admission, "in_front", whoever_waits_in_line)]
+    return [(admission, "blockers", whoever_waits_in_line)]
 
 
 def _index_leaks() -> list[Plant]:
