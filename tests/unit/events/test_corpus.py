@@ -218,8 +218,7 @@ def published_now() -> Iterator[tuple[str, str, bytes]]:
 def test_a_released_reader_reads_what_this_version_publishes(reader: dict[str, Any], tmp_path: Path) -> None:
     """Agents and writers are upgraded one after another: older ones read the events of newer ones.
 
-    A record that an older reader can't read is listed in `readers.json`, and docs/protocol.md describes what its writers or agents
-    do then.
+    A record that an older reader can't read is listed in `readers.json`. What that reader does then is in docs/protocol.md.
     """
     archive = git("archive", "--format=tar", reader["commit"], "events")
     package = tmp_path / "lakewarden"
