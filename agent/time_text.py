@@ -1,4 +1,4 @@
-"""How times and lengths of time are printed for people."""
+"""Times and durations as text."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lakewarden.agent.clock import moment
 
 def timestamp(epoch_ms: float) -> str:
     """RFC 3339, UTC, milliseconds."""
-    moment_ = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
-    return moment_.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    at = datetime.fromtimestamp(epoch_ms / 1000, tz=UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def span(seconds: float) -> str:
-    """A length of time as people say it."""
+    """A duration in a unit that fits its length."""
     if seconds < 100:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
@@ -28,7 +28,7 @@ def span(seconds: float) -> str:
 
 
 def when(epoch_ms: float) -> str:
-    """A moment, in UTC and from now."""
+    """A time in UTC, and its distance from now."""
     left = (epoch_ms - moment().wall_ms) / 1000
     relative = f"in {span(left)}" if left > 0 else f"{span(-left)} ago"
     return f"{timestamp(epoch_ms)} ({relative})"

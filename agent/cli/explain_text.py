@@ -291,7 +291,7 @@ def _aborted(step: timeline.Aborted) -> str:
     if step.phase_before is Phase.ABORTED:
         return f"abort repeated ({step.reason}) by agent {step.agent}"
     retry = "retriable" if step.retriable else "not retriable"
-    losses = f", conflict {step.losses} lost in a row" if step.losses else ""
+    losses = f", {_count(step.losses, 'conflict')} lost in a row" if step.losses else ""
     head = f"ABORTED ({step.reason}) by agent {step.agent}, {retry}{losses}"
     if not step.lost_conflicts:
         return f"{head}{detail}{_caused(step.cause)}"

@@ -184,8 +184,8 @@ def release_command(
         found = await lock_commands.locate(settings, table, lock, hudi=hudi)
         return await lock_commands.release(settings, found, owner), found.place.uri
 
-    given, uri = _run(release)
-    _print(lock_text.given_lines(given, uri))
+    result, uri = _run(release)
+    _print(lock_text.release_lines(result, uri))
 
 
 @lock_app.command(name="audit", short_help="Prove that no two owners held a lock at once.")

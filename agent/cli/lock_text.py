@@ -1,4 +1,4 @@
-"""What `lakewarden lock` prints: lines for people, objects for programs (`docs/lock.md` describes the fields)."""
+"""What `lakewarden lock` prints, as text and as JSON. `docs/lock.md` describes the JSON fields; their names never change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lakewarden.agent.time_text import span, timestamp, when
 from lakewarden.handlers.explain.lock_audit import Interval, LockReport, Overlap, Position
 
 MOST_LINES = 20
-"""Of each kind for one lock; `--output json` has more."""
+"""Lines of each kind for one lock; `--output json` has more."""
 
 
 # -- show, release -----------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def view_fields(view: LockView) -> dict[str, Any]:
 
 
 def view_lines(view: LockView) -> Iterator[str]:
-    """The lock for a person."""
+    """The lock as text."""
     yield f"table    {view.table}"
     yield f"lock     {view.lock}" + ("  (shared with Hudi's writers)" if view.shared_with_hudi else "")
     yield f"state    {_state(view)}"
@@ -49,7 +49,7 @@ def view_lines(view: LockView) -> Iterator[str]:
             yield f"until    {when(view.valid_until_ms)}"
             yield (
                 f"written  {when(view.written_ms)}, if its leases are {view.validity_seconds:g} s long as configured here; "
-                "since when it is held is not in the object"
+                "the object doesn't contain since when the lock is held"
             )
     for name, value in view.extra.items():
         yield f"also     {name}: {value!r}"
@@ -59,54 +59,54 @@ def _state(view: LockView) -> str:
     drift = f"{view.drift_seconds:g} s"
     match view.state:
         case "absent":
-            return "absent: there is no lock object yet; whoever takes the lock makes it"
+            return "absent: there is no lock object yet; the first holder creates it"
         case "malformed":
             return (
-                f"malformed: {view.why}. Nobody overwrites it, so nobody gets the lock: find out who wrote it, make sure "
-                "that nobody relies on it, and put a lock record in its place"
+                f"malformed: {view.why}. No contender overwrites it, so the table can't be locked: find out which program "
+                "wrote it, make sure that no program relies on it, and replace it with a lock record"
             )
         case "released":
-            return "released: free for anybody"
+            return "released: any contender may acquire it"
         case "lapsed":
-            return f"lapsed: its lease has ended by more than the drift of {drift}; free for anybody"
+            return f"lapsed: its lease ended more than the drift of {drift} ago; any contender may acquire it"
         case "held" if view.seconds_left is not None and view.seconds_left <= 0:
-            return f"held: its lease has just ended, but clocks may differ by {drift}"
+            return f"held: its lease has ended, but clocks may differ by up to {drift}"
         case "held":
             return "held"
 
 
-def given_lines(given: ReleaseResult, lock: str) -> Iterator[str]:
-    """A release by hand, with what may follow from it."""
-    yield f"released {lock}, which owner {given.owner} held"
-    if given.current_owner is not None:
-        yield f"owner {given.current_owner} has it already"
-    if given.seconds_left > 0:
+def release_lines(result: ReleaseResult, lock: str) -> Iterator[str]:
+    """A manual release, with a warning if its owner may be alive."""
+    yield f"released {lock}, which owner {result.owner} held"
+    if result.current_owner is not None:
+        yield f"owner {result.current_owner} has already acquired it"
+    if result.seconds_left > 0:
         yield (
-            f"warning: if that owner is alive, it may rely on its lease until it next renews it, at the latest until "
-            f"{when(given.valid_until_ms)}"
+            f"warning: if that owner is alive, it may rely on its lease until its next renewal, at the latest until "
+            f"{when(result.valid_until_ms)}"
         )
 
 
 # -- audit -------------------------------------------------------------------------------------------------------------
 
 
-def audit_fields(audited: AuditResult) -> dict[str, Any]:
-    """The judgement as one JSON object."""
-    report = audited.report
+def audit_fields(result: AuditResult) -> dict[str, Any]:
+    """The result as one JSON object."""
+    report = result.report
     return {
-        "proven": proven(audited),
+        "proven": proven(result),
         "events": report.events,
         "duplicates": report.duplicates,
-        "unreadable": audited.unreadable,
-        "unreadable_records": [{**_at(where), "why": why} for where, why in audited.reasons],
+        "unreadable": result.unreadable,
+        "unreadable_records": [{**_at(position), "why": why} for position, why in result.reasons],
         "violations": report.violations,
         "locks": [_lock_fields(each) for each in report.locks],
     }
 
 
-def proven(audited: AuditResult) -> bool:
-    """No two owners at once, and nothing in the log that could hide them."""
-    return not audited.report.violations and not audited.unreadable
+def proven(result: AuditResult) -> bool:
+    """Whether the log proves it: no violation, and no record that could not be read."""
+    return not result.report.violations and not result.unreadable
 
 
 def _lock_fields(lock: LockReport) -> dict[str, Any]:
@@ -144,9 +144,9 @@ def _lock_fields(lock: LockReport) -> dict[str, Any]:
                 "last_at": timestamp(each.at),
                 **_at(each.position),
             }
-            for each in lock.hindrances
+            for each in lock.permanent_refusals
         ],
-        "cut": list(lock.cut),
+        "cut": list(lock.truncated_owners),
     }
 
 
@@ -177,26 +177,27 @@ def _at(position: Position) -> dict[str, int]:
     return {"partition": position.partition, "offset": position.offset}
 
 
-def audit_lines(audited: AuditResult) -> Iterator[str]:
-    """The judgement for a person: one paragraph a lock, the verdict last."""
-    report = audited.report
+def audit_lines(result: AuditResult) -> Iterator[str]:
+    """The result as text: a paragraph for each lock, the conclusion last."""
+    report = result.report
     for lock in report.locks:
         yield from _lock_lines(lock)
         yield ""
-    for where, why in audited.reasons:
-        yield f"unreadable: record {_offset(where)}: {why}"
-    yield _verdict(audited)
+    for position, why in result.reasons:
+        yield f"unreadable record {_offset(position)}: {why}"
+    yield _conclusion(result)
 
 
-def _verdict(audited: AuditResult) -> str:
-    report = audited.report
+def _conclusion(result: AuditResult) -> str:
+    report = result.report
     read = f"{_count(report.events, 'event')} of {_count(len(report.locks), 'lock')}"
     if report.duplicates:
-        read += f", {_count(report.duplicates, 'duplicate')} left out"
+        read += f", {_count(report.duplicates, 'duplicate')} ignored"
     if report.violations:
         return f"VIOLATED: two owners at once, {_count(report.violations, 'time')}; {read}"
-    if audited.unreadable:
-        return f"not proven: {_count(audited.unreadable, 'record')} could not be read; no two owners at once in the rest: {read}"
+    if result.unreadable:
+        unread = f"{_count(result.unreadable, 'record')} could not be read"
+        return f"not proven: {unread}; no two owners at once in the other records; {read}"
     return f"proven: no two owners at once; {read}"
 
 
@@ -204,7 +205,9 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
     yield f"{lock.lock}"
     for table in lock.tables:
         yield f"  table {table}"
-    longest = "" if lock.longest is None else f"; longest hold {_length(lock.longest)} ({_who(lock.longest)})"
+    longest = (
+        "" if lock.longest is None else f"; longest hold {_length(lock.longest)} ({_owner(lock.longest)})"
+    )
     yield (
         f"  acquired {lock.acquisitions}, renewed {lock.renewals}, released {lock.releases}, lost {lock.lost}, "
         f"refused {lock.refused}; {_count(lock.requests, 'request')}{longest}"
@@ -215,36 +218,36 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
         yield f"  … and {lock.violations - MOST_LINES} more"
     if lock.closest is not None:
         yield (
-            f"  within the clock difference of {lock.drift / 1000:g} s: {_count(lock.within_drift, 'overlap')}, "
-            f"the longest {lock.closest.length / 1000:.3f} s ({_who(lock.closest.earlier)}, then {_who(lock.closest.later)})"
+            f"  within the drift of {lock.drift / 1000:g} s: {_count(lock.within_drift, 'overlap')}, the longest "
+            f"{lock.closest.length / 1000:.3f} s ({_owner(lock.closest.earlier)}, then {_owner(lock.closest.later)})"
         )
     for loss in lock.losses[:MOST_LINES]:
-        holder = f"; owner {loss.holder} has it" if loss.holder else ""
+        holder = f"; owner {loss.holder} held it then" if loss.holder else ""
         yield (
             f"  lost {timestamp(loss.at)} by owner {loss.owner} (agent {loss.agent}): "
             f"{loss.why or 'no reason given'}{holder}; at {_offset(loss.position)}"
         )
     if lock.lost > MOST_LINES:
         yield f"  … and {lock.lost - MOST_LINES} more"
-    for each in lock.hindrances[:MOST_LINES]:
+    for each in lock.permanent_refusals[:MOST_LINES]:
         yield (
-            f"  to be mended: {each.why} ({_count(each.times, 'time')}, last {timestamp(each.at)} by agent {each.agent}, "
+            f"  needs an operator: {each.why} ({_count(each.times, 'time')}, last {timestamp(each.at)} by agent {each.agent}, "
             f"at {_offset(each.position)})"
         )
-    if lock.cut:
-        names = ", ".join(lock.cut[:MOST_LINES])
-        yield f"  judged from what the log still has of them, their acquisition is not in it: {names}"
+    if lock.truncated_owners:
+        names = ", ".join(lock.truncated_owners[:MOST_LINES])
+        yield f"  owners whose acquisition is no longer in the log, checked from their first step that is left: {names}"
 
 
 def _overlap(overlap: Overlap) -> str:
     earlier, later = overlap.earlier, overlap.later
     return (
-        f"{_who(earlier)} and {_who(later)} both held it from {timestamp(overlap.since)} to {timestamp(overlap.until)}, "
+        f"{_owner(earlier)} and {_owner(later)} both held it from {timestamp(overlap.since)} to {timestamp(overlap.until)}, "
         f"{overlap.length / 1000:.3f} s; events {_offsets(earlier)} and {_offsets(later)}"
     )
 
 
-def _who(interval: Interval) -> str:
+def _owner(interval: Interval) -> str:
     return f"owner {interval.owner} of agent {interval.agent}"
 
 

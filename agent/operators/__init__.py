@@ -1,1 +1,1 @@
-"""What a person asks of a running fleet, answered from Kafka and the store: status, conflicts, explain."""
+"""What an operator asks about: status, conflicts, explain. Read from Kafka and the store; no agent takes part."""

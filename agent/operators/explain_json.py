@@ -1,4 +1,4 @@
-"""An explanation as JSON. Programs read it, so its names stay as they are, whatever the code calls them.
+"""An explanation as JSON. Programs read it, so its names stay as they are when the code renames its own.
 
 `docs/explain.md` describes the names. A field that is not in `_FIELDS` has the same name here and in the code.
 """

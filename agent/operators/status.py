@@ -1,7 +1,7 @@
-"""What operators look at, read from Kafka alone: no agent is asked, so it works while one is down.
+"""`lakewarden status` and `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
 
-`status` folds the log as an agent does at its start, with the same code, and takes the lock from the audit topic. What it
-shows is therefore as true as the log: an agent's last unpublished second is not in it.
+`status` replays the log with the code of a starting agent, and reads the lock from the audit topic. It shows what the log
+contains: decisions that an agent has made and not published yet are missing.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from lakewarden.handlers.table.transactions import Phase, Transaction
 from lakewarden.handlers.table.verdicts import verdict_of
 
 AUDIT_WINDOW = timedelta(minutes=15)
-"""A held lock is renewed far more often than this, so its last step lies within; what lies before is released or lapsed."""
+"""How far back to look for the last step of a lock. A held lock is renewed far more often; an older one was released or lapsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """A transaction as an operator reads it."""
+    """One open transaction. The field names are the JSON of `lakewarden status`."""
 
     transaction: str
     writer: str
@@ -68,7 +68,7 @@ class TransactionView:
 
 @dataclass(frozen=True, slots=True)
 class LockHolder:
-    """Who holds the lock, by the last audited step."""
+    """The lock, by its last step in the audit topic. The field names are JSON, too."""
 
     held: bool
     lock: str
@@ -81,7 +81,7 @@ class LockHolder:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """One table."""
+    """One table. The field names are JSON, too."""
 
     table: str
     lock: LockHolder | None
@@ -89,7 +89,7 @@ class TableView:
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
-    """Every table with open transactions or a lock step in the last quarter of an hour; or the one that is named."""
+    """The tables with open transactions or a recent lock step (`AUDIT_WINDOW`), or the given table."""
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
     committed = await committed_offsets(settings, settings.group)
@@ -104,7 +104,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     states: dict[str, TableState] = {}
     opened: dict[str, datetime] = {}
     for number in partitions:
-        _fold(
+        _replay(
             states,
             opened,
             records[TopicPartition(topics.writers, number)],
@@ -125,7 +125,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
 
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
-    """Conflicts, oldest first; with `follow` the ones to come, for ever."""
+    """The published conflicts, oldest first. With `follow` it also yields new ones, and never ends."""
     topics = settings.topics
     partitions = await partitions_of(settings, topics.conflicts)
     if not follow:
@@ -152,13 +152,13 @@ async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
         await stop_client(consumer)
 
 
-def _fold(
+def _replay(
     states: dict[str, TableState],
     opened: dict[str, datetime],
     events: list[ConsumerRecord],
     decisions: PublishedDecisions,
 ) -> None:
-    def decided(up_to: int | None) -> None:
+    def apply_decisions(up_to: int | None) -> None:
         for decision in decisions.pop_due(up_to):
             if (state := states.get(decision.table)) is not None:
                 replay_verdict(state, verdict_of(decision), monotonic())
@@ -170,8 +170,8 @@ def _fold(
                 opened.setdefault(event.transaction, event.at)
             state = states.setdefault(event.table, TableState(event.table, TableSettings()))
             replay_event(state, event, record.offset, monotonic())
-        decided(record.offset)
-    decided(None)
+        apply_decisions(record.offset)
+    apply_decisions(None)
 
 
 def _view(state: TableState, transaction: Transaction, opened: dict[str, datetime]) -> TransactionView:
@@ -182,13 +182,13 @@ def _view(state: TableState, transaction: Transaction, opened: dict[str, datetim
         transaction.batch_id,
         transaction.phase.value,
         at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
-        _waits_on(state, transaction),
+        _blocked_by(state, transaction),
         len(transaction.footprint),
         transaction.markers,
     )
 
 
-def _waits_on(state: TableState, transaction: Transaction) -> str | None:
+def _blocked_by(state: TableState, transaction: Transaction) -> str | None:
     if transaction.phase is Phase.QUEUED:
         writers = {each.writer for each in blockers(state, transaction)}
         return ", ".join(sorted(writers)) or "its admission"

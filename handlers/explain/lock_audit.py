@@ -1,27 +1,42 @@
-"""Whether two owners ever held one lock at once, by what the agents told of it: a pure checker of the audit log.
+"""Checks the audit log: did two owners ever hold one lock at once? Pure; `lakewarden lock audit` reads the log.
 
-Rules
-- An owner's interval begins when its lease was confirmed: the `at` of `lock-acquired`, by its agent's wall clock. Each
-  `lock-renewed` extends it. It ends with the first of: its `lock-lost`; its `lock-released`, counted from when the release was
-  asked for (`at` less `duration_ms`, but not before the last confirmation: nothing is relied upon while the release is under
-  way, and the next owner may see the released object before its writer hears that it is); or the last `valid_until` less the
-  drift, where a holder stops by itself. So a crash, which leaves no last word, ends with the lease, and whatever a
-  paused agent says after that adds nothing.
-- Two owners whose intervals overlap by more than the drift: a **violation**. By at most the drift: **within the clock
-  difference** that is assumed between two agents; reported apart, and no violation. The drift is the one that the locks are
-  configured with; locks at Hudi's place have their own.
-- Adoption: an owner that names another in `adopted` took its live lease over on purpose, and gives no grant of its own until
-  that has ended (`lease.py`, Adoption). Its own interval begins there.
-- The events of one owner are in the order of the log within a partition, and by `at` between partitions (there is a second one
-  only if partitions were added). The order in which different agents' events arrived proves nothing and is not used. An
-  event that comes again changes nothing: it has an `event_id` that was there, and of renewals, too many to be remembered, a
-  `valid_until` that is not later than the owner's last one in that partition (each write of an owner ends later than the one
-  before).
-- Kafka removes old events, so a renewal may be all that is left of a hold: then its interval begins with that renewal, and
-  the owner is listed in `cut`. Of the time before, nothing is claimed. A lease of whose owner the log has nothing but its loss is
-  listed too.
-- Who does not tell the audit log (a writer with Hudi's own provider, `lakewarden lock hold`) is not judged here. An agent that
-  found such an owner in its place reports `lock-lost` with its name, and that is shown.
+The interval of an owner
+- It begins when the lease was confirmed: at `at` of `lock-acquired`, by the agent's wall clock. Each `lock-renewed` extends it.
+- It ends with the first of these:
+
+    event or limit      end of the interval
+    lock-lost           its `at`
+    lock-released       the request for the release, `at` - `duration_ms`, but not before the last confirmation
+    end of the lease    the last `valid_until` - drift, where a holder stops by itself
+
+- During a release its owner relies on nothing, and the next owner may read the released object before the first one gets the
+  store's answer. So the interval ends with the request.
+- A crash leaves no last event: the interval ends with the lease. What a suspended agent publishes after its lease extends
+  nothing.
+
+Overlaps of two owners' intervals
+
+    longer than the drift    a violation
+    at most the drift        within the assumed difference of two clocks: counted separately, no violation
+
+The drift is the configured one. Locks at Hudi's place have their own.
+
+Adoption
+- An owner whose `lock-acquired` names another owner in `adopted` took over its live lease on purpose. It gives no grant of its
+  own until that lease has ended (`lease/machine.py`, Adoption), so its interval begins there.
+
+Order and duplicates
+- Within a partition, the events of one owner are in the order of the log; between partitions, in the order of `at`. (There is a
+  second partition only if partitions were added.) The order in which events of different agents arrived is not used.
+- An event that is delivered again changes nothing. A renewal is a duplicate if its `valid_until` is not later than the owner's
+  last one in that partition, because each write of an owner ends later than the one before. Other events are recognised by their
+  `event_id`: there are too many renewals to remember theirs.
+
+Limits
+- Kafka removes old events. If an acquisition is gone, the interval begins with the first renewal that is left, and the owner is
+  listed in `truncated_owners`. So is an owner of which the log has nothing but its loss.
+- Some owners don't publish to the audit log: writers with Hudi's own provider, and `lakewarden lock hold`. An agent that finds
+  such an owner in its lock object publishes `lock-lost` with that owner's name, and the report lists the loss.
 
 Times are epoch milliseconds.
 """
@@ -45,14 +60,14 @@ from lakewarden.events import (
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 
 MOST_SHOWN = 100
-"""Overlaps, losses and reasons that are listed for one lock; all are counted."""
+"""Overlaps, losses and refusals that are listed for one lock. The counters count all of them."""
 
 EndedBy = Literal["released", "lost", "lease"]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in the audit topic an event is."""
+    """The place of an event in the audit topic."""
 
     partition: int
     offset: int
@@ -60,19 +75,19 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Drifts:
-    """The largest clock difference, in milliseconds: for locks of our own, and for those at Hudi's place."""
+    """The assumed largest difference of two clocks, in milliseconds: for the agents' own locks, and for those at Hudi's place."""
 
-    ours: float = 500.0
+    own: float = 500.0
     hudi: float = 1_000.0
 
     def of(self, lock: str) -> float:
-        """The one that this lock is kept with."""
-        return self.hudi if lock.endswith(HUDI_LOCK) else self.ours
+        """The drift of this lock."""
+        return self.hudi if lock.endswith(HUDI_LOCK) else self.own
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From when until when an owner may have relied on the lock."""
+    """The time in which an owner may have relied on the lock."""
 
     owner: str
     agent: str
@@ -80,14 +95,14 @@ class Interval:
     until: float
     ended_by: EndedBy
     first: Position
-    """Of the event that it begins with."""
+    """The event with which it begins."""
     last: Position
-    """Of the event that says when it ends: its end, or the last confirmation."""
+    """The event that defines its end: a release, a loss, or the last confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two owners at once; `earlier` began first."""
+    """Two owners at once. `earlier` began first."""
 
     earlier: Interval
     later: Interval
@@ -96,13 +111,13 @@ class Overlap:
 
     @property
     def length(self) -> float:
-        """In milliseconds."""
+        """Its length in milliseconds."""
         return self.until - self.since
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A lease that ended before it was given back."""
+    """A lease that ended without a release."""
 
     owner: str
     agent: str
@@ -113,8 +128,8 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Hindrance:
-    """What only a person can mend: an object that is no lock record, a store that forbids. The last time it was met."""
+class PermanentRefusal:
+    """A refusal that no retry can change: a malformed lock object, a store that refuses. `at`, `agent`: the last time."""
 
     why: str
     times: int
@@ -125,7 +140,7 @@ class Hindrance:
 
 @dataclass(frozen=True, slots=True)
 class LockReport:
-    """What the log says of one lock."""
+    """The result for one lock."""
 
     lock: str
     tables: tuple[str, ...]
@@ -135,25 +150,25 @@ class LockReport:
     releases: int
     lost: int
     refused: int
-    """Times that it was found held, or could not be had for another reason."""
+    """How often an agent could not acquire it, because it was held or for another reason."""
     requests: int
-    """Sent to the store, by all agents, for all of the above."""
+    """Requests that all agents sent to the store for all of the above."""
     longest: Interval | None
     violations: int
     overlaps: tuple[Overlap, ...]
-    """The violations; the first `MOST_SHOWN`."""
+    """The first violations, at most `MOST_SHOWN`."""
     within_drift: int
     closest: Overlap | None
-    """The longest of the overlaps that are within the clock difference."""
+    """The longest overlap within the drift."""
     losses: tuple[Loss, ...]
-    hindrances: tuple[Hindrance, ...]
-    cut: tuple[str, ...]
-    """Owners whose acquisition the log does not have (any more)."""
+    permanent_refusals: tuple[PermanentRefusal, ...]
+    truncated_owners: tuple[str, ...]
+    """Owners whose acquisition is not in the log any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the log says of all locks."""
+    """The result for all locks."""
 
     events: int
     duplicates: int
@@ -161,13 +176,13 @@ class Report:
 
     @property
     def violations(self) -> int:
-        """Two owners at once, by more than clocks may differ."""
+        """Overlaps of two owners that are longer than the drift."""
         return sum(each.violations for each in self.locks)
 
 
 @dataclass(slots=True)
 class _Hold:
-    """One stretch of confirmations of one owner in one partition."""
+    """Consecutive confirmations of one owner in one partition."""
 
     agent: str
     since: float
@@ -192,33 +207,33 @@ class _Owner:
     holds: list[_Hold] = field(default_factory=list)
     ends: list[_End] = field(default_factory=list)
     last_ends: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By partition: offset of the last end, and the latest time that one has."""
+    """By partition: the offset of the last end, and the latest time of an end."""
     confirmed_until: dict[int, int] = field(default_factory=dict)
-    """By partition: the last `valid_until`."""
+    """By partition: the latest `valid_until`."""
 
-    def end(self, end: _End) -> None:
+    def add_end(self, end: _End) -> None:
         self.ends.append(end)
         partition = end.position.partition
         _, latest = self.last_ends.get(partition, (0, end.at))
         self.last_ends[partition] = (end.position.offset, max(latest, end.at))
 
     def ended_after(self, hold: _Hold) -> bool:
-        """Whether it has told of an end since this hold was confirmed last."""
+        """Whether an end came after the last confirmation of this hold."""
         return any(
             offset > hold.last.offset if partition == hold.last.partition else latest >= hold.confirmed
             for partition, (offset, latest) in self.last_ends.items()
         )
 
     @property
-    def cut(self) -> bool:
-        """Whether its beginning is missing. A release alone is none: a lock may be released before anybody relied on it."""
+    def truncated(self) -> bool:
+        """Whether its acquisition is missing. A release alone needs none: an agent may release a lock before it relied on it."""
         if self.holds:
             return not min(self.holds, key=lambda each: each.since).acquired
         return any(each.by == "lost" for each in self.ends)
 
 
 class _Ends:
-    """Ends of one owner in the order of a key, and of those from any key on the one that reaches least far."""
+    """Ends of one owner, sorted by a key. Of the ends from a given key on, it finds the one with the earliest `relied_until`."""
 
     def __init__(self, ends: Iterable[_End], key: Callable[[_End], float]) -> None:
         ordered = sorted(ends, key=key)
@@ -247,11 +262,11 @@ class _Lock:
     refused: int = 0
     requests: int = 0
     losses: list[Loss] = field(default_factory=list)
-    hindrances: dict[str, Hindrance] = field(default_factory=dict)
+    permanent_refusals: dict[str, PermanentRefusal] = field(default_factory=dict)
 
 
 def check(events: Iterable[tuple[Position, AuditEventUnion]], drifts: Drifts) -> Report:
-    """Judge a whole log; within a partition the events come in their order."""
+    """Check a whole log. Events of one partition must be in their order."""
     audit = LockAudit(drifts)
     for position, event in events:
         audit.add(position, event)
@@ -259,7 +274,7 @@ def check(events: Iterable[tuple[Position, AuditEventUnion]], drifts: Drifts) ->
 
 
 class LockAudit:
-    """The same, for a log that is too long to be kept: what is remembered grows with all events but the renewals."""
+    """Checks a log event by event. Its memory grows with all events except renewals."""
 
     def __init__(self, drifts: Drifts) -> None:
         self._drifts = drifts
@@ -269,9 +284,9 @@ class LockAudit:
         self._duplicates = 0
 
     def add(self, position: Position, event: AuditEventUnion) -> None:
-        """Take the next event of its partition."""
+        """Add the next event of a partition."""
         lock = self._locks.setdefault(event.lock, _Lock())
-        if self._came_before(lock, position, event):
+        if self._is_duplicate(lock, position, event):
             self._duplicates += 1
             return
         self._events += 1
@@ -280,29 +295,29 @@ class LockAudit:
         match event:
             case LockAcquired(adopted=adopted):
                 lock.acquisitions += 1
-                _begin(_owner(lock, event), position, event, adopted=adopted)
+                _begin_hold(_owner(lock, event), position, event, adopted=adopted)
             case LockRenewed():
                 lock.renewals += 1
-                _renewed(_owner(lock, event), position, event, self._drifts.of(event.lock))
+                _add_renewal(_owner(lock, event), position, event, self._drifts.of(event.lock))
             case LockReleased():
                 lock.releases += 1
-                asked = _at(event) - event.duration_ms
-                _owner(lock, event).end(_End("released", _at(event), asked, position))
+                requested = _at(event) - event.duration_ms
+                _owner(lock, event).add_end(_End("released", _at(event), requested, position))
             case LockLost():
                 lock.lost += 1
-                _lost(lock, position, event)
+                _add_loss(lock, position, event)
             case LockRefused():
                 lock.refused += 1
-                _refused(lock, position, event)
+                _add_refusal(lock, position, event)
             case _:
                 assert_never(event)
 
     def report(self) -> Report:
-        """The judgement on what was added so far."""
+        """The result for the events so far."""
         locks = tuple(_report(uri, lock, self._drifts.of(uri)) for uri, lock in sorted(self._locks.items()))
         return Report(self._events, self._duplicates, locks)
 
-    def _came_before(self, lock: _Lock, position: Position, event: AuditEventUnion) -> bool:
+    def _is_duplicate(self, lock: _Lock, position: Position, event: AuditEventUnion) -> bool:
         if isinstance(event, LockRenewed):
             known = lock.owners.get(event.owner)
             return known is not None and event.valid_until <= known.confirmed_until.get(position.partition, 0)
@@ -320,7 +335,7 @@ def _owner(lock: _Lock, event: LockEvent) -> _Owner:
     return lock.owners.setdefault(event.owner, _Owner())
 
 
-def _begin(
+def _begin_hold(
     owner: _Owner, position: Position, event: LockAcquired | LockRenewed, *, adopted: str | None = None
 ) -> None:
     at, acquired = _at(event), isinstance(event, LockAcquired)
@@ -328,10 +343,10 @@ def _begin(
     _confirm(owner, position, event)
 
 
-def _renewed(owner: _Owner, position: Position, event: LockRenewed, drift: float) -> None:
+def _add_renewal(owner: _Owner, position: Position, event: LockRenewed, drift: float) -> None:
     hold = owner.holds[-1] if owner.holds else None
-    if hold is None or not _goes_on(owner, hold, position, _at(event) + drift):
-        _begin(owner, position, event)
+    if hold is None or not _continues(owner, hold, position, _at(event) + drift):
+        _begin_hold(owner, position, event)
         return
     hold.confirmed, hold.last = _at(event), position
     hold.valid_until = max(hold.valid_until, event.valid_until)
@@ -343,27 +358,27 @@ def _confirm(owner: _Owner, position: Position, event: LockAcquired | LockRenewe
     until[position.partition] = max(until.get(position.partition, 0), event.valid_until)
 
 
-def _goes_on(owner: _Owner, hold: _Hold, position: Position, at_latest: float) -> bool:
+def _continues(owner: _Owner, hold: _Hold, position: Position, at_latest: float) -> bool:
     if hold.last.partition != position.partition or at_latest > hold.valid_until:
         return False
     return not owner.ended_after(hold)
 
 
-def _lost(lock: _Lock, position: Position, event: LockLost) -> None:
+def _add_loss(lock: _Lock, position: Position, event: LockLost) -> None:
     owner, at = _owner(lock, event), _at(event)
-    owner.end(_End("lost", at, at, position))
+    owner.add_end(_End("lost", at, at, position))
     if len(lock.losses) < MOST_SHOWN:
         lock.losses.append(Loss(event.owner, event.agent, at, event.detail, event.holder, position))
 
 
-def _refused(lock: _Lock, position: Position, event: LockRefused) -> None:
+def _add_refusal(lock: _Lock, position: Position, event: LockRefused) -> None:
     if event.holder is not None:
         return
     why = event.detail or "no reason given"
-    before = lock.hindrances.get(why)
-    if before is not None or len(lock.hindrances) < MOST_SHOWN:
+    before = lock.permanent_refusals.get(why)
+    if before is not None or len(lock.permanent_refusals) < MOST_SHOWN:
         times = 1 if before is None else before.times + 1
-        lock.hindrances[why] = Hindrance(why, times, event.agent, _at(event), position)
+        lock.permanent_refusals[why] = PermanentRefusal(why, times, event.agent, _at(event), position)
 
 
 def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
@@ -395,13 +410,13 @@ def _report(uri: str, lock: _Lock, drift: float) -> LockReport:
         within_drift=within,
         closest=closest,
         losses=tuple(lock.losses),
-        hindrances=tuple(lock.hindrances.values()),
-        cut=tuple(name for name, owner in lock.owners.items() if owner.cut),
+        permanent_refusals=tuple(lock.permanent_refusals.values()),
+        truncated_owners=tuple(name for name, owner in lock.owners.items() if owner.truncated),
     )
 
 
 def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
-    """Of all owners; those of adopters begin where their former owners' end."""
+    """The intervals of all owners. Those of adopters begin where the intervals of their former owners end."""
     ends: dict[str, float] = {}
     adopters: list[tuple[_Hold, Interval]] = []
     for name, owner in lock.owners.items():
@@ -428,7 +443,7 @@ def _intervals(lock: _Lock, drift: float) -> Iterator[Interval]:
 
 
 def _ends_after(owner: _Owner) -> Callable[[_Hold], Iterator[_End]]:
-    """What may have ended a hold: of all ends that came after it, the one that reaches least far, by partitions' order."""
+    """For each hold, the ends that may have ended it: from its own partition and from the others, the earliest one after it."""
     partitions = {each.last.partition for each in owner.holds}
     here = {
         number: _Ends(
@@ -460,7 +475,7 @@ def _interval(name: str, hold: _Hold, ends: Iterator[_End], drift: float) -> Int
 
 
 def _overlaps(intervals: list[Interval]) -> Iterator[Overlap]:
-    """Of intervals sorted by their beginnings."""
+    """The overlaps of intervals that are sorted by their beginnings."""
     running: list[Interval] = []
     for interval in intervals:
         running = [each for each in running if each.until > interval.since]

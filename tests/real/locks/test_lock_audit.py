@@ -1,4 +1,4 @@
-"""`lakewarden lock audit`, over what agents told and over what nobody should have told."""
+"""`lakewarden lock audit`, on the log of a real agent and on logs that no agent should write."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ from tests.real.writers import environment, world
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
-async def test_the_audit_of_what_an_agent_did_is_proven(
-    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
-) -> None:
+async def test_the_log_of_an_agent_is_proven(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
         async with scene.agent():
             for number in range(2):
@@ -40,24 +38,26 @@ async def test_the_audit_of_what_an_agent_did_is_proven(
         lines = (await _audit(values, form="text")).stdout.splitlines()
 
     assert done.returncode == 0
-    judged = json.loads(done.stdout)
-    [lock] = judged["locks"]
-    assert judged["proven"] is True
+    result = json.loads(done.stdout)
+    [lock] = result["locks"]
+    assert result["proven"] is True
     assert lock["tables"] == [scene.table]
     assert (lock["acquisitions"], lock["releases"], lock["violations"]) == (2, 2, 0)
     assert lock["requests"] >= 6
     assert lines[-1].startswith("proven: no two owners at once; ")
 
 
-async def test_two_owners_at_once_are_shown_and_fail_the_audit(kafka: KafkaServer, topic_prefix: str) -> None:
+async def test_two_owners_at_once_are_printed_and_the_exit_code_is_1(
+    kafka: KafkaServer, topic_prefix: str
+) -> None:
     values = await _topics(kafka, topic_prefix)
-    await _tell(
+    await _publish(
         values,
         _event(LockAcquired, 0, "x", "a"),
         _event(LockAcquired, 2, "y", "b"),
         _event(LockReleased, 5, "x", "a"),
         _event(LockLost, 6, "y", "b", holder="z", detail="another owner is in the lock object"),
-        _event(LockRefused, 7, "", "b", detail="the object is no lock record and is left alone: not JSON"),
+        _event(LockRefused, 7, "", "b", detail="not a lock record, left unchanged: not JSON"),
         _event(LockAcquired, 0, "u", "a", table="s3://lake/other", lock="s3://lake/locks/other.json"),
     )
 
@@ -66,13 +66,15 @@ async def test_two_owners_at_once_are_shown_and_fail_the_audit(kafka: KafkaServe
     other = await _audit(values, "--table", "s3://lake/other")
 
     assert done.returncode == text.returncode == 1
-    judged = json.loads(done.stdout)
-    assert (judged["proven"], judged["violations"]) == (False, 1)
-    [overlap] = judged["locks"][0]["overlaps"]
+    result = json.loads(done.stdout)
+    assert (result["proven"], result["violations"]) == (False, 1)
+    [overlap] = result["locks"][0]["overlaps"]
     assert (overlap["earlier"]["owner"], overlap["later"]["owner"], overlap["seconds"]) == ("x", "y", 3.0)
     assert "VIOLATION: owner x of agent a and owner y of agent b both held it from 2026-" in text.stdout
-    assert "by owner y (agent b): another owner is in the lock object; owner z has it; at " in text.stdout
-    assert "to be mended: the object is no lock record" in text.stdout
+    assert (
+        "by owner y (agent b): another owner is in the lock object; owner z held it then; at " in text.stdout
+    )
+    assert "needs an operator: not a lock record, left unchanged" in text.stdout
     assert text.stdout.splitlines()[-1].startswith(
         "VIOLATED: two owners at once, 1 time; 6 events of 2 locks"
     )
@@ -82,24 +84,26 @@ async def test_two_owners_at_once_are_shown_and_fail_the_audit(kafka: KafkaServe
     assert [each["lock"] for each in json.loads(other.stdout)["locks"]] == ["s3://lake/locks/other.json"]
 
 
-async def test_a_record_that_cannot_be_read_keeps_the_audit_from_being_a_proof(
+async def test_with_a_record_that_cannot_be_read_nothing_is_proven(
     kafka: KafkaServer, topic_prefix: str
 ) -> None:
     values = await _topics(kafka, topic_prefix)
-    await _tell(values, _event(LockAcquired, 0, "x", "a"))
+    await _publish(values, _event(LockAcquired, 0, "x", "a"))
     async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
         await producer.send_and_wait(f"{topic_prefix}.audit", b"{", key=b"s3://lake/orders", partition=0)
 
     done, text = await _audit(values), await _audit(values, form="text")
 
     assert done.returncode == text.returncode == 1
-    judged = json.loads(done.stdout)
-    assert (judged["proven"], judged["violations"], judged["unreadable"]) == (False, 0, 1)
-    assert judged["unreadable_records"][0]["offset"] == 0 or judged["unreadable_records"][0]["partition"] == 0
+    result = json.loads(done.stdout)
+    assert (result["proven"], result["violations"], result["unreadable"]) == (False, 0, 1)
+    assert result["unreadable_records"][0]["offset"] == 0 or result["unreadable_records"][0]["partition"] == 0
     assert text.stdout.splitlines()[-1].startswith("not proven: 1 record could not be read")
 
 
-def test_without_kafka_or_its_topic_the_audit_says_so(kafka: KafkaServer, local: Place) -> None:
+def test_without_kafka_or_the_topic_the_command_reports_what_is_missing(
+    kafka: KafkaServer, local: Place
+) -> None:
     failed(local.run("audit", bootstrap_servers=NOWHERE), 1, f"no Kafka broker answers at {NOWHERE}")
     missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody-made-it")
     failed(missing, 1, "there is no topic nobody-made-it.audit")
@@ -113,7 +117,7 @@ async def _topics(kafka: KafkaServer, prefix: str) -> dict[str, Any]:
 
 def _event(kind: type[LockEvent], second: float, owner: str, agent: str, **fields: Any) -> LockEvent:
     at = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp() + second
-    given = {
+    common = {
         "event_id": uuid.uuid4().hex,
         "table": "s3://lake/orders",
         "at": datetime.fromtimestamp(at, UTC),
@@ -124,10 +128,10 @@ def _event(kind: type[LockEvent], second: float, owner: str, agent: str, **field
         "requests": 1,
         "duration_ms": 0.0,
     }
-    return kind.model_validate(given | fields)
+    return kind.model_validate(common | fields)
 
 
-async def _tell(values: dict[str, Any], *events: LockEvent) -> None:
+async def _publish(values: dict[str, Any], *events: LockEvent) -> None:
     async with AIOKafkaProducer(bootstrap_servers=values["bootstrap_servers"]) as producer:
         for each in events:
             await producer.send_and_wait(

@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it: exit status, one line, one answer."""
+"""The command line from outside: exit codes, errors of one line, and output."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
 
 
 def test_the_version_is_the_installed_one() -> None:
-    """What a report of a bug begins with."""
-    told = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    """Bug reports begin with it."""
+    printed = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True, timeout=60)
 
-    assert told.stdout == f"lakewarden {metadata.version('lakewarden')}\n"
+    assert printed.stdout == f"lakewarden {metadata.version('lakewarden')}\n"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "settings", "told"),
+    ("arguments", "settings", "problem"),
     [
         (["agent", "--nope"], {}, "No such option: --nope"),
         (["agnet"], {}, "No such command 'agnet'. Did you mean 'agent'? See lakewarden --help"),
@@ -59,7 +59,7 @@ def test_the_version_is_the_installed_one() -> None:
         (["status", "--table", "t"], {}, "--table: not a table URI: 't'"),
         (["status", "--output", "xml"], {}, "xml"),
         (["status", "--bootstrap-servers", ""], {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
-        (["status"], {"kafka_ssl_cafile": "/nowhere.pem"}, "kafka_ssl_cafile=/nowhere.pem can't be used"),
+        (["status"], {"kafka_ssl_cafile": "/nowhere.pem"}, "kafka_ssl_cafile=/nowhere.pem can't be read"),
         (["status"], {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
         (["dev"], {}, "--data"),
         (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
@@ -67,18 +67,18 @@ def test_the_version_is_the_installed_one() -> None:
         (["demo", "--s3-bucket", "b"], {}, "give --s3-endpoint"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_one_line_that_says_what_is_wrong(
-    arguments: list[str], settings: dict[str, Any], told: str
+def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
+    arguments: list[str], settings: dict[str, Any], problem: str
 ) -> None:
     done = _run(*arguments, **settings)
 
     assert done.returncode == 2, done
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert told in done.stderr
+    assert problem in done.stderr
     assert done.stdout == ""
 
 
-def test_a_folder_that_dev_cannot_keep_anything_in_is_named() -> None:
+def test_dev_reports_a_folder_that_it_cannot_write() -> None:
     done = _run("dev", "--data", "/proc/nowhere")
 
     assert done.returncode == 1
@@ -88,7 +88,7 @@ def test_a_folder_that_dev_cannot_keep_anything_in_is_named() -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "conflicts"])
-def test_without_kafka_the_commands_that_read_end_with_1_and_one_line(command: str) -> None:
+def test_without_kafka_status_and_conflicts_fail_with_one_line(command: str) -> None:
     done = _run(command, "--bootstrap-servers", NOWHERE)
 
     assert done.returncode == 1
@@ -98,15 +98,17 @@ def test_without_kafka_the_commands_that_read_end_with_1_and_one_line(command: s
 
 
 @pytest.mark.parametrize("command", ["status", "conflicts"])
-def test_without_topics_the_commands_that_read_say_what_to_start(command: str, kafka: KafkaServer) -> None:
-    done = _run(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="nobody-made-it")
+def test_without_topics_status_and_conflicts_advise_to_start_an_agent(
+    command: str, kafka: KafkaServer
+) -> None:
+    done = _run(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="missing")
 
     assert done.returncode == 1
     assert "start an agent there first" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_help_names_the_variable_of_every_flag() -> None:
+def test_help_lists_the_variable_of_every_flag() -> None:
     done = _run("agent", "--help")
 
     assert done.returncode == 0
@@ -114,7 +116,7 @@ def test_help_names_the_variable_of_every_flag() -> None:
         assert f"LAKEWARDEN_{name}" in done.stdout
 
 
-async def test_status_shows_who_holds_the_lock_and_what_each_transaction_waits_for(scene: World) -> None:
+async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for(scene: World) -> None:
     async with scene.agent():
         granted, waiting, queued = scene.writer("granted"), scene.writer("waiting"), scene.writer("queued")
         await granted.begin(batch_id=7, heartbeat_seconds=100)
@@ -143,11 +145,11 @@ async def test_status_shows_who_holds_the_lock_and_what_each_transaction_waits_f
     assert shown["granted"]["file_groups"] == 2
     assert shown["waiting"]["waiting_on"] == "the grant of granted"
     assert shown["queued"]["waiting_on"] == "granted"
-    for told in (scene.table, acquired.agent, granted.transaction, "the grant of granted"):
-        assert told in as_text
+    for part in (scene.table, acquired.agent, granted.transaction, "the grant of granted"):
+        assert part in as_text
 
 
-async def test_status_of_a_table_that_nobody_writes_is_an_answer(scene: World) -> None:
+async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
     [view] = json.loads(await _answer(scene, "status", "--table", scene.table, "--output", "json"))
 
     assert view == {"table": scene.table, "lock": None, "transactions": []}
@@ -174,7 +176,7 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
     assert "loser lost to winner, which was first: p x;" in text
 
 
-async def test_dev_says_one_line_serves_leaves_nothing_and_finds_its_state_again(tmp_path: Path) -> None:
+async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_path: Path) -> None:
     data = tmp_path / "my data"
     table = f"file://{data}/t"
     first = "first-transaction"

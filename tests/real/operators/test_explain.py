@@ -1,4 +1,4 @@
-"""`lakewarden explain` as an operator meets it: what real agents left in a real log, in words and as JSON."""
+"""`lakewarden explain` from the command line: the log of real agents, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-async def test_a_conflict_a_queue_and_a_restart_are_told_from_the_log_while_no_agent_runs(
+async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_runs(
     scene: World,
 ) -> None:
     winner, loser, retry = scene.writer("winner"), scene.writer("loser"), scene.writer("loser")
@@ -49,45 +49,52 @@ async def test_a_conflict_a_queue_and_a_restart_are_told_from_the_log_while_no_a
         await scene.settle()
 
     text = await _answer(scene, "explain", loser.transaction)
-    told = await _story(scene, loser)
+    explanation = await _explanation(scene, loser)
 
-    aborted = next(each for each in told["steps"] if each["kind"] == "aborted")
+    aborted = next(each for each in explanation["steps"] if each["kind"] == "aborted")
     (against,) = aborted["against"]
     assert against["winner"]["transaction"] == winner.transaction
     assert against["by"] == "sequence"
     assert (against["theirs"]["where"]["offset"], against["mine"]["where"]["offset"]) == (first, met)
     assert aborted["cause"]["event"]["where"]["offset"] == met
     assert aborted["detected_after_ms"] >= 0
-    assert [each["kind"] for each in told["steps"]] == ["opened", "admitted", "touched", "aborted", "ignored"]
-    assert [each["fate"]["version"] for each in told["attempts"]] == [None, "snapshot 13"]
+    assert [each["kind"] for each in explanation["steps"]] == [
+        "opened",
+        "admitted",
+        "touched",
+        "aborted",
+        "ignored",
+    ]
+    assert [each["fate"]["version"] for each in explanation["attempts"]] == [None, "snapshot 13"]
     assert (
-        f"ABORTED (conflict) by agent agent-one, may try again, loss 1 in a row: because its marker-created at writers:{met} "
-        f"touched day=1/a_b f (merge/merge), which winner ({winner.transaction}) had touched by marker-created at writers:{first}"
+        f"ABORTED (conflict) by agent agent-one, retriable, 1 conflict lost in a row: its marker-created at writers:{met} "
+        f"touched day=1/a_b f (merge/merge), which winner ({winner.transaction}) had touched with marker-created "
+        f"at writers:{first}"
         in text
     )
-    assert "and the younger loses" in text
-    assert "1 marker-created changed nothing: it was aborted" in text
+    assert "and the younger transaction loses" in text
+    assert "1 marker-created without effect: it was aborted" in text
     assert f"  winner ({winner.transaction}): committed as version snapshot 12" in text
     assert f"  {retry.transaction} at writers:" in text
 
     text = await _answer(scene, "explain", retry.transaction)
-    told = await _story(scene, retry)
+    explanation = await _explanation(scene, retry)
 
-    waiting = next(each for each in told["steps"] if each["kind"] == "waiting")
+    waiting = next(each for each in explanation["steps"] if each["kind"] == "waiting")
     assert [each["who"]["transaction"] for each in waiting["behind"]] == [winner.transaction]
-    admitted = next(each for each in told["steps"] if each["kind"] == "admitted")
+    admitted = next(each for each in explanation["steps"] if each["kind"] == "admitted")
     assert admitted["freed_by"]["fate"]["version"] == "snapshot 12"
-    granted = next(each for each in told["steps"] if each["kind"] == "granted")
+    granted = next(each for each in explanation["steps"] if each["kind"] == "granted")
     assert granted["where"]["offset"] == _offset(scene, retry, CommitGranted)
     assert (
-        f"waits for its admission, behind winner ({winner.transaction}), which computes on day=1/a_b f"
+        f"waits for its admission, behind winner ({winner.transaction}), which is computing on day=1/a_b f"
         in text
     )
-    assert "agent agent-two took the partition over" in text
-    assert f"in line: winner ({winner.transaction}) committed as version snapshot 12" in text
+    assert "agent agent-two took over the partition" in text
+    assert f"in the queue: winner ({winner.transaction}) committed as version snapshot 12" in text
 
 
-async def test_a_lock_that_a_foreign_writer_holds_is_told_where_it_held_things_up(scene: World) -> None:
+async def test_a_lock_that_a_foreign_writer_holds_is_in_the_explanation(scene: World) -> None:
     foreign = {"expired": False, "validUntil": round((time.time() + 3) * 1000), "owner": "a-hudi-writer"}
     scene.lock_object().parent.mkdir(parents=True)
     scene.lock_object().write_text(json.dumps(foreign, separators=(",", ":")))
@@ -98,22 +105,22 @@ async def test_a_lock_that_a_foreign_writer_holds_is_told_where_it_held_things_u
         await writer.complete((await writer.obtain_grant()).grant)
         await scene.settle()
 
-    told = await _story(scene, writer)
+    explanation = await _explanation(scene, writer)
     text = await _answer(scene, "explain", writer.transaction[:-2])
 
-    assert [each["type"] for each in told["steps"] if each["kind"] == "lock"] == [
+    assert [each["type"] for each in explanation["steps"] if each["kind"] == "lock"] == [
         "lock-refused",
         "lock-acquired",
     ]
-    assert "did not get the table's lock, which owner a-hudi-writer holds until" in text
+    assert "could not acquire the table's lock, which owner a-hudi-writer holds until" in text
     assert text.splitlines()[3].startswith("outcome      committed as version 1 at writers:")
 
 
-async def test_a_beginning_that_several_share_lists_them_and_ends_with_1(scene: World) -> None:
-    tries = [scene.writer("nightly") for _ in range(2)]
+async def test_a_prefix_of_several_transactions_lists_them_with_exit_code_1(scene: World) -> None:
+    attempts = [scene.writer("nightly") for _ in range(2)]
     other = scene.writer("nightly", f"file://{scene.root}/tables/other")
-    other.transaction = tries[0].transaction
-    for each in (*tries, other):
+    other.transaction = attempts[0].transaction
+    for each in (*attempts, other):
         await each.send_intent()
 
     done = await _run(scene, "explain", "nightly")
@@ -121,16 +128,19 @@ async def test_a_beginning_that_several_share_lists_them_and_ends_with_1(scene: 
     chosen = await _answer(scene, "explain", other.transaction, "--table", other.table)
 
     assert done.returncode == same.returncode == 1
-    assert done.stderr == "lakewarden: 3 transactions begin with 'nightly'; say more of its name\n"
-    assert same.stderr.endswith("name one with --table\n")
-    assert {line.split()[0] for line in done.stdout.splitlines()} == {each.transaction for each in tries}
+    assert (
+        done.stderr
+        == "lakewarden: 3 transactions have an id that begins with 'nightly'; give more of the id\n"
+    )
+    assert same.stderr.endswith("choose the table with --table\n")
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {each.transaction for each in attempts}
     assert [line.split("table ")[1] for line in same.stdout.splitlines()] == [scene.table, other.table]
     assert "no agent has answered its intent yet" in chosen
     assert f"table        {other.table}" in chosen
 
 
-async def test_an_unknown_transaction_ends_with_1_and_says_what_could_be(scene: World) -> None:
-    empty = await _run(scene, "explain", "nobody")
+async def test_an_unknown_transaction_suggests_similar_ones_with_exit_code_1(scene: World) -> None:
+    empty = await _run(scene, "explain", "missing")
     writer = scene.writer("orders")
     await writer.send_intent()
     mistyped = writer.transaction[:-1] + "-"
@@ -143,26 +153,26 @@ async def test_an_unknown_transaction_ends_with_1_and_says_what_could_be(scene: 
         assert each.stdout == ""
         assert len(each.stderr.splitlines()) == 1, each.stderr
     assert "holds no event at all" in empty.stderr
-    for said in (
+    for part in (
         f"did you mean {writer.transaction}?",
         "all 2 partitions",
         "back to 20",
         "retention",
         "$LAKEWARDEN_TOPIC_PREFIX",
     ):
-        assert said in done.stderr
+        assert part in done.stderr
     assert f"it is one of {scene.table}" in elsewhere.stderr
 
 
-async def test_without_kafka_or_topics_one_line_says_so(kafka: KafkaServer) -> None:
+async def test_without_kafka_or_topics_the_error_is_one_line(kafka: KafkaServer) -> None:
     nowhere = await _run(None, "explain", "x", bootstrap_servers="127.0.0.1:9")
     nothing = await _run(
-        None, "explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody"
+        None, "explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing"
     )
 
     assert nowhere.returncode == nothing.returncode == 1
     assert "no Kafka broker answers at 127.0.0.1:9" in nowhere.stderr
-    assert "there is no topic nobody.writers" in nothing.stderr
+    assert "there is no topic missing.writers" in nothing.stderr
     assert len(nowhere.stderr.splitlines()) == len(nothing.stderr.splitlines()) == 1
 
 
@@ -173,11 +183,11 @@ def _offset(scene: World, writer: Writer, kind: type) -> int:
     return found
 
 
-async def _story(scene: World, writer: Writer) -> dict[str, Any]:
-    told = json.loads(await _answer(scene, "explain", writer.transaction, "--output", "json"))
-    assert isinstance(told, dict)
-    assert (told["who"]["transaction"], told["table"]) == (writer.transaction, writer.table)
-    return told
+async def _explanation(scene: World, writer: Writer) -> dict[str, Any]:
+    explanation = json.loads(await _answer(scene, "explain", writer.transaction, "--output", "json"))
+    assert isinstance(explanation, dict)
+    assert (explanation["who"]["transaction"], explanation["table"]) == (writer.transaction, writer.table)
+    return explanation
 
 
 async def _answer(scene: World, *arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""The names in `lakewarden explain --output json` never change, whatever the code calls them."""
+"""The names in the JSON of `explain`, `lock show`, `lock audit` and `status` never change, even if the code renames its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from typing import Any, get_args
 
 import pytest
 
+from lakewarden.agent.cli import lock_text
+from lakewarden.agent.locks.commands import AuditResult, LockView
 from lakewarden.agent.operators.explain_json import KINDS, json_name
+from lakewarden.agent.operators.status import LockHolder, TableView, TransactionView
 from lakewarden.handlers.explain import timeline
+from lakewarden.handlers.explain.lock_audit import (
+    Interval,
+    LockReport,
+    Loss,
+    Overlap,
+    PermanentRefusal,
+    Position,
+    Report,
+)
 
 NAMES: dict[type, str] = {
     timeline.Explanation: "who table fate waits_for markers beats repeated steps others attempts",
@@ -72,3 +84,65 @@ def test_the_values_that_classify_are_fixed() -> None:
     assert get_args(timeline.WaitReason) == ("computing", "earlier in the line", "granted", "publishing")
     assert get_args(timeline.VictimRule) == ("landed", "granted", "protected", "priority", "sequence")
     assert get_args(timeline.Awaited) == ("admission", "grant")
+
+
+def test_the_names_of_status_are_fixed() -> None:
+    """The dataclasses are printed as they are."""
+    assert names(TableView) == "table lock transactions"
+    assert names(LockHolder) == "held lock agent owner valid_until last_step detail"
+    assert names(TransactionView) == (
+        "transaction writer batch_id phase since waiting_on partitions file_groups"
+    )
+
+
+def names(kind: Any) -> str:
+    return " ".join(each.name for each in fields(kind))
+
+
+def test_the_names_of_lock_show_are_fixed() -> None:
+    """Absent fields are null, never left out."""
+    absent = LockView(
+        table="s3://lake/t",
+        lock="s3://lake/locks/t.json",
+        shared_with_hudi=False,
+        state="absent",
+        owner=None,
+        valid_until_ms=None,
+        seconds_left=None,
+        written_ms=None,
+        validity_seconds=30.0,
+        drift_seconds=0.5,
+        extra={},
+        why=None,
+        version=None,
+    )
+
+    assert " ".join(lock_text.view_fields(absent)) == (
+        "table lock shared_with_hudi state owner valid_until valid_until_ms seconds_left written_about drift_seconds extra "
+        "why version"
+    )
+
+
+def test_the_names_of_lock_audit_are_fixed() -> None:
+    """Of the result, of each lock, and of what a lock lists."""
+    at = Position(0, 0)
+    interval = Interval("o", "a", 0.0, 1.0, "lease", at, at)
+    overlap = Overlap(interval, interval, 0.0, 1.0)
+    loss, refusal = Loss("o", "a", 0.0, None, None, at), PermanentRefusal("forbidden", 1, "a", 0.0, at)
+    lock = LockReport(
+        "l", (), 500.0, 1, 1, 1, 1, 1, 1, interval, 1, (overlap,), 1, overlap, (loss,), (refusal,), ()
+    )
+
+    printed = lock_text.audit_fields(AuditResult(Report(1, 0, (lock,)), 1, ((at, "not JSON"),)))
+
+    assert " ".join(printed) == ("proven events duplicates unreadable unreadable_records violations locks")
+    [lock_fields] = printed["locks"]
+    assert " ".join(lock_fields) == (
+        "lock tables drift_seconds acquisitions renewals releases lost refused requests longest violations overlaps "
+        "within_drift closest losses hindrances cut"
+    )
+    assert " ".join(printed["unreadable_records"][0]) == "partition offset why"
+    assert " ".join(lock_fields["overlaps"][0]) == "since until seconds earlier later"
+    assert " ".join(lock_fields["longest"]) == "owner agent since until seconds ended_by first last"
+    assert " ".join(lock_fields["losses"][0]) == "owner agent at why holder partition offset"
+    assert " ".join(lock_fields["hindrances"][0]) == "why times last_agent last_at partition offset"

@@ -155,7 +155,7 @@ def test_a_winner_has_a_step_for_each_victim() -> None:
     assert [(each.transaction.id, each.outcome.phase) for each in explanation.others] == [
         ("B", Phase.ABORTED)
     ]
-    assert one(explanation, timeline.Abandoned).reason == "gave up"
+    assert one(explanation, timeline.Abandoned).reason == "the writer failed"
 
 
 @pytest.mark.parametrize(
