@@ -1,4 +1,4 @@
-"""The `azure_server` fixture: one Azure Blob server a session, started when a test asks for it."""
+"""The `azure_server` fixture: one Azure Blob server per test session, started if a test needs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.servers.program import NoServerError
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A first run installs the server, which takes a while: here, where no test's timeout runs."""
+    """Install the server, if necessary, before the first test: this may take longer than a test's timeout."""
     if session.config.option.collectonly:
         return
     if any("azure_server" in getattr(item, "fixturenames", ()) for item in session.items):
@@ -23,7 +23,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def azure_server() -> Iterator[AzureServer]:
-    """Never skipped: a suite that passes without its server would say nothing about Azure."""
+    """Fails, and never skips, if there is no server: a passing suite would otherwise not have tested Azure."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(running_azure_server())
@@ -34,7 +34,7 @@ def azure_server() -> Iterator[AzureServer]:
 
 @pytest.fixture
 def no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing of the machine's own accounts in either cloud."""
+    """Remove the credentials of both clouds that the machine may have."""
     for name in os.environ:
         if name.startswith(("GOOGLE_", "AZURE_", "CLOUDSDK_")):
             monkeypatch.delenv(name)
@@ -45,7 +45,7 @@ def no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def azure_credentials(
     azure_server: AzureServer, no_cloud: None, monkeypatch: pytest.MonkeyPatch
 ) -> AzureServer:
-    """The server, with account and key where the standard chain looks."""
+    """The server, with account and key in the environment, where the standard chain reads them."""
     for name, value in azure_server.environment.items():
         monkeypatch.setenv(name, value)
     return azure_server

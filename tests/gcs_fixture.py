@@ -1,4 +1,4 @@
-"""The `gcs_server` fixture: one server that speaks Google Cloud Storage a session, started when a test asks for it."""
+"""The `gcs_server` fixture: one Google Cloud Storage emulator per test session, started if a test needs it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.servers.program import NoServerError
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A first run builds the server, which takes minutes: here, where no test's timeout runs."""
+    """Build the server, if necessary, before the first test: this takes minutes."""
     if session.config.option.collectonly:
         return
     if any("gcs_server" in getattr(item, "fixturenames", ()) for item in session.items):
@@ -21,7 +21,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[GcsServer]:
-    """Never skipped: a suite that passes without its server would say nothing about Google Cloud Storage."""
+    """Fails, and never skips, if there is no server: a passing suite would otherwise not have tested Google."""
     with ExitStack() as stack:
         try:
             server = stack.enter_context(running_gcs_server())
@@ -32,7 +32,7 @@ def gcs_server() -> Iterator[GcsServer]:
 
 @pytest.fixture
 def gcs_credentials(gcs_server: GcsServer, no_cloud: None, monkeypatch: pytest.MonkeyPatch) -> GcsServer:
-    """The server, with a token where the standard chain looks."""
+    """The server, with a token in the environment, where the standard chain reads it."""
     for name, value in gcs_server.environment.items():
         monkeypatch.setenv(name, value)
     return gcs_server

@@ -1,8 +1,10 @@
-"""Stores that keep a table's lock: conditional writes on S3, Google Cloud Storage, Azure Blob and the local disk.
+"""Conditional writes to the stores that hold lock objects: S3, Google Cloud Storage, Azure Blob, local disk, memory.
 
-There is one in memory too, for tests and simulations. `port.py` is what the lock sees, `classify.py` what the stores'
-answers mean, `probe.py` how a store proves that it can be trusted with a lock. `s3.py` and `cloud.py` aren't imported
-here: see `open.py`.
+- `port.py`: the interface that the lock uses.
+- `open.py`: chooses the store for a URI. It imports `s3.py` and `cloud.py` only when they are needed.
+- `probe.py`: checks that a store honours conditions.
+- `classify.py`: what each answer of a store means.
+- `memory.py`: the store for tests and simulations.
 """
 
 from lakewarden.agent.stores.local import LocalStore

@@ -1,17 +1,17 @@
-"""Google Cloud Storage and Azure Blob, through obstore: one conditional request a call, every answer an outcome.
+"""Google Cloud Storage and Azure Blob through obstore: each call sends one conditional request and returns an outcome.
 
-What the answers mean is in `classify.py`; here is only how obstore delivers them.
+`classify.py` defines what an answer means. This module translates between obstore and `Answer`:
 
-- **Conditions.** Google compares a generation (`x-goog-if-generation-match`, 0 for "nothing there"), Azure an ETag
-  (`If-None-Match: *`, `If-Match`). Either is the version that reads and writes return. Neither ever repeats.
-- **Answers.** obstore raises for whatever isn't 2xx and exposes no status: it is in the message. It counts only where
-  the message is about our own request, and not about one for credentials. Anything else is no answer, so *unknown*: a
-  message that reads differently after an upgrade can make the lock read back, it can't make it lose or win.
-- **Once.** `max_retries` is 0. Redirects are followed by the HTTP client below, which nobody can turn off: a GET, and
-  after a 303 also a PUT (as a GET). So a 2xx counts only with a version of the form that the cloud writes, and a write
-  only with another version than the one it was to replace; otherwise it is *unknown* and read back.
-- **Late.** The request runs in another thread. Giving up on it closes its connection and doesn't call it back: a
-  write may land after the timeout or the cancellation, as on any store. It is *unknown*.
+- **Conditions.** Google compares a generation (`x-goog-if-generation-match`, 0 for "absent"), Azure an ETag
+  (`If-None-Match: *`, `If-Match`). This is the version that reads and writes return. It never repeats.
+- **Answers.** obstore raises an exception for every status but 2xx, and the status is only in its message. It counts only
+  if the message is about our own request, not about a request for credentials. Any other failure is *unknown*. If an
+  upgrade changes the messages, the lock reads back more often, but it never loses or wins wrongly.
+- **One request.** `max_retries` is 0. The HTTP client below obstore follows redirects, and this can't be turned off: a GET,
+  and after a 303 also a PUT (as a GET). Therefore a 2xx counts only with a version in the cloud's own form, and for a write
+  only if it differs from the version to be replaced. Otherwise the outcome is *unknown*, and the lock reads back.
+- **Late writes.** The request runs in another thread. A timeout or a cancellation closes the connection, but can't recall
+  the request: the write may still be applied afterwards, as on any store. The outcome is *unknown*.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _NO_CREDENTIALS: Final = re.compile(
     r"Generic \w+ error: .{0,40}(token re(quest|sponse)|federated token|az account|azure cli)"
 )
 _S3_CODES: Final = {"BlobAlreadyExists": "PreconditionFailed", "ServerBusy": "SlowDown"}
-"""Azure's names for what the table of `classify.py` goes by; where it goes by the status, a name makes no difference.
-The first comes with 409, and isn't what other 409s say, that two writes met: the condition of if-absent did not hold."""
+"""Azure's codes, as the S3 codes that `classify.py` knows. Other answers are classified by their status.
+`BlobAlreadyExists` comes with 409, but unlike other 409s it means that the condition of if-absent did not hold."""
 _UNSENDABLE: Final = "HTTP error: builder error"
 _CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
@@ -78,36 +78,37 @@ _MESSAGE: Final = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cloud:
-    """What differs between the two."""
+    """The differences between the two clouds."""
 
     authority: re.Pattern[str]
-    spelling: str
+    uri_form: str
+    """For error messages."""
     version: Literal["version", "e_tag"]
-    """Where obstore puts what a later condition needs."""
-    form: re.Pattern[str]
+    """The key of obstore's result that holds the version for a later condition."""
+    version_form: re.Pattern[str]
     credentials: str
-    """Where they are looked for first, for whoever has none."""
+    """What to set where credentials are missing, for error messages."""
 
 
 _GOOGLE: Final = _Cloud(
     authority=re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
-    spelling="gs://bucket/key",
+    uri_form="gs://bucket/key",
     version="version",
-    form=re.compile(r"\d{1,20}"),
+    version_form=re.compile(r"\d{1,20}"),
     credentials="GOOGLE_APPLICATION_CREDENTIALS, or run with a service account",
 )
 _AZURE: Final = _Cloud(
     authority=re.compile(r"[a-z0-9][a-z0-9-]{2,62}(@[a-z0-9]{3,24}\.(dfs|blob)\.core\.windows\.net)?"),
-    spelling="az://container/key or abfs://container@account.dfs.core.windows.net/key",
+    uri_form="az://container/key or abfs://container@account.dfs.core.windows.net/key",
     version="e_tag",
-    form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
+    version_form=re.compile(r'"?0x[0-9A-Fa-f]{1,32}"?'),
     credentials="AZURE_STORAGE_ACCOUNT_NAME and a key (AZURE_STORAGE_ACCOUNT_KEY), or run with a managed or workload identity",
 )
 _CLOUDS: Final = {"gs": _GOOGLE, "az": _AZURE, "abfs": _AZURE}
 
 
 class CloudStore(AsyncContextManagerMixin):
-    """Objects of the bucket or container that `uri` lies in. Credentials come from the cloud's standard chain."""
+    """The bucket or container of `uri`. Credentials come from the cloud's standard chain."""
 
     def __init__(self, uri: str, *, request_timeout_seconds: float, endpoint: str | None = None) -> None:
         self._timeout = require_timeout(request_timeout_seconds)
@@ -116,7 +117,7 @@ class CloudStore(AsyncContextManagerMixin):
         self._authority = uri.partition("://")[2].partition("/")[0]
         self._cloud = _CLOUDS[self._scheme]
         if not self._cloud.authority.fullmatch(self._authority):
-            raise LocationError(f"an object is written {self._cloud.spelling}: uri={uri!r}")
+            raise LocationError(f"an object's URI has the form {self._cloud.uri_form}: uri={uri!r}")
         self._client: _Client | None = None
 
     @asynccontextmanager
@@ -124,22 +125,22 @@ class CloudStore(AsyncContextManagerMixin):
         try:
             self._client = self._connect()
         except BaseError as error:
-            said = shorten(str(error).partition(_DEBUG)[0])
-            raise ValueError(f"{said}; set {self._cloud.credentials}") from error
+            message = shorten(str(error).partition(_DEBUG)[0])
+            raise ValueError(f"{message}; set {self._cloud.credentials}") from error
         try:
             yield self
         finally:
             self._client = None
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Body and version of one GET."""
+        """Send one GET."""
         key = self._locate(uri)
         if isinstance(key, Refused):
             return key
         return classify_read(await self._request(lambda store: self._get(store, key)))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """One PUT under the condition."""
+        """Send one PUT under the condition."""
         key = self._locate(uri)
         if isinstance(key, Refused):
             return key
@@ -150,7 +151,7 @@ class CloudStore(AsyncContextManagerMixin):
         )
 
     async def delete(self, uri: str) -> None:
-        """Remove a probe's key; a store that forbids it keeps a few bytes."""
+        """Delete a probe's key; log a warning if that fails."""
         require_probe_key(uri)
         key = self._locate(uri)
         if isinstance(key, Refused):
@@ -167,10 +168,10 @@ class CloudStore(AsyncContextManagerMixin):
         options: ClientConfig = {
             "allow_http": endpoint is not None and endpoint.startswith("http://"),
             "timeout": timedelta(seconds=self._timeout),
-            # Half the budget, so that an endpoint that isn't there is told apart from one that is slow.
+            # Half the timeout, so that the error distinguishes an unreachable endpoint from a slow one.
             "connect_timeout": timedelta(seconds=self._timeout / 2),
         }
-        # Every attempt must be the lock's own: a hidden retry meets its own first write as a 412.
+        # A hidden retry would get a 412 for the write of its own first attempt.
         retry: RetryConfig = {"max_retries": 0}
         if self._cloud is _GOOGLE:
             return GCSStore(
@@ -181,7 +182,7 @@ class CloudStore(AsyncContextManagerMixin):
             )
         return AzureStore.from_url(
             f"{self._scheme}://{self._authority}",
-            # The emulator is an endpoint like any other; the switch for it would allow http whatever the endpoint.
+            # An emulator is used as an ordinary endpoint: `use_emulator` would allow HTTP for every endpoint.
             config={"use_emulator": False, "endpoint": endpoint} if endpoint else {"use_emulator": False},
             client_options=options,
             retry_config=retry,
@@ -190,9 +191,9 @@ class CloudStore(AsyncContextManagerMixin):
     async def _request(self, request: Callable[[_Client], Awaitable[Answer]]) -> Answer:
         if self._client is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
-        # obstore bounds each of its requests by itself, but a call may begin with some for credentials.
+        # obstore limits each of its requests, but a call may first send requests for credentials.
         with anyio.move_on_after(self._timeout):
-            # obstore sends when it is called, not when it is awaited.
+            # obstore sends the request when it is called, not when it is awaited.
             await anyio.lowlevel.checkpoint_if_cancelled()
             try:
                 return await request(self._client)
@@ -200,7 +201,7 @@ class CloudStore(AsyncContextManagerMixin):
                 return self._answer_from_error(error)
         return Answer(
             fault="no answer",
-            message=f"credentials or an answer did not come in time: request_timeout_seconds={self._timeout:g}",
+            message=f"no credentials or no answer within the timeout: request_timeout_seconds={self._timeout:g}",
         )
 
     async def _put(self, client: _Client, key: str, body: bytes, condition: Condition) -> Answer:
@@ -209,7 +210,7 @@ class CloudStore(AsyncContextManagerMixin):
             case IfAbsent():
                 mode = "create"
             case IfMatch(version=version):
-                # Each client takes the one that its cloud compares.
+                # Each client uses the one that its cloud compares.
                 mode = {"e_tag": version, "version": version}
             case _:
                 assert_never(condition)
@@ -225,20 +226,23 @@ class CloudStore(AsyncContextManagerMixin):
         return self._success(result.meta[self._cloud.version], bytes(await result.bytes_async()))
 
     def _success(self, version: str | None, body: bytes = b"") -> Answer:
-        if version is None or not self._cloud.form.fullmatch(version):
-            return Answer(200, message=f"nothing that this cloud writes as a version: {version!r}")
+        if version is None or not self._cloud.version_form.fullmatch(version):
+            return Answer(200, message=f"not a version of this cloud: {version!r}")
         return Answer(200, version=version, body=body)
 
     def _answer_from_error(self, error: Exception) -> Answer:
-        """obstore's exception back into the answer it was made of, if it was made of one."""
+        """The answer that obstore turned into this exception, if there was one."""
         text = str(error).partition(_DEBUG)[0]
         if _NO_CREDENTIALS.match(text):
             return Answer(fault="no answer", message=f"no credentials; set {self._cloud.credentials}: {text}")
         if text.endswith(_UNSENDABLE):
-            hint = "is that an endpoint without TLS? name it in the agent's settings, gcs_endpoint or azure_endpoint"
+            hint = (
+                "the request was not sent; if the endpoint has no TLS, set it in the agent's settings "
+                "gcs_endpoint or azure_endpoint"
+            )
             return Answer(fault="not sent", message=f"{hint}: {text}")
         found = _STATUS_ERROR.fullmatch(text)
-        # A type of its own (not found, precondition, …) is given to nothing but an answer; any failure may be generic.
+        # obstore uses its specific exceptions (not found, precondition, …) for answers only; any failure may be generic.
         if found is None or (type(error) is GenericError and not _GENERIC.fullmatch(found["before"])):
             return Answer(fault="no answer", message=f"{type(error).__name__}: {text}")
         status, code, message = (
@@ -246,11 +250,11 @@ class CloudStore(AsyncContextManagerMixin):
             _CODE.search(found["body"]),
             _MESSAGE.search(found["body"]),
         )
-        said = message[1] if message else found["body"]
+        text = message[1] if message else found["body"]
         if code is None:
-            # Both clouds name what is missing; a 404 that doesn't is a page of something in between.
-            return Answer(status, message=said, fault="not the store" if status == 404 else None)
-        return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {said}")
+            # Both clouds send a code with a 404. Without one, the 404 comes from a proxy.
+            return Answer(status, message=text, fault="not the store" if status == 404 else None)
+        return Answer(status, _S3_CODES.get(code[1], code[1]), f"{code[1]}: {text}")
 
     def _locate(self, uri: str) -> str | Refused:
         try:
@@ -258,7 +262,9 @@ class CloudStore(AsyncContextManagerMixin):
         except LocationError as error:
             return Refused(str(error))
         if (location.scheme, location.authority) != (self._scheme, self._authority):
-            return Refused(f"not in the store that is open, {self._scheme}://{self._authority}: uri={uri!r}")
+            return Refused(
+                f"the object is not in the open store {self._scheme}://{self._authority}: uri={uri!r}"
+            )
         return location.key
 
 
@@ -269,8 +275,8 @@ async def _remove(client: _Client, key: str) -> Answer:
 
 
 def _require_endpoint(endpoint: str) -> str:
-    """obstore panics on some of what isn't a URL."""
+    """Check the endpoint here, because obstore panics on some invalid URLs."""
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise LocationError(f"an endpoint is written https://host[:port][/path]: endpoint={endpoint!r}")
+        raise LocationError(f"an endpoint has the form https://host[:port][/path]: endpoint={endpoint!r}")
     return endpoint.rstrip("/")

@@ -1,20 +1,17 @@
-"""Compare-and-swap of one file, between processes and across crashes. Blocking; `local.py` runs it in threads.
+"""Compare-and-swap of one file, safe between processes and across crashes. Blocking; `local.py` runs it in threads.
 
-The rules, and what each is for:
-
-- **One swap at a time.** Read, compare and replace happen under `flock` on a file beside the object. The lock
-  file is empty, is never replaced while the object lives, and after locking we check that its name still
-  leads to what we locked, because somebody may have removed it in between. The system frees the lock of a
-  process that dies.
-- **Old or new, never half.** The new body goes to a temporary file, is synced, then renamed over the object, then
-  the folder is synced. Before the rename nothing has happened; from the rename on the write has, although
-  we can't promise that it survives a power cut until the folder is synced.
-- **A version never repeats.** It is the object's modification time in nanoseconds and the hash of its body. Under
-  the lock every write sets that time later than the one before, whatever the clock says, so the same bytes
-  written twice are two versions (inode numbers would not do: file systems reuse them at once). Time and body
-  arrive with one rename and are read through one descriptor, so all processes see the same pair.
-- **Below the root.** Folders are opened one by one from the root without following symbolic links, and everything
-  after that is relative to the opened folder: a link put there later leads nowhere either.
+- **One swap at a time.** Read, compare and replace run under `flock` on a file beside the object. This lock file is empty and
+  is never replaced while the object exists. After locking, the process checks that the name still refers to the locked file,
+  because another process may have removed it in between. The system releases the lock of a process that dies.
+- **Old or new, never half.** The new body is written to a temporary file, synced and renamed over the object; then the folder
+  is synced. Before the rename the object is unchanged. After it the write is done, but only the synced folder survives a power
+  failure.
+- **A version never repeats.** It consists of the object's modification time in nanoseconds and the hash of its body. Each
+  write sets a later time than the previous one, whatever the clock shows, so the same bytes written twice are two versions.
+  Inode numbers would not do, since file systems reuse them immediately. Time and body change with one rename and are read
+  through one descriptor, so all processes see the same pair.
+- **Only below the root.** Folders are opened one by one from the root without following symbolic links, and every further
+  operation is relative to the opened folder. A link that is created later has no effect either.
 """
 
 from __future__ import annotations
@@ -50,10 +47,10 @@ LOCK_SUFFIX: Final = ".lakewarden-lock"
 TEMPORARY_SUFFIX: Final = ".lakewarden-tmp"
 
 _LOCK_ATTEMPTS: Final = 8
-"""How often a lock file may vanish between opening and locking it before we let the caller wait a little."""
+"""How often a lock file may vanish between opening and locking before `swap` returns `Busy`."""
 
 _MTIME_STEPS_NS: Final = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
-"""Steps for a later modification time: the resolutions of file systems, from nanoseconds to FAT's two seconds."""
+"""Steps for a later modification time: the resolutions of file systems, from a nanosecond to FAT's two seconds."""
 
 _PERMANENT_ERRNOS: Final = frozenset(
     {
@@ -69,12 +66,12 @@ _PERMANENT_ERRNOS: Final = frozenset(
         errno.ENOTSUP,
     }
 )
-"""What no retry mends: permissions, a full disk, something else in the way. Anything else may pass."""
+"""Errors that a retry can't fix: permissions, a full disk, another kind of file at the path. Others may be transient."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectPath:
-    """An object as folders and a name below a root that is trusted as it is."""
+    """An object's folders and name below a trusted root."""
 
     root: Path
     folders: tuple[str, ...]
@@ -82,12 +79,12 @@ class ObjectPath:
 
     @property
     def lock_name(self) -> str:
-        """The file that is locked for this object."""
+        """The lock file of this object."""
         return f".{self.name}{LOCK_SUFFIX}"
 
     @property
     def temporary_name(self) -> str:
-        """One name is enough: only the holder of the lock writes there, and a crash leaves at most one behind."""
+        """The temporary file. One name suffices: only the holder of the file lock writes it, and a crash leaves at most one."""
         return f".{self.name}{TEMPORARY_SUFFIX}"
 
     def __str__(self) -> str:
@@ -96,15 +93,15 @@ class ObjectPath:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Another process is in the middle of a swap: nothing was done, try again in a moment."""
+    """Another process is swapping this object. Nothing was done; retry after a short pause."""
 
 
 class _RefusedError(Exception):
-    """Nothing was done, and somebody has to change something first."""
+    """Nothing was done, and a retry can't succeed until the cause is removed."""
 
 
 def read(path: ObjectPath) -> ReadOutcome:
-    """Body and version of one moment. Takes no lock: a file that was renamed into place never changes again."""
+    """Read body and version. No lock is needed: a file never changes after it was renamed into place."""
     try:
         with _folder(path, create=False) as folder:
             return _read_in(folder, path) or Absent()
@@ -117,7 +114,7 @@ def read(path: ObjectPath) -> ReadOutcome:
 
 
 def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | Busy:
-    """Replace the object if the condition holds; returns only when that is on the disk."""
+    """Replace the object if the condition holds. `Won` means that the change is synced to the disk."""
     try:
         with _folder(path, create=isinstance(condition, IfAbsent)) as folder, _locked(folder, path) as held:
             if not held:
@@ -129,9 +126,9 @@ def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | 
             return _rename_into_place(folder, path, version)
     except FileNotFoundError:
         return (
-            Lost("no object is there")
+            Lost("the object does not exist")
             if isinstance(condition, IfMatch)
-            else Unknown("a folder vanished meanwhile")
+            else Unknown("a folder of the object was removed during the write")
         )
     except _RefusedError as error:
         return Refused(str(error))
@@ -140,7 +137,7 @@ def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | 
 
 
 def remove(path: ObjectPath) -> Refused | Unknown | Busy | None:
-    """Delete an object and its lock file (a probe's: see `port.PROBE_FOLDER`)."""
+    """Delete a probe's object and its lock file (see `port.PROBE_FOLDER`)."""
     try:
         with _folder(path, create=False) as folder, _locked(folder, path) as held:
             if not held:
@@ -160,11 +157,11 @@ def remove(path: ObjectPath) -> Refused | Unknown | Busy | None:
 
 @contextmanager
 def _folder(path: ObjectPath, *, create: bool) -> Iterator[int]:
-    """The object's folder as a descriptor, reached from the root without following a link."""
+    """Open the object's folder from the root, without following a symbolic link."""
     try:
         descriptor = os.open(path.root, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError as error:
-        raise _RefusedError(f"the allowed root does not exist; create it: root={path.root}") from error
+        raise _RefusedError(f"the root folder does not exist; create it: root={path.root}") from error
     try:
         for part in path.folders:
             if create:
@@ -185,7 +182,7 @@ def _open_folder(part: str, parent: int, path: ObjectPath) -> int:
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR}:
             raise _RefusedError(
-                "a symbolic link or a file stands in the way below the allowed root; use the real path: "
+                "a folder of the object's path is a symbolic link or a file; use the real path: "
                 f"at={part!r} path={path}"
             ) from error
         raise
@@ -193,9 +190,9 @@ def _open_folder(part: str, parent: int, path: ObjectPath) -> int:
 
 @contextmanager
 def _locked(folder: int, path: ObjectPath) -> Iterator[bool]:
-    """Whether this object's lock was free; held for as long as the block runs."""
+    """Lock the object for the block; yields False if another process has the lock."""
     for _ in range(_LOCK_ATTEMPTS):
-        # Opened for reading only, so that users who share the folder can lock each other out.
+        # Opened for reading only, so that the lock also works between users who share the folder.
         descriptor = os.open(path.lock_name, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666, dir_fd=folder)
         try:
             try:
@@ -219,7 +216,7 @@ def _is_current(name: str, folder: int, descriptor: int) -> bool:
 
 def _read_in(folder: int, path: ObjectPath) -> Found | None:
     try:
-        # Without O_NONBLOCK a pipe under this name would hold us until somebody writes to it.
+        # Without O_NONBLOCK, opening a named pipe would block until another process opens it for writing.
         descriptor = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except FileNotFoundError:
         return None
@@ -230,7 +227,7 @@ def _read_in(folder: int, path: ObjectPath) -> Found | None:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise _RefusedError(f"not a regular file: path={path}")
+            raise _RefusedError(f"the object is not a regular file; remove it: path={path}")
         if status.st_size > MAX_OBJECT_BYTES:
             raise _RefusedError(too_long(status.st_size))
         body = file.read(MAX_OBJECT_BYTES)
@@ -240,19 +237,19 @@ def _read_in(folder: int, path: ObjectPath) -> Found | None:
 def _compare(current: Found | None, condition: Condition) -> Lost | None:
     match condition:
         case IfAbsent():
-            return None if current is None else Lost(f"an object is there already: found={current.version}")
+            return None if current is None else Lost(f"the object exists already: found={current.version}")
         case IfMatch(version=version):
             if current is None:
-                return Lost("no object is there")
+                return Lost("the object does not exist")
             if current.version != version:
-                return Lost(f"another version is there: found={current.version} expected={version}")
+                return Lost(f"the object has another version: found={current.version} expected={version}")
             return None
         case _:
             assert_never(condition)
 
 
 def _write_temporary(folder: int, path: ObjectPath, body: bytes, *, after: int) -> str:
-    """Everything that can be done, and synced, before the object changes; returns the version it will have."""
+    """Write and sync the temporary file, with a modification time later than `after`; returns its version."""
     with suppress(FileNotFoundError):
         os.unlink(path.temporary_name, dir_fd=folder)
     descriptor = os.open(
@@ -267,23 +264,25 @@ def _write_temporary(folder: int, path: ObjectPath, body: bytes, *, after: int) 
 
 
 def _advance_mtime(descriptor: int, after: int) -> int:
-    """Give the file a modification time later than `after`, as the file system will tell it."""
+    """Set a modification time that is later than `after` in the file system's resolution; returns it."""
     now = time.time_ns()
-    for later in _MTIME_STEPS_NS:
-        wanted = max(now, after + later)
-        os.utime(descriptor, ns=(wanted, wanted))
-        if (kept := os.fstat(descriptor).st_mtime_ns) > after:
-            return kept
-    raise _RefusedError("this file system keeps no modification times to tell versions by; use another")
+    for step in _MTIME_STEPS_NS:
+        mtime = max(now, after + step)
+        os.utime(descriptor, ns=(mtime, mtime))
+        if (stored := os.fstat(descriptor).st_mtime_ns) > after:
+            return stored
+    raise _RefusedError(
+        "this file system stores no modification times, so versions can repeat; use another one"
+    )
 
 
 def _rename_into_place(folder: int, path: ObjectPath, version: str) -> WriteOutcome:
-    """The moment the write happens. From here on a failure leaves it open whether it did."""
+    """Perform the write. After a failure here it is unknown whether the write was applied."""
     try:
         os.rename(path.temporary_name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except OSError as error:
-        return Unknown(f"while renaming the object into place: {error}")
+        return Unknown(f"renaming the object into place failed: {error}")
     return Won(version)
 
 
@@ -297,5 +296,5 @@ def _mtime_ns(current: Found | None) -> int:
 
 def _failure(error: OSError) -> Refused | Unknown:
     if error.errno in _PERMANENT_ERRNOS:
-        return Refused(f"the local disk refuses: {error}")
+        return Refused(f"the local disk refused the operation: {error}")
     return Unknown(f"the local disk failed: {error}")

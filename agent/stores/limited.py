@@ -1,12 +1,11 @@
-"""At most so many requests to a store at once; the others wait here, before their own time begins to run.
+"""A limit on concurrent requests to one store. The others wait here, before their request timeout starts.
 
-Many locks may be wanted, or fall due, at one moment: an agent starts on a thousand open tables, or its process stood still for
-a while. Sent together, their requests share one processor and one pool of connections, and most would time out before they
-are sent: unknown outcomes, each to be read back, which makes more of what was too much already. One after the other they
-are answered well in time.
+Many locks can be due at the same moment: an agent starts with a thousand open tables, or its process was suspended. If all
+their requests were sent at once, they would share one processor and one connection pool, and most would time out before they
+were sent. Each of these unknown outcomes must be read back, which adds load. In a queue, the store answers them all in time.
 
-A lease counts from when its write was decided on, so what it waits here is taken off it, and a lease that can't be confirmed
-in time is given up meanwhile as ever.
+A lease counts from when its write was decided, so the time spent waiting here shortens it. A lease that can't be confirmed in
+time is lost as usual.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from lakewarden.agent.stores.port import ConditionalStore
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
 MAX_CONCURRENT: Final = 32
-"""At 30 ms a request, as clouds take, a thousand a second: far more than one process can send. Fewer than the adapters'
-connections, so that nobody waits for one of these."""
+"""At 30 ms per cloud request this allows a thousand requests a second, far more than one process can send. It is less than
+the size of the adapters' connection pools, so that no request waits for a connection."""
 
 
 class LimitedStore:
-    """A store that is asked by at most `max_concurrent` at once, in the order of asking."""
+    """Sends at most `max_concurrent` requests at once to `store`, first come, first served."""
 
     def __init__(self, store: ConditionalStore, max_concurrent: int = MAX_CONCURRENT) -> None:
         self._store = store

@@ -1,10 +1,10 @@
-"""Objects on the local disk, `file:///absolute/path`, for tables and lock roots that lie there.
+"""Objects on the local disk, `file:///absolute/path`.
 
-The swap itself is in `disk.py` and blocks; here it runs in threads, so a slow disk delays its own caller and
-nobody else, and waiting for another process is a sleep of the event loop and not a thread that hangs.
+`disk.py` contains the blocking operations. This module runs them in threads, so that a slow disk delays only its own caller.
+Waiting for another process is a sleep in the event loop, not a blocked thread.
 
-A thread that hangs in the disk can't be called back. Its caller is answered in time all the same, and the thread counts until
-it ends: when `_MAX_THREADS` hang, nothing more is begun.
+A thread that hangs in a disk operation can't be cancelled. Its caller still gets `Unknown` within the timeout. At most
+`_MAX_THREADS` threads run at once, hanging ones included.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from lakewarden.handlers.lease.conditional import (
 log = structlog.get_logger(__name__)
 
 _MAX_THREADS: Final = 16
-"""Of one store at once. A disk that hangs keeps them; a process that started more and more would run out of memory."""
+"""Limit for one store. Threads on a hanging disk accumulate, and without a limit the process would run out of memory."""
 
 _FIRST_PAUSE_SECONDS: Final = 0.0005
 _LONGEST_PAUSE_SECONDS: Final = 0.01
-"""Between tries for the file lock. A swap takes about a millisecond (two syncs), so longer pauses only add waiting."""
+"""Pauses between tries for the file lock. A swap takes about a millisecond (two syncs), so longer pauses only add delay."""
 
 _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class _NoThreadFree:
-    """As many threads as may be are still in the disk: nothing was done."""
+    """All threads are in disk operations. Nothing was done."""
 
 
 class LocalStore(AsyncContextManagerMixin):
-    """Files below one root. Everything outside is refused, however its path is spelled."""
+    """Objects below one root folder. Every other path is refused, however it is spelled."""
 
     def __init__(self, root: str | os.PathLike[str], *, request_timeout_seconds: float) -> None:
         self._timeout = require_timeout(request_timeout_seconds)
-        given = Path(root).absolute()
-        if not given.is_dir():
-            raise ValueError(f"the allowed root is no folder; create it or name another: root={given}")
-        self._root = given.resolve()
-        # The root itself is trusted, so a location may spell it with its links or without them.
-        self._spellings = (given.parts[1:], self._root.parts[1:])
+        folder = Path(root).absolute()
+        if not folder.is_dir():
+            raise ValueError(f"the root is not a folder; create it or choose another: root={folder}")
+        self._root = folder.resolve()
+        # The root itself is trusted, so a location may contain its symbolic links or the resolved path.
+        self._spellings = (folder.parts[1:], self._root.parts[1:])
         self._threads: CapacityLimiter | None = None
-        # Taken and given back in the threads themselves: the limiter lets go of a thread that is given up on.
+        # Acquired and released in the threads: the limiter releases an abandoned thread before that has ended.
         self._disk_slots = threading.Semaphore(_MAX_THREADS)
 
     @asynccontextmanager
@@ -77,14 +77,14 @@ class LocalStore(AsyncContextManagerMixin):
             self._threads = None
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Body and version of one moment."""
+        """Read body and version."""
         path = self._locate(uri)
         if isinstance(path, Refused):
             return path
         return await self._retry_while_busy(partial(disk.read, path))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Compare and swap. One given up on in time may still land, as on any store: it is unknown."""
+        """Compare and swap. A write that exceeds the timeout may still be applied, as on any store: it is unknown."""
         path = self._locate(uri)
         if isinstance(path, Refused):
             return path
@@ -93,19 +93,19 @@ class LocalStore(AsyncContextManagerMixin):
         return await self._retry_while_busy(partial(disk.swap, path, body, condition))
 
     async def delete(self, uri: str) -> None:
-        """Remove a probe's key."""
+        """Delete a probe's key; log a warning if that fails."""
         require_probe_key(uri)
         path = self._locate(uri)
-        given = (
+        failure = (
             path if isinstance(path, Refused) else await self._retry_while_busy(partial(disk.remove, path))
         )
-        if given is not None:
-            log.warning("store.probe_key_left_behind", uri=uri, why=given.why)
+        if failure is not None:
+            log.warning("store.probe_key_left_behind", uri=uri, why=failure.why)
 
     async def _retry_while_busy(
         self, operation: Callable[[], _Result | Busy]
     ) -> _Result | Throttled | Unknown:
-        """Act as soon as no other process is at it, within the timeout."""
+        """Run the operation, and retry within the timeout while another process has the file lock."""
         obstacle: Busy | _NoThreadFree | None = None
         with anyio.move_on_after(self._timeout):
             pause = _FIRST_PAUSE_SECONDS
@@ -117,16 +117,14 @@ class LocalStore(AsyncContextManagerMixin):
                 obstacle = result
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        within = f"request_timeout_seconds={self._timeout:g}"
+        limit = f"request_timeout_seconds={self._timeout:g}"
         match obstacle:
             case None:
-                return Unknown(f"the disk did not answer in time: {within}")
+                return Unknown(f"the disk did not answer within the timeout: {limit}")
             case Busy():
-                return Throttled(f"another process kept the file lock: {within}")
+                return Throttled(f"another process held the file lock: {limit}")
             case _NoThreadFree():
-                return Throttled(
-                    f"the disk has not answered {_MAX_THREADS} requests before this one: {within}"
-                )
+                return Throttled(f"{_MAX_THREADS} earlier disk operations have not ended: {limit}")
 
     async def _in_thread(self, operation: Callable[[], _Result]) -> _Result | _NoThreadFree:
         if self._threads is None:
@@ -148,13 +146,13 @@ class LocalStore(AsyncContextManagerMixin):
         except LocationError as error:
             return Refused(str(error))
         if location.scheme != "file" or location.authority not in {"", "localhost"}:
-            return Refused(f"a local object is written file:///absolute/path: uri={uri!r}")
+            return Refused(f"a local object's URI has the form file:///absolute/path: uri={uri!r}")
         if location.parts[-1].endswith((disk.LOCK_SUFFIX, disk.TEMPORARY_SUFFIX)):
-            return Refused(f"that name belongs to another object's lock: uri={uri!r}")
+            return Refused(f"this name is reserved for the lock files of other objects: uri={uri!r}")
         for spelling in self._spellings:
             below = location.parts[len(spelling) :]
             if below and location.parts[: len(spelling)] == spelling:
                 return ObjectPath(self._root, below[:-1], below[-1])
         return Refused(
-            f"outside the allowed root; name a path below it or allow another: root={self._root} uri={uri!r}"
+            f"the object is outside the root folder; choose a path below it: root={self._root} uri={uri!r}"
         )

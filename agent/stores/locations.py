@@ -1,8 +1,8 @@
-"""Object URIs, taken apart once and strictly: `scheme://authority/part/part`.
+"""Strict parser for object URIs: `scheme://authority/segment/segment`.
 
-The path is percent-decoded exactly once, as Hudi's lock does (a Java writer and we must arrive at the same
-key). What would mean different things to different readers is refused instead of repaired: empty, `.` and
-`..` segments, an encoded slash, control characters, malformed escapes, a query or a fragment.
+The path is percent-decoded exactly once, as Hudi's lock client does, so that a Java writer and the agent use the same key.
+The parser refuses what other programs could read differently: empty, `.` and `..` segments, an encoded slash, control
+characters, malformed escapes, a query, a fragment.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class LocationError(AgentError, ValueError):
-    """The URI names no object we would touch. Correct the URI; the message says what is wrong with it."""
+    """The URI does not name exactly one object. Correct it; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """One object: where it is, and the decoded segments of its path."""
+    """One object: its scheme, its authority and the decoded segments of its path."""
 
     scheme: str
     authority: str
@@ -33,7 +33,7 @@ class Location:
 
     @property
     def key(self) -> str:
-        """The path as object stores spell it, without a leading slash."""
+        """The key in an object store: the path without a leading slash."""
         return "/".join(self.parts)
 
 
@@ -41,19 +41,21 @@ def scheme_of(uri: str) -> str:
     """The canonical scheme."""
     scheme, separator, _ = uri.partition("://")
     if not separator or not scheme:
-        raise LocationError(f"a location is written scheme://authority/path: uri={uri!r}")
+        raise LocationError(f"a location has the form scheme://authority/path: uri={uri!r}")
     return canonical_scheme(scheme)
 
 
 def parse_location(uri: str) -> Location:
-    """Take an object's URI apart, or say what keeps it from naming one object."""
+    """Parse an object's URI; raise `LocationError` if it doesn't name exactly one object."""
     scheme = scheme_of(uri)
     authority, _, path = uri.partition("://")[2].partition("/")
     if "?" in uri or "#" in uri:
-        raise LocationError(f"a location has no query or fragment; write ? as %3F and # as %23: uri={uri!r}")
+        raise LocationError(
+            f"a location can't have a query or a fragment; write ? as %3F and # as %23: uri={uri!r}"
+        )
     if _CONTROL.search(uri) or _BAD_ESCAPE.search(path):
         raise LocationError(
-            f"a location has no control characters, and % only before two hex digits: uri={uri!r}"
+            f"a location can't have control characters, and % must be followed by two hex digits: uri={uri!r}"
         )
     return Location(scheme, authority, tuple(_decode(segment, uri) for segment in path.split("/")))
 
@@ -62,7 +64,9 @@ def _decode(segment: str, uri: str) -> str:
     try:
         decoded = unquote(segment, errors="strict")
     except UnicodeDecodeError as error:
-        raise LocationError(f"percent-escapes must spell utf-8: uri={uri!r}") from error
+        raise LocationError(f"the percent-escapes of a location must be UTF-8: uri={uri!r}") from error
     if decoded in {"", ".", ".."} or "/" in decoded or _CONTROL.search(decoded):
-        raise LocationError(f"no empty, '.' or '..' segment and no encoded slash in a location: uri={uri!r}")
+        raise LocationError(
+            f"a location can't have an empty, '.' or '..' segment, or an encoded slash: uri={uri!r}"
+        )
     return decoded

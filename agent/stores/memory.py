@@ -1,14 +1,13 @@
-"""Objects in a dictionary, as strict as the real stores: the public twin for tests and simulations.
+"""An in-memory store for tests and simulations, as strict as the real stores.
 
-`Objects` is the store itself, which acts at once; `MemoryStore` is a client of it, with a timeout and faults. A simulation
-that carries the requests over a network of its own acts on `Objects`, which the contract suite vouches for.
+`Objects` is the store, without any delay. `MemoryStore` is a client of it, with a timeout and injected faults. The contract
+suite tests both. The simulations, which have a network of their own, use `Objects`.
 
-Versions are what S3 makes of a body, its MD5 in quotes, so writing the same bytes twice gives the same version
-here too: a lock that relies on more would be found out. Only anyio is used, so the twin runs unchanged on
-trio's virtual clock.
+A version is the body's MD5 in quotes, as on S3. So writing the same bytes twice returns the same version, and tests find a
+lock that relies on more. The module uses only anyio and therefore also runs on trio's virtual clock.
 
-Faults are a hook with two sides, because a request that fails *before* the store acted and one whose answer is
-lost *after* it acted are different stories with the same ending for the caller.
+`Faults` has two hooks. A request may fail *before* the store acted, or its answer may be lost *after* the store acted. The
+caller sees the same, but the object differs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from lakewarden.handlers.lease.conditional import (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a fault may look at."""
+    """The request that a fault hook can inspect."""
 
     operation: Literal["read", "write", "delete"]
     uri: str
@@ -54,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class DelayedDelivery:
-    """The caller hears nothing (unknown), and the write reaches the store that much later, condition and all."""
+    """The caller gets no answer (unknown), and the write reaches the store after `seconds`, still under its condition."""
 
     seconds: float
 
@@ -65,52 +64,54 @@ _Outcome = TypeVar("_Outcome", bound=ReadOutcome | WriteOutcome | None)
 
 
 class Faults(Protocol):
-    """Both sides of a request. Either may sleep (`anyio.sleep`) for latency; None lets the request pass."""
+    """Hooks before and after the store acts. Each may sleep (`anyio.sleep`) for latency; None means no fault."""
 
     async def before(self, request: Request, /) -> Fault | DelayedDelivery | None:
-        """The store has not acted, and won't if a fault is returned."""
+        """Return a fault to keep the store from acting."""
         ...
 
     async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None, /) -> Unknown | None:
-        """The store has acted; all that can go wrong now is that the answer is lost."""
+        """Return `Unknown` to lose the answer. The store has already acted."""
         ...
 
 
 class Objects:
-    """What is kept, and the compare and swap on it. `contents` is shared by those who were given the same."""
+    """The objects, and compare-and-swap on them. Instances with the same `contents` share the objects."""
 
     def __init__(self, contents: dict[str, bytes] | None = None) -> None:
         self.contents: dict[str, bytes] = {} if contents is None else contents
 
     def get(self, key: str) -> Absent | Found:
-        """Body and version of this instant."""
+        """Return body and version."""
         body = self.contents.get(key)
         return Absent() if body is None else Found(body, version_of(body))
 
     def put(self, key: str, body: bytes, condition: Condition) -> Won | Lost:
-        """Write if the condition holds at this instant."""
+        """Write if the condition holds."""
         stored = self.contents.get(key)
         match condition:
             case IfAbsent():
                 if stored is not None:
-                    return Lost("an object is there already")
+                    return Lost("the object exists already")
             case IfMatch(version=version):
                 if stored is None:
-                    return Lost("no object is there")
+                    return Lost("the object does not exist")
                 if version_of(stored) != version:
-                    return Lost(f"another version is there: found={version_of(stored)} expected={version}")
+                    return Lost(
+                        f"the object has another version: found={version_of(stored)} expected={version}"
+                    )
             case _:
                 assert_never(condition)
         self.contents[key] = body
         return Won(version_of(body))
 
     def remove(self, key: str) -> None:
-        """Delete, whether it is there or not."""
+        """Delete the object if it exists."""
         self.contents.pop(key, None)
 
 
 def version_of(body: bytes) -> str:
-    """The version that a body has wherever it is written, as S3's ETag."""
+    """The version of an object with this body, as S3's ETag."""
     return f'"{hashlib.md5(body, usedforsecurity=False).hexdigest()}"'
 
 
@@ -122,7 +123,7 @@ class _DelayedRequest:
 
 
 class MemoryStore(AsyncContextManagerMixin):
-    """Objects under any scheme. Stores given the same `objects` share them, as two agents share a bucket."""
+    """A client for objects under any scheme. Clients with the same `objects` share them, as two agents share a bucket."""
 
     def __init__(
         self,
@@ -147,14 +148,14 @@ class MemoryStore(AsyncContextManagerMixin):
             self._is_open = False
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Body and version of this moment."""
+        """Read body and version."""
         key = _locate(uri)
         if isinstance(key, Refused):
             return key
         return await self._request(Request("read", key), lambda: self._objects.get(key))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Compare and swap; nothing awaits between the two."""
+        """Compare and swap, without an await in between."""
         key = _locate(uri)
         if isinstance(key, Refused):
             return key
@@ -165,7 +166,7 @@ class MemoryStore(AsyncContextManagerMixin):
         )
 
     async def delete(self, uri: str) -> None:
-        """Remove a probe's key."""
+        """Delete a probe's key."""
         require_probe_key(uri)
         key = _locate(uri)
         if isinstance(key, str):
@@ -174,10 +175,10 @@ class MemoryStore(AsyncContextManagerMixin):
     async def _request(self, request: Request, act: Callable[[], _Outcome]) -> _Outcome | Fault:
         if not self._is_open:
             raise RuntimeError("the store is not open; use it inside 'async with'")
-        silence = Unknown(f"no answer in time: request_timeout_seconds={self._timeout}")
+        timed_out = Unknown(f"no answer within the timeout: request_timeout_seconds={self._timeout}")
         with anyio.move_on_after(self._timeout):
             fault = await self._faults.before(request) if self._faults else None
-            # A store is asked over a network: other tasks always get their turn before it acts.
+            # As with a request over a network, other tasks run before the store acts.
             await anyio.lowlevel.checkpoint()
             self._deliver_due()
             if isinstance(fault, DelayedDelivery):
@@ -191,10 +192,10 @@ class MemoryStore(AsyncContextManagerMixin):
             outcome = act()
             lost = await self._faults.after(request, outcome) if self._faults else None
             return outcome if lost is None else lost
-        return silence
+        return timed_out
 
     def _deliver_due(self) -> None:
-        """Let the writes that were under way all along arrive, in the order of their times."""
+        """Apply the delayed writes that are due, in the order of their times."""
         while self._delayed and self._delayed[0].at <= anyio.current_time():
             heapq.heappop(self._delayed).act()
 
@@ -203,7 +204,7 @@ class MemoryStore(AsyncContextManagerMixin):
 
 
 def _locate(uri: str) -> str | Refused:
-    """One spelling for one object, refused where a real store would refuse it."""
+    """The canonical key of an object, or the refusal that a real store would return."""
     try:
         location = parse_location(uri)
     except LocationError as error:

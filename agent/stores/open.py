@@ -1,4 +1,4 @@
-"""Choosing a store by the scheme of a location."""
+"""Chooses the store for a URI by its scheme."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ def open_store(
     s3: S3Options | None = None,
     endpoint: str | None = None,
 ) -> ConditionalStore:
-    """The store that `uri` lies in, to be entered with `async with`.
+    """The store of `uri`, to be entered with `async with`.
 
-    `root` is the folder that `file://` objects must lie below, `endpoint` whatever stands in for Google or Azure.
-    Each `memory://` store is a world of its own; to share one, build a `MemoryStore` and pass that around.
+    `root` is the folder that all `file://` objects must be in. `endpoint` replaces Google's or Azure's own.
+    Each `memory://` store has its own objects; to share them, pass one `MemoryStore` around.
     """
     match scheme_of(uri):
         case "file":
             if root is None:
-                raise LocationError(f"local objects need an allowed root folder; configure one: uri={uri!r}")
+                raise LocationError(
+                    f"no root folder is configured for local objects; allow a folder that contains it: uri={uri!r}"
+                )
             return LocalStore(root, request_timeout_seconds=request_timeout_seconds)
         case "memory":
             return MemoryStore(request_timeout_seconds=request_timeout_seconds)
         case "s3":
-            # Only here: aiobotocore takes half a second to import, which neither simulations nor local tables need.
+            # Imported here because aiobotocore takes half a second, which simulations and local tables don't need.
             from lakewarden.agent.stores.s3 import S3Store
 
             return S3Store(s3, request_timeout_seconds=request_timeout_seconds)
         case "gs" | "az" | "abfs":
-            # Likewise: not everybody who has the agent's other stores needs obstore.
+            # Imported here because obstore is needed for these clouds only.
             from lakewarden.agent.stores.cloud import CloudStore
 
             return CloudStore(uri, request_timeout_seconds=request_timeout_seconds, endpoint=endpoint)

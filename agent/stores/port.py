@@ -1,9 +1,9 @@
-"""What the lock needs of a store: one conditional read and one conditional write, each bounded in time.
+"""The interface between the lock and a store: a read and a conditional write, each with a timeout.
 
-Every adapter answers with an outcome of `lakewarden.handlers.lease.conditional` and never with an exception,
-because "lost", "throttled" and "unknown" are what the lock's automaton decides on; an exception would
-fold them into "failed". Only two things leave a method otherwise: cancellation, which passes through,
-and a mistake in our own code (a negative timeout, a delete of something that isn't the probe's).
+Every adapter returns an outcome of `lakewarden.handlers.lease.conditional` and raises no exception. The lock's state machine
+distinguishes "lost", "throttled" and "unknown"; an exception would merge them into "failed". There are two exceptions to
+this rule: cancellation passes through, and an error in our own code raises (a negative timeout, a delete outside the probe's
+folder).
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from typing import Final, Protocol, Self
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
 MAX_OBJECT_BYTES: Final = 1024 * 1024
-"""Longest object read or written. A lock is under 200 bytes and a table's pointer a few KiB, so whatever is
-longer isn't ours, and reading it whole would let a stranger's object eat the agent's memory."""
+"""Longest object that is read or written. A lock object has less than 200 bytes, so a longer object is not a lock. Reading it
+whole would let a foreign object fill the agent's memory."""
 
 PROBE_FOLDER: Final = ".lakewarden-probe"
-"""The only folder `delete` touches: a lock object is never deleted (a holder's if-match would find nothing)."""
+"""The only folder that `delete` accepts. A lock object is never deleted: its holder's next write if-match would find nothing."""
 
 MAX_WHY_CHARACTERS: Final = 300
-"""A reason goes to logs and events; a store's error page must not."""
+"""Limit for a reason, which goes into logs and events: a store's error page must not."""
 
 
 class ConditionalStore(Protocol):
-    """A store that writes under a condition. Use it inside `async with`; `request_timeout_seconds` bounds each call."""
+    """A store with conditional writes. Use it inside `async with`; `request_timeout_seconds` bounds each call."""
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Body and version of one moment, or why not."""
+        """Read the body and the version that belongs to it."""
         ...
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """Write the whole object if the condition holds: one request, never sent twice by anybody below."""
+        """Write the whole object if the condition holds. One request is sent, and no layer below resends it."""
         ...
 
     async def delete(self, uri: str) -> None:
-        """Remove a probe's own key, as well as it goes: a store that forbids it leaves a few bytes behind."""
+        """Delete a probe's key. If the store forbids it, log a warning and leave the key behind."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -51,7 +51,7 @@ class ConditionalStore(Protocol):
 
 
 def require_timeout(seconds: float) -> float:
-    """A timeout that bounds something: positive and finite."""
+    """Return the timeout, or raise `ValueError` unless it is positive and finite."""
     if not 0 < seconds < float("inf"):
         raise ValueError(
             f"request_timeout_seconds must be positive and finite: request_timeout_seconds={seconds}"
@@ -60,16 +60,16 @@ def require_timeout(seconds: float) -> float:
 
 
 def require_probe_key(uri: str) -> None:
-    """Deleting anything but a probe's key is a bug, and one that could free a held lock."""
+    """Raise `ValueError` unless the key is a probe's: deleting a lock object could free a held lock."""
     if f"/{PROBE_FOLDER}/" not in uri:
-        raise ValueError(f"only keys below {PROBE_FOLDER}/ are ever deleted: uri={uri}")
+        raise ValueError(f"only keys below {PROBE_FOLDER}/ can be deleted: uri={uri}")
 
 
 def too_long(length: int) -> str:
-    """Why an object past the bound is left alone."""
-    return f"longer than the {MAX_OBJECT_BYTES} bytes a lock may take; is it really one? bytes={length}"
+    """The reason for refusing an object longer than `MAX_OBJECT_BYTES`."""
+    return f"the object is not a lock: it is longer than {MAX_OBJECT_BYTES} bytes: bytes={length}"
 
 
 def shorten(why: str) -> str:
-    """One line of bounded length."""
+    """Cut a reason to one line of at most `MAX_WHY_CHARACTERS`."""
     return " ".join(why.split())[:MAX_WHY_CHARACTERS]

@@ -1,11 +1,11 @@
-"""Does this store honour conditions? Asked once, at start, because the lock rests on nothing else.
+"""Checks that a store honours conditions, before the agent keeps a lock in it. The safety of the lock depends on it.
 
-"S3-compatible" is not enough: some stores ignore `If-None-Match` or `If-Match` and answer 200, and two writers
-would both hold the lock. So on a key of its own the probe makes the three writes that tell, and removes it:
+"S3-compatible" is not enough: some stores ignore `If-None-Match` or `If-Match` and answer 200, so that two contenders would
+both hold the lock. The probe makes three writes to a key of its own, then deletes it:
 
 1. if-absent on a new key must win,
-2. if-absent on what is now there must lose,
-3. if-match with a version that isn't there must lose.
+2. if-absent on the same key must lose,
+3. if-match with another version must lose.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from lakewarden.handlers.lease.conditional import (
 )
 
 _BODIES: Final = tuple(b'{"probe":%d}' % number for number in range(3))
-"""Three different ones, so that a content-derived version can't match by accident."""
+"""Three different bodies, so that a version derived from the content can't match by accident."""
 
 
 class StoreProbeError(AgentError):
-    """No lock can be kept in this store as it is. Don't start on it; the message says what to change."""
+    """The store can't hold locks as it is configured. The message says what to change."""
 
 
 class StoreUnreachableError(StoreProbeError):
-    """The store gave no answer, so nothing is known of it. Ask again; at start, check endpoint and network."""
+    """The store did not answer the probe. Retry; if it persists, check endpoint and network."""
 
 
 async def probe(store: ConditionalStore, folder_uri: str) -> None:
-    """Return if the store honours both conditions, raise `StoreProbeError` if not: at most four requests."""
+    """Return if the store honours both conditions, else raise `StoreProbeError`. Sends at most four requests."""
     uri = f"{folder_uri.rstrip('/')}/{PROBE_FOLDER}/{secrets.token_hex(8)}.json"
     try:
         first = await store.write(uri, _BODIES[0], IfAbsent())
@@ -59,7 +59,7 @@ async def probe(store: ConditionalStore, folder_uri: str) -> None:
             uri,
         )
     finally:
-        # Even when cancelled: the key is ours alone, and nobody else will ever remove it.
+        # Also when cancelled: no later run would delete this key.
         with anyio.CancelScope(shield=True):
             await store.delete(uri)
 
@@ -70,8 +70,8 @@ def _require_lost(outcome: WriteOutcome, condition: str, uri: str) -> None:
             return
         case Won():
             raise StoreProbeError(
-                f"this store ignores the condition {condition}, so two writers would both get the lock; keep the "
-                f"lock in a store with conditional writes (s3, gs, azure, a current minio, a local disk): key={uri}"
+                f"this store ignores the condition {condition}, so two writers could both acquire the lock; keep the "
+                f"lock in a store with conditional writes (S3, Google, Azure, a current MinIO, a local disk): key={uri}"
             )
         case Throttled() | Unknown() | Refused():
             _raise_inconclusive(outcome, uri)
@@ -83,27 +83,27 @@ def _raise_inconclusive(outcome: Lost | Throttled | Unknown | Refused, uri: str)
     match outcome:
         case Refused(why=why):
             raise StoreProbeError(
-                f"this store refuses to write there; check bucket or container, credentials and the right to write: {why} "
+                f"this store refused to write; check bucket or container, credentials and write permission: {why} "
                 f"key={uri}"
             )
         case Throttled(why=why) | Unknown(why=why):
             raise StoreUnreachableError(
-                f"this store could not be reached, or not in time; check endpoint, network and what gives credentials: "
+                f"this store could not be reached in time; check endpoint, network and the credentials service: "
                 f"{why} key={uri}"
             )
         case Lost(why=why):
             raise StoreProbeError(
-                f"this store says that an object is there under a name nobody used before, so its answers can't "
-                f"be relied on; check what stands between it and us: {why} key={uri}"
+                f"this store reports an object under a key that was never used, so its answers can't be trusted; "
+                f"check for proxies or caches in front of it: {why} key={uri}"
             )
         case _:
             assert_never(outcome)
 
 
 def _different_version(version: str) -> str:
-    """A version of the same shape that isn't this one: stores may refuse a malformed one for its form alone.
+    """Another version of the same form, because stores refuse a malformed version whether or not they honour conditions.
 
-    The last digit is another, since the first may belong to the form: Azure's versions begin with 0x.
+    It differs in the last digit, since the first may belong to the form: Azure's versions begin with 0x.
     """
     for place, character in reversed(tuple(enumerate(version))):
         if character.isdigit():

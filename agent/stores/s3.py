@@ -1,11 +1,11 @@
-"""S3 and whatever speaks it, through aiobotocore: one conditional request a call, every answer an outcome.
+"""S3 and compatible stores through aiobotocore: each call sends one conditional request and returns an outcome.
 
-What the answers mean is in `classify.py`; here is only how botocore delivers them. It raises `ClientError` for
-every status from 300 and for a 200 whose body is an error; transport trouble comes as botocore's, aiohttp's or the
-system's exceptions, depending on whether it struck before the headers or in the body.
+`classify.py` defines what an answer means. This module translates between botocore and `Answer`. botocore raises `ClientError`
+for every status from 300 and for a 200 whose body is an error. Transport errors are exceptions of botocore, of aiohttp or
+of the system, depending on whether they occur before the headers or in the body.
 
-The client is made by the first request, inside that request's time: a credentials service that hiccups is one
-unknown outcome more, and what somebody has to configure is refused until it is there, without a restart.
+The first request creates the client, within its own timeout. So an outage of the credentials service is one more unknown
+outcome, and a missing setting is refused until it is there, without a restart.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from lakewarden.handlers.lease.conditional import (
 log = structlog.get_logger(__name__)
 
 _MAX_CONNECTIONS: Final = 64
-"""Renewals of many tables fall due together; one waiting for a connection would spend its own timeout on it."""
+"""Renewals of many tables are due together, and waiting for a connection would use up a request's timeout."""
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
@@ -64,12 +64,12 @@ _CONFIGURATION_ERRORS: Final = (
     boto.ParamValidationError,
     boto.EndpointProviderError,
 )
-"""Raised before a byte leaves and the same next time: somebody has to configure something. Credentials that
-could not be *fetched* (a service that hiccups) are left out: they may come with the next try."""
+"""Raised before anything is sent, and raised again until the configuration changes. The errors of *fetching* credentials are
+not among them, because the next try may succeed."""
 
 _NO_CREDENTIALS: Final = (
     "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in AWS_PROFILE, "
-    "or give this process a role"
+    "or run with an IAM role"
 )
 _NO_REGION: Final = "no region is set; set LAKEWARDEN_S3_REGION, AWS_DEFAULT_REGION or the profile's region"
 _AWS_DOMAINS: Final = (".amazonaws.com", ".amazonaws.com.cn")
@@ -80,17 +80,17 @@ _ERROR_CODE: Final = re.compile(rb"<Code>\s*([^<\s]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
-    """Where and how; credentials come from the standard chain (environment, profile, role), never from here."""
+    """Endpoint and addressing. Credentials always come from the standard chain (environment, profile, role)."""
 
     endpoint_url: str | None = None
     region: str | None = None
     profile: str | None = None
     path_style: bool | None = None
-    """None: botocore's choice, which is path style where an endpoint is set (few of those resolve `bucket.host`)."""
+    """None: botocore's default, which is path style where an endpoint is set (few of those resolve `bucket.host`)."""
 
 
 class S3Store(AsyncContextManagerMixin):
-    """Objects named `s3://bucket/key` (or `s3a://`), in any bucket the credentials open."""
+    """Objects `s3://bucket/key` (or `s3a://`), in any bucket that the credentials give access to."""
 
     def __init__(self, options: S3Options | None = None, *, request_timeout_seconds: float) -> None:
         self._options = options or S3Options()
@@ -109,14 +109,14 @@ class S3Store(AsyncContextManagerMixin):
                 self._stack = self._client = None
 
     async def read(self, uri: str) -> ReadOutcome:
-        """Body and ETag of one GET."""
+        """Send one GET."""
         location = _locate(uri)
         if isinstance(location, Refused):
             return location
         return classify_read(await self._request(lambda client: _get(client, location)))
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        """One PUT with `If-None-Match: *` or `If-Match: <etag>`."""
+        """Send one PUT with `If-None-Match: *` or `If-Match: <etag>`."""
         location = _locate(uri)
         if isinstance(location, Refused):
             return location
@@ -127,7 +127,7 @@ class S3Store(AsyncContextManagerMixin):
         )
 
     async def delete(self, uri: str) -> None:
-        """Remove a probe's key; a store that forbids it keeps a few bytes."""
+        """Delete a probe's key; log a warning if that fails."""
         require_probe_key(uri)
         location = _locate(uri)
         if isinstance(location, Refused):
@@ -149,19 +149,19 @@ class S3Store(AsyncContextManagerMixin):
                 client = await self._get_client(stack)
                 if isinstance(client, Answer):
                     return client
-                awaited = "an answer"
+                awaited = "answer"
                 return await request(client)
             except boto.ClientError as error:
                 return _answer_from_error(error)
-            except Exception as error:  # noqa: BLE001 - on a stranger's answer botocore's parsers raise just anything
+            except Exception as error:  # noqa: BLE001 - on an unexpected answer botocore's parsers raise any exception
                 return _answer_from_exception(error)
         return Answer(
             fault="no answer",
-            message=f"{awaited} did not come in time: request_timeout_seconds={self._timeout:g}",
+            message=f"no {awaited} within the timeout: request_timeout_seconds={self._timeout:g}",
         )
 
     async def _get_client(self, stack: AsyncExitStack) -> Any:
-        """The client, or the `Answer` that says what is missing for one."""
+        """Return the client, or an `Answer` that names the missing configuration."""
         if self._client is None:
             async with self._opening:
                 if self._client is None:
@@ -172,17 +172,17 @@ class S3Store(AsyncContextManagerMixin):
         return self._client
 
     async def _create_client(self, stack: AsyncExitStack) -> Any:
-        given = self._options
-        # A session of its own for each try: it remembers what it did not find.
-        session = AioSession(profile=given.profile)
+        options = self._options
+        # A new session for each try, because a session caches that it found no credentials.
+        session = AioSession(profile=options.profile)
         try:
             if await session.get_credentials() is None:
                 return _not_sent(_NO_CREDENTIALS)
-            region = given.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+            region = options.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
             making = session.create_client(
                 "s3",
                 region_name=region,
-                endpoint_url=given.endpoint_url,
+                endpoint_url=options.endpoint_url,
                 config=self._config(),
             )
             async with AsyncExitStack() as attempt:
@@ -191,7 +191,7 @@ class S3Store(AsyncContextManagerMixin):
                     return _not_sent(_NO_REGION)
                 stack.push_async_exit(attempt.pop_all())
         except ValueError as error:
-            # How botocore says that an endpoint is no URL, and a role's endpoint not one to trust.
+            # botocore raises ValueError for an invalid endpoint URL, and for an untrusted endpoint of a role.
             return _not_sent(str(error))
         client.meta.events.register_last("before-call.s3", _disable_expect_and_redirects)
         return client
@@ -199,16 +199,16 @@ class S3Store(AsyncContextManagerMixin):
     def _config(self) -> AioConfig:
         style = {None: None, True: {"addressing_style": "path"}, False: {"addressing_style": "virtual"}}
         return AioConfig(
-            # Every attempt must be the lock's own: a hidden retry meets its own first write as a 412.
+            # A hidden retry would get a 412 for the write of its own first attempt.
             retries={"total_max_attempts": 1},
             http_session_cls=SendOnceSession,
-            # Half the budget, so that an endpoint that isn't there is error_fields apart from one that is slow.
+            # Half the timeout, so that the error distinguishes an unreachable endpoint from a slow one.
             connect_timeout=self._timeout / 2,
             read_timeout=self._timeout,
             max_pool_connections=_MAX_CONNECTIONS,
-            # Said in full, botocore's own name is put together twice a request, an eighth of its whole CPU.
+            # botocore composes its own user agent twice per request, which takes an eighth of its CPU time.
             user_agent="lakewarden",
-            # Plain single-part bodies: the trailing checksums that are now the default break older stores.
+            # Plain bodies without trailing checksums, botocore's default, which older stores reject.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3=style[self._options.path_style],
@@ -235,14 +235,14 @@ async def _get(client: Any, location: Location) -> Answer:
     stream = result["Body"]
     async with stream:
         body = bytearray()
-        # One chunk at a time, so that an endless body is left at the bound and not at the end of memory.
+        # In chunks, so that an endless body is abandoned at the limit and does not fill the memory.
         while len(body) <= MAX_OBJECT_BYTES and (chunk := await stream.read(MAX_OBJECT_BYTES)):
             body += chunk
     if len(body) > MAX_OBJECT_BYTES:
         return Answer(fault="too long", message=too_long(length or len(body)))
     if length is None and "transfer-encoding" not in result["ResponseMetadata"]["HTTPHeaders"]:
         return Answer(
-            fault="no answer", message="it gives no length, so one cut short would pass for the whole"
+            fault="no answer", message="the answer has no length, so a truncated body could not be recognised"
         )
     if length is not None and length != len(body):
         return Answer(fault="no answer", message=f"bytes={len(body)} expected={length}")
@@ -260,11 +260,12 @@ async def _remove(client: Any, location: Location) -> Answer:
 
 
 def _disable_expect_and_redirects(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-    """Keep botocore from what it does beside a request.
+    """Remove two features of botocore that send more than one request, or wait for more than one answer.
 
-    `Expect: 100-continue`, which it puts on every PUT, buys a round trip for a body of a hundred bytes, and a server
-    that doesn't know it leaves both sides waiting for each other until the timeout. And a bucket in another region
-    would be looked up and the request sent there again; marked as redirected already, it is answered as it was asked.
+    - `Expect: 100-continue`, which botocore adds to every PUT, costs a round trip for a body of a hundred bytes. With a
+      server that doesn't support it, both sides wait for each other until the timeout.
+    - For a bucket in another region botocore looks the region up and sends the request again, unless the request is marked
+      as redirected.
     """
     params["headers"].pop("Expect", None)
     context.setdefault("s3_redirect", {})["redirected"] = True
@@ -276,7 +277,7 @@ def _locate(uri: str) -> Location | Refused:
     except LocationError as error:
         return Refused(str(error))
     if location.scheme != "s3" or not _BUCKET.fullmatch(location.authority):
-        return Refused(f"an s3 object is written s3://bucket/key: uri={uri!r}")
+        return Refused(f"an S3 object's URI has the form s3://bucket/key: uri={uri!r}")
     return location
 
 
@@ -294,7 +295,7 @@ def _length(result: Mapping[str, Any]) -> int:
 
 
 def _code_in(body: bytes | bytearray) -> str:
-    """The code of S3's error document where one came as an object; botocore looks for it in answers to writes only."""
+    """The code of an S3 error document in the place of the object; botocore checks for one in answers to writes only."""
     if not _ERROR_DOCUMENT.match(body):
         return ""
     found = _ERROR_CODE.search(body)
@@ -306,7 +307,7 @@ def _not_sent(why: str) -> Answer:
 
 
 def _answer_from_error(error: boto.ClientError) -> Answer:
-    """botocore's exception back into the answer it was made of."""
+    """The answer that botocore turned into this exception."""
     response: Mapping[str, Any] = error.response
     error_fields: Mapping[str, Any] = response.get("Error", {})
     status, message, code = (
@@ -315,12 +316,12 @@ def _answer_from_error(error: boto.ClientError) -> Answer:
         str(error_fields.get("Code") or ""),
     )
     if code.isdigit():
-        # The status, in the place of a code that the body doesn't name.
+        # botocore puts the status here if the body has no code.
         code = ""
     if status == 404 and not code:
         return Answer(status, message=message, fault="not the store")
     if region := _headers(response).get("x-amz-bucket-region", error_fields.get("Region")):
-        message = f"the bucket's region is {region}; is it the one that is set? {message}"
+        message = f"the bucket is in region {region}; set that region: {message}"
     return Answer(status, code, message, unexpected_bytes=_length(response))
 
 
@@ -333,22 +334,22 @@ def _answer_from_exception(error: Exception) -> Answer:
 
 
 def _tls_misconfiguration(error: boto.SSLError | boto.HTTPClientError) -> str | None:
-    """What somebody has to mend before a handshake can succeed; other failures of it may pass by themselves."""
+    """The text for a TLS error that an operator must fix; None for a handshake that failed for another reason."""
     match error.kwargs.get("error"):
         case aiohttp.ClientConnectorCertificateError(
             certificate_error=ssl.SSLCertVerificationError() as found
         ):
             return (
-                f"the endpoint's certificate is not accepted: {found.verify_message}; if an authority of your own "
-                "signed it, name its PEM file in AWS_CA_BUNDLE"
+                f"the endpoint's certificate is not trusted: {found.verify_message}; if a private authority "
+                "signed it, set AWS_CA_BUNDLE to its PEM file"
             )
         case aiohttp.ClientConnectorSSLError(os_error=ssl.SSLError(reason="WRONG_VERSION_NUMBER")):
-            return "the endpoint speaks no TLS; write it http://"
+            return "the endpoint does not use TLS; write it with http://"
         case (
             FileNotFoundError()
             | PermissionError()
             | ssl.SSLError(reason="NO_CERTIFICATE_OR_CRL_FOUND") as found
         ):
-            return f"the authorities' PEM file can't be read; check AWS_CA_BUNDLE: {found}"
+            return f"the PEM file of certificate authorities can't be read; check AWS_CA_BUNDLE: {found}"
         case _:
             return None

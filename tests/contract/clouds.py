@@ -1,8 +1,10 @@
-"""How Google and Azure answer, and stores that ask a server in their place."""
+"""The answers of Google and Azure, and stores that connect to a test server instead."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lakewarden.agent.stores.cloud import CloudStore
 from lakewarden.handlers.lease.conditional import (
@@ -10,15 +12,38 @@ from lakewarden.handlers.lease.conditional import (
 )
 from tests.servers.faulty_http import FaultyServer, Reply
 
+Outcome = TypeVar("Outcome")
+
 SECRET = "c2VjcmV0LXNlY3JldC1zZWNyZXQ="
 MODIFIED = ("Last-Modified", "Sat, 21 Nov 2026 15:00:00 GMT")
 BROKEN = ["reset-unread", "reset", "silence", "half-head"]
+UNANSWERED = {"silence", "hang"}
+"""Faults that only the client's timeout ends."""
 ABSENT = IfAbsent()
+
+PATIENT_SECONDS = 60.0
+"""For requests that the server answers. The limit only ends a hang."""
+SHORT_SECONDS = 0.4
+"""For requests that the server never answers."""
+
+
+async def call_until_received(
+    server: FaultyServer, call: Callable[[], Awaitable[Outcome]]
+) -> tuple[list[Outcome], int]:
+    """Repeat a call with a short timeout until the server has received it; returns the outcomes and the number received.
+
+    On a busy machine the timeout may end before the request was sent, and then nothing has been tested.
+    """
+    received_before = len(server.received)
+    outcomes = [await call()]
+    while len(server.received) == received_before:
+        outcomes.append(await call())
+    return outcomes, len(server.received) - received_before
 
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """How one of the two answers."""
+    """The answers of one cloud."""
 
     uri: str
     before: str
@@ -28,12 +53,12 @@ class Cloud:
     slow_down: str
 
     def done(self, version: str | None = None, body: bytes = b"", fault: str = "none") -> Reply:
-        """A 200 as the cloud sends it to a write and to a read."""
+        """The 200 that the cloud sends for a write and for a read."""
         version = self.after if version is None else version
         tags = (("ETag", '"any"'), ("x-goog-generation", version)) if self is GOOGLE else (("ETag", version),)
         return Reply(200, (*tags, MODIFIED), body, fault)  # type: ignore[arg-type]
 
-    def store(self, server: FaultyServer, seconds: float = 5.0) -> CloudStore:
+    def store(self, server: FaultyServer, seconds: float = PATIENT_SECONDS) -> CloudStore:
         return CloudStore(self.uri, request_timeout_seconds=seconds, endpoint=self.endpoint(server.endpoint))
 
     def endpoint(self, server: str) -> str:
@@ -61,19 +86,19 @@ AZURE = Cloud(
 def error(status: int, code: str = "") -> Reply:
     named = f"<Code>{code}</Code>" if code else ""
     return Reply(
-        status, body=f'<?xml version="1.0"?>\n<Error>{named}<Message>said\nso</Message></Error>'.encode()
+        status, body=f'<?xml version="1.0"?>\n<Error>{named}<Message>two\nlines</Message></Error>'.encode()
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
-    """A bucket on one of the real servers."""
+class RealBucket:
+    """A bucket on one of the emulators."""
 
     uri: str
     server: str
     path: str
-    """Of the endpoint."""
+    """The endpoint's path."""
 
-    def open(self, server: str | None = None, seconds: float = 5.0) -> CloudStore:
+    def open(self, server: str | None = None, seconds: float = PATIENT_SECONDS) -> CloudStore:
         endpoint = (server or self.server) + self.path
         return CloudStore(self.uri, request_timeout_seconds=seconds, endpoint=endpoint)

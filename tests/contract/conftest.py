@@ -1,10 +1,10 @@
-"""Clouds and their buckets, as fixtures."""
+"""Fixtures for the clouds and their buckets."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.contract.clouds import AZURE, GOOGLE, SECRET, Cloud, Real
+from tests.contract.clouds import AZURE, GOOGLE, SECRET, Cloud, RealBucket
 from tests.servers.azure import AzureServer
 from tests.servers.gcs import GcsServer
 
@@ -23,10 +23,10 @@ def cloud_credentials(no_cloud: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=["google", "azure"])
-def real(request: pytest.FixtureRequest) -> Real:
+def real(request: pytest.FixtureRequest) -> RealBucket:
     if request.param == "google":
         gcs: GcsServer = request.getfixturevalue("gcs_credentials")
-        return Real(f"gs://{gcs.bucket()}/locks", gcs.endpoint, "")
+        return RealBucket(f"gs://{gcs.bucket()}/locks", gcs.endpoint, "")
     azure: AzureServer = request.getfixturevalue("azure_credentials")
     server, _, account = azure.endpoint.rpartition("/")
-    return Real(f"az://{azure.container()}/locks", server, f"/{account}")
+    return RealBucket(f"az://{azure.container()}/locks", server, f"/{account}")

@@ -1,4 +1,4 @@
-"""What each of several racing processes does to one object. Run as spawned processes by `test_stores_racing.py`."""
+"""The programs of the racing processes that `test_stores_racing.py` spawns."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from lakewarden.handlers.lease.conditional import (
     Won,
 )
 
-REQUEST_SECONDS = 10.0
-BARRIER_SECONDS = 60.0
+# Each limit only ends a hang.
+REQUEST_SECONDS = 60.0
+BARRIER_SECONDS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """Where the race takes place, in a form that another process can be given."""
+class RaceStore:
+    """The store of a race, in a form that can be passed to another process."""
 
     folder: str
     root: str | None = None
@@ -44,32 +45,35 @@ class Ground:
         )
 
 
-def race_for_rounds(ground: Ground, who: int, rounds: int, gate: Barrier, results: Queue[Any]) -> None:
-    """Each round twice: everyone creates the same new object at once, then everyone replaces it at once."""
+def race_for_rounds(
+    race_store: RaceStore, racer: int, rounds: int, gate: Barrier, results: Queue[Any]
+) -> None:
+    """In each round, all processes create the same new object at once, then they all replace it at once."""
 
     async def race() -> list[str]:
-        told: list[str] = []
-        async with ground.open() as store:
+        outcomes: list[str] = []
+        async with race_store.open() as store:
             for number in range(rounds):
-                uri = f"{ground.folder}/round-{number}.json"
-                await _at_once(gate)
-                told.append(await _try(store, uri, f"{who} created".encode(), IfAbsent()))
-                await _at_once(gate)
+                uri = f"{race_store.folder}/round-{number}.json"
+                await _wait_for_all(gate)
+                outcomes.append(await _settled_write(store, uri, f"{racer} created".encode(), IfAbsent()))
+                await _wait_for_all(gate)
                 found = await store.read(uri)
                 assert isinstance(found, Found), found
-                await _at_once(gate)
-                told.append(await _try(store, uri, f"{who} replaced".encode(), IfMatch(found.version)))
-        return told
+                await _wait_for_all(gate)
+                replaced = f"{racer} replaced".encode()
+                outcomes.append(await _settled_write(store, uri, replaced, IfMatch(found.version)))
+        return outcomes
 
-    results.put((who, anyio.run(race)))
+    results.put((racer, anyio.run(race)))
 
 
-async def _at_once(gate: Barrier) -> None:
+async def _wait_for_all(gate: Barrier) -> None:
     await anyio.to_thread.run_sync(gate.wait, BARRIER_SECONDS)
 
 
-async def _try(store: ConditionalStore, uri: str, body: bytes, condition: Condition) -> str:
-    """A process' own verdict: an answer that leaves it open is read back."""
+async def _settled_write(store: ConditionalStore, uri: str, body: bytes, condition: Condition) -> str:
+    """Write, and read back an inconclusive outcome; returns whether this process won."""
     outcome = await store.write(uri, body, condition)
     if isinstance(outcome, Unknown | Throttled):
         found = await store.read(uri)
@@ -78,45 +82,45 @@ async def _try(store: ConditionalStore, uri: str, body: bytes, condition: Condit
     return type(outcome).__name__.lower()
 
 
-def count_up(ground: Ground, who: int, times: int, gate: Barrier, results: Queue[Any]) -> None:
-    """Add one to the same number so many times, each time by compare-and-swap."""
+def count_up(race_store: RaceStore, racer: int, times: int, gate: Barrier, results: Queue[Any]) -> None:
+    """Add one to a shared counter `times` times, each time by compare-and-swap."""
 
     async def count() -> dict[str, int]:
-        async with ground.open() as store:
-            await _at_once(gate)
-            return await increment(store, f"{ground.folder}/counter.json", who, times)
+        async with race_store.open() as store:
+            await _wait_for_all(gate)
+            return await increment(store, f"{race_store.folder}/counter.json", racer, times)
 
-    results.put((who, anyio.run(count)))
+    results.put((racer, anyio.run(count)))
 
 
 async def increment(
     store: ConditionalStore,
     uri: str,
-    who: int,
+    racer: int,
     times: int,
     pause: Callable[[float], Awaitable[None]] = anyio.sleep,
 ) -> dict[str, int]:
-    """Read, add one, write if unchanged; what each write was told, counted by outcome."""
-    told: dict[str, int] = {}
+    """Read, add one, write if unchanged; returns how often each outcome occurred."""
+    counts: dict[str, int] = {}
     for turn in range(times):
         while True:
             found = await store.read(uri)
             number = json.loads(found.body)["number"] if isinstance(found, Found) else 0
             condition = IfMatch(found.version) if isinstance(found, Found) else IfAbsent()
-            body = json.dumps({"number": number + 1, "who": who, "turn": turn}).encode()
+            body = json.dumps({"number": number + 1, "racer": racer, "turn": turn}).encode()
             outcome = await store.write(uri, body, condition)
             name = type(outcome).__name__.lower()
-            told[name] = told.get(name, 0) + 1
+            counts[name] = counts.get(name, 0) + 1
             if isinstance(outcome, Won):
                 break
             assert isinstance(outcome, Lost | Unknown | Throttled), outcome
-            # Who lost waits a little, each for another while: this measures safety, not fairness.
-            await pause(0.001 * (1 + who))
-    return told
+            # A pause of different length for each loser avoids a livelock; this tests safety, not fairness.
+            await pause(0.001 * (1 + racer))
+    return counts
 
 
 def rewrite_forever(root: str, uri: str) -> None:
-    """Replace an object again and again until killed: the body says its own length, so half of one shows."""
+    """Replace an object repeatedly until killed. The body contains its own length, so that half a body is recognised."""
 
     def started() -> None:
         Path(root, "started").touch()
@@ -140,5 +144,5 @@ def whole_body(number: int) -> bytes:
 
 
 def is_whole(body: bytes) -> bool:
-    told = json.loads(body)
-    return bool(told["length"] == len(told["filling"]))
+    content = json.loads(body)
+    return bool(content["length"] == len(content["filling"]))

@@ -1,4 +1,4 @@
-"""What the stores of Google and Azure make of every answer, over a real connection.
+"""The outcome of each answer of Google and Azure, over a real connection.
 
 Each request must reach the server **once**.
 """
@@ -18,16 +18,18 @@ from lakewarden.handlers.lease.conditional import (
     IfAbsent,
     IfMatch,
     Lost,
+    ReadOutcome,
     Refused,
     Throttled,
     Unknown,
     Won,
+    WriteOutcome,
 )
 from tests.contract.clouds import ABSENT, AZURE, MODIFIED, Cloud, error
 from tests.servers.faulty_http import Reply, faulty_server
 
 pytestmark = pytest.mark.usefixtures("cloud_credentials")
-# What it answers, and what that means to a write if-absent, a write if-match, and a read.
+# The answer, and the outcome of a write if-absent, a write if-match and a read.
 ERRORS: list[tuple[Reply, type, type, type]] = [
     (Reply(304), Unknown, Unknown, Unknown),
     (error(400, "InvalidArgument"), Refused, Refused, Refused),
@@ -68,20 +70,25 @@ async def test_an_error_means_one_thing_and_the_request_is_sent_once(
         (cloud.slow_down, b"slow down"),
     ):
         reply = Reply(reply.status, reply.headers, reply.body.replace(name, code.encode()))
-    told = []
-    for ask in (ABSENT, IfMatch(cloud.before), None):
+    outcomes = []
+    for condition in (ABSENT, IfMatch(cloud.before), None):
         async with faulty_server([reply, cloud.done()]) as server, cloud.store(server) as store:
-            told.append(
-                await (store.read(cloud.uri) if ask is None else store.write(cloud.uri, b"body", ask))
-            )
-        assert len(server.received) == 1, ask
+            outcomes.append(await send(store, cloud, condition))
+        assert len(server.received) == 1, condition
 
-    assert [type(outcome) for outcome in told] == [if_absent, if_match, read], told
-    assert all("\n" not in getattr(outcome, "why", "") for outcome in told)
+    assert [type(outcome) for outcome in outcomes] == [if_absent, if_match, read], outcomes
+    assert all("\n" not in getattr(outcome, "why", "") for outcome in outcomes)
 
 
-async def test_azures_409_for_what_is_there_is_lost() -> None:
-    """Unlike any other 409: it says that the condition did not hold, and nothing of two writes that met."""
+async def send(store: CloudStore, cloud: Cloud, condition: Condition | None) -> ReadOutcome | WriteOutcome:
+    """A read, or a write under the condition."""
+    if condition is None:
+        return await store.read(cloud.uri)
+    return await store.write(cloud.uri, b"body", condition)
+
+
+async def test_azures_409_for_an_existing_object_is_lost() -> None:
+    """Other 409s mean that two writes collided; this one means that the condition did not hold."""
     async with (
         faulty_server([error(409, "BlobAlreadyExists"), AZURE.done()]) as server,
         AZURE.store(server) as store,
@@ -93,12 +100,12 @@ async def test_azures_409_for_what_is_there_is_lost() -> None:
 
 
 @pytest.mark.parametrize("condition", [IfAbsent, IfMatch])
-async def test_a_write_that_is_taken_is_won_with_the_version_that_the_next_needs(
+async def test_a_successful_write_returns_the_version_that_the_next_write_needs(
     cloud: Cloud, condition: type[Condition]
 ) -> None:
-    asked: Condition = ABSENT if condition is IfAbsent else IfMatch(cloud.before)
+    first: Condition = ABSENT if condition is IfAbsent else IfMatch(cloud.before)
     async with faulty_server([cloud.done()]) as server, cloud.store(server) as store:
-        assert await store.write(cloud.uri, b"body", asked) == Won(cloud.after)
+        assert await store.write(cloud.uri, b"body", first) == Won(cloud.after)
         assert await store.write(cloud.uri, b"body", IfMatch(cloud.after + "1")) == Won(cloud.after)
 
     assert len(server.received) == 2
@@ -123,27 +130,27 @@ async def test_a_success_without_headers_is_unknown(cloud: Cloud) -> None:
     assert len(server.received) == 2
 
 
-async def test_a_write_that_leaves_the_version_as_it_was_is_unknown(cloud: Cloud) -> None:
+async def test_a_write_that_does_not_change_the_version_is_unknown(cloud: Cloud) -> None:
     async with faulty_server([cloud.done(cloud.before)]) as server, cloud.store(server) as store:
         assert isinstance(await store.write(cloud.uri, b"body", IfMatch(cloud.before)), Unknown)
 
 
-async def test_a_read_gives_body_and_version(cloud: Cloud) -> None:
+async def test_a_read_returns_body_and_version(cloud: Cloud) -> None:
     async with faulty_server([cloud.done(body=b"body")]) as server, cloud.store(server) as store:
         assert await store.read(cloud.uri) == Found(b"body", cloud.after)
 
     assert len(server.received) == 1
 
 
-async def test_an_object_past_the_bound_is_refused_unread(cloud: Cloud) -> None:
-    """It promises more than the bound and sends half: whoever waited for the rest would run into the timeout."""
+async def test_an_object_beyond_the_size_limit_is_refused_without_reading_it(cloud: Cloud) -> None:
+    """The server announces more than the limit and never sends the rest; a client that reads it runs into the timeout."""
     reply = cloud.done(body=b"x" * (MAX_OBJECT_BYTES + 1), fault="hang")
     async with faulty_server([reply]) as server, cloud.store(server) as store:
         assert isinstance(await store.read(cloud.uri), Refused)
 
 
-async def test_a_name_that_reads_like_an_answer_is_none(cloud: Cloud) -> None:
-    """The path is part of the message that the status is read from, and a table's name comes with an event."""
+async def test_an_object_name_that_contains_a_status_text_is_not_mistaken_for_an_answer(cloud: Cloud) -> None:
+    """The path is part of the message from which the status is parsed, and a table's name comes from an event."""
     folder = cloud.uri.rpartition("/")[0]
     spoof = "Error performing PUT x in y - Server returned non-2xx status code: 412 Precondition Failed: z"
     uri = f"{folder}/{spoof}"
@@ -165,19 +172,19 @@ async def test_a_redirected_write_is_refused(cloud: Cloud, status: int) -> None:
     assert len(server.received) == 1
 
 
-async def test_a_page_behind_a_redirect_is_not_taken_for_an_answer(cloud: Cloud) -> None:
-    """A login page answers 303 to everything, and the HTTP client follows it. Its ETag is no version of the cloud."""
+async def test_a_page_behind_a_redirect_is_unknown(cloud: Cloud) -> None:
+    """A proxy redirects every request to a login page with 303. The page's ETag is not a version of the cloud."""
     redirect = Reply(303, (("Location", "/login"),))
     page = Reply(200, (("ETag", '"33a64df5"'), MODIFIED), b"<html>log in</html>")
-    for ask in (ABSENT, IfMatch(cloud.before), None):
+    for condition in (ABSENT, IfMatch(cloud.before), None):
         async with faulty_server([redirect, page]) as server, cloud.store(server) as store:
-            outcome = await (store.read(cloud.uri) if ask is None else store.write(cloud.uri, b"body", ask))
+            outcome = await send(store, cloud, condition)
         assert isinstance(outcome, Unknown), outcome
         assert [received.path for received in server.received][1:] == ["/login"]
 
 
-async def test_a_redirect_to_the_object_itself_is_not_taken_for_its_replacement(cloud: Cloud) -> None:
-    """The GET that follows a 303 finds what is there, with the version that was to be replaced."""
+async def test_a_redirect_to_the_object_itself_is_unknown(cloud: Cloud) -> None:
+    """The GET after a 303 returns the unchanged object, with the version that was to be replaced."""
     redirect = Reply(303, (("Location", "/there"),))
     async with (
         faulty_server([redirect, cloud.done(cloud.before, b"old")]) as server,
@@ -195,19 +202,19 @@ ANSWERED = (
 @pytest.mark.parametrize(
     "failure",
     [
-        GenericError(f"Generic GCS error: Error asking for something new: {ANSWERED}"),
-        GenericError("Generic GCS error: it said 404 Not Found"),
-        AlreadyExistsError("Object at location k already exists, in words of another version: 409"),
+        GenericError(f"Generic GCS error: Error requesting something new: {ANSWERED}"),
+        GenericError("Generic GCS error: the answer was 404 Not Found"),
+        AlreadyExistsError("Object at location k already exists, as another version words it: 409"),
         PreconditionError("412"),
         FileNotFoundError(2, "No such file or directory"),
         NotImplementedError("not yet"),
     ],
     ids=repr,
 )
-async def test_a_failure_in_words_that_are_not_known_is_unknown(
+async def test_an_unrecognised_error_message_is_unknown(
     cloud: Cloud, failure: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later obstore may say things differently; the lock then reads back, and neither loses nor wins by a guess."""
+    """A later obstore may change its messages. The lock then reads back, and neither loses nor wins by a guess."""
 
     async def fail(*_: object, **__: object) -> object:
         raise failure

@@ -1,7 +1,7 @@
-"""What is asked of Google and Azure, and whom.
+"""The requests to Google and Azure, and the hosts that they are sent to.
 
-What is sent is compared whole: the emulators don't take it from obstore as the clouds do (fake-gcs-server knows no
-`x-goog-if-generation-match`, see `tests/servers/gcs.py`).
+The tests compare whole requests, because the emulators don't accept everything that obstore sends to the clouds:
+fake-gcs-server doesn't know `x-goog-if-generation-match` (see `tests/servers/gcs.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lakewarden.handlers.lease.conditional import (
     Refused,
     Won,
 )
-from tests.contract.clouds import ABSENT, AZURE, GOOGLE, SECRET, Cloud, Real, error
+from tests.contract.clouds import ABSENT, AZURE, GOOGLE, PATIENT_SECONDS, SECRET, Cloud, RealBucket, error
 from tests.servers.azure import AzureServer
 from tests.servers.faulty_http import Received, Reply, faulty_server
 
 pytestmark = pytest.mark.usefixtures("cloud_credentials")
 
 
-async def test_what_is_sent_to_google() -> None:
-    """A recorded exchange: conditions in the header that the XML API documents, the body plain and in one piece."""
+async def test_requests_to_google() -> None:
+    """The condition is in the header that the XML API documents; the body is plain and in one piece."""
     async with faulty_server([GOOGLE.done()]) as server, GOOGLE.store(server) as store:
         await store.write(GOOGLE.uri, b"body", ABSENT)
         await store.write(GOOGLE.uri, b"other", IfMatch(GOOGLE.before))
@@ -37,7 +37,7 @@ async def test_what_is_sent_to_google() -> None:
     path = "/bucket/locks%2Ft%2Ejson"
     common = {"accept": "*/*", "authorization": f"Bearer {SECRET}"}
     written = {**common, "content-type": "application/json"}
-    assert [told(received) for received in server.received] == [
+    assert [stable_parts(received) for received in server.received] == [
         (
             "PUT",
             path,
@@ -54,7 +54,7 @@ async def test_what_is_sent_to_google() -> None:
     ]
 
 
-async def test_what_is_sent_to_azure() -> None:
+async def test_requests_to_azure() -> None:
     async with faulty_server([AZURE.done()]) as server, AZURE.store(server) as store:
         await store.write(AZURE.uri, b"body", ABSENT)
         await store.write(AZURE.uri, b"other", IfMatch(AZURE.before))
@@ -67,7 +67,7 @@ async def test_what_is_sent_to_azure() -> None:
         "x-ms-blob-type": "BlockBlob",
         "x-ms-blob-content-type": "application/json",
     }
-    assert [told(received) for received in server.received] == [
+    assert [stable_parts(received) for received in server.received] == [
         ("PUT", path, {**written, "content-length": "4", "if-none-match": "*"}, b"body"),
         ("PUT", path, {**written, "content-length": "5", "if-match": AZURE.before}, b"other"),
         ("GET", path, {**common, "content-length": "0"}, b""),
@@ -77,12 +77,12 @@ async def test_what_is_sent_to_azure() -> None:
         assert SECRET not in received.headers["authorization"]
 
 
-def told(received: Received) -> tuple[str, str, dict[str, str], bytes]:
-    """A request without what differs each time, or each machine."""
-    different = {"host", "user-agent", "date", "x-ms-date"}
+def stable_parts(received: Received) -> tuple[str, str, dict[str, str], bytes]:
+    """A request without the headers that differ between runs or machines."""
+    variable = {"host", "user-agent", "date", "x-ms-date"}
     if received.headers["authorization"].startswith("SharedKey"):
-        different.add("authorization")
-    headers = {name: value for name, value in received.headers.items() if name not in different}
+        variable.add("authorization")
+    headers = {name: value for name, value in received.headers.items() if name not in variable}
     return received.method, received.path, headers, received.body
 
 
@@ -110,25 +110,25 @@ AZURITE = "abfs://{container}@devstoreaccount1.dfs.core.windows.net"
         AZURITE.replace("abfs", "az").replace(".dfs.", ".blob."),
     ],
 )
-async def test_every_spelling_of_a_container_leads_to_it(
+async def test_every_spelling_of_a_container_names_the_same_one(
     azure_credentials: AzureServer, spelling: str
 ) -> None:
     container = azure_credentials.container()
     plain, other = f"az://{container}/t/lock.json", f"{spelling.format(container=container)}/t/lock.json"
     endpoint = azure_credentials.endpoint
-    async with CloudStore(plain, request_timeout_seconds=5.0, endpoint=endpoint) as store:
+    async with CloudStore(plain, request_timeout_seconds=PATIENT_SECONDS, endpoint=endpoint) as store:
         written = await store.write(plain, b"x", ABSENT)
-    async with CloudStore(other, request_timeout_seconds=5.0, endpoint=endpoint) as store:
+    async with CloudStore(other, request_timeout_seconds=PATIENT_SECONDS, endpoint=endpoint) as store:
         assert isinstance(written, Won)
         assert await store.read(other) == Found(b"x", written.version)
 
 
-async def test_the_account_that_a_table_names_is_the_one_that_is_asked() -> None:
-    """And not the one of the environment, whose key is tried with it."""
+async def test_requests_go_to_the_account_in_the_tables_uri() -> None:
+    """They do not go to the account in the environment, although its key is used."""
     uri = "abfss://container@another.dfs.core.windows.net/locks/t.json"
     async with (
         faulty_server([AZURE.done()]) as server,
-        CloudStore(uri, request_timeout_seconds=5.0, endpoint=server.endpoint) as store,
+        CloudStore(uri, request_timeout_seconds=PATIENT_SECONDS, endpoint=server.endpoint) as store,
     ):
         assert isinstance(await store.write(uri, b"x", ABSENT), Won)
 
@@ -148,13 +148,13 @@ async def test_the_account_that_a_table_names_is_the_one_that_is_asked() -> None
         "abfss://@account.dfs.core.windows.net/x",
     ],
 )
-def test_what_names_no_bucket_of_the_cloud_is_a_clear_error(uri: str) -> None:
-    """A table's name comes with an event; a token must not be sent to wherever it says."""
-    with pytest.raises(LocationError, match=r"an object is written (gs|az)://"):
+def test_a_uri_without_a_valid_bucket_is_an_error(uri: str) -> None:
+    """A table's URI comes from an event, and the agent must not send its token to an arbitrary host."""
+    with pytest.raises(LocationError, match=r"an object's URI has the form (gs|az)://"):
         open_store(uri, request_timeout_seconds=1.0)
 
 
-async def test_another_bucket_is_refused_unasked(cloud: Cloud) -> None:
+async def test_another_bucket_is_refused_without_a_request(cloud: Cloud) -> None:
     async with faulty_server([cloud.done()]) as server, cloud.store(server) as store:
         other = cloud.uri.replace("://", "://x")
         assert isinstance(await store.write(other, b"x", ABSENT), Refused)
@@ -166,25 +166,25 @@ async def test_another_bucket_is_refused_unasked(cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     "endpoint", ["nonsense", "ftp://host", "http://", "http://host?x=1", "localhost:4443"]
 )
-def test_an_endpoint_that_is_none_is_a_clear_error(cloud: Cloud, endpoint: str) -> None:
-    with pytest.raises(LocationError, match="an endpoint is written https://"):
+def test_an_invalid_endpoint_is_an_error(cloud: Cloud, endpoint: str) -> None:
+    with pytest.raises(LocationError, match="an endpoint has the form https://"):
         CloudStore(cloud.uri, request_timeout_seconds=1.0, endpoint=endpoint)
 
 
-async def test_nothing_is_sent_in_the_clear_unless_our_own_endpoint_says_so(
+async def test_nothing_is_sent_without_tls_unless_the_agents_settings_name_the_endpoint(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment may name an endpoint or the emulator too; without TLS either would see the credentials."""
+    """The cloud's own environment variables may also name an endpoint or an emulator. It would receive the credentials."""
     async with faulty_server([cloud.done()]) as server:
         monkeypatch.setenv("GOOGLE_BASE_URL", server.endpoint)
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{server.endpoint}/account")
         monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
         monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", server.endpoint)
-        async with CloudStore(cloud.uri, request_timeout_seconds=1.0) as store:
+        async with CloudStore(cloud.uri, request_timeout_seconds=PATIENT_SECONDS) as store:
             outcome = await store.write(cloud.uri, b"x", ABSENT)
 
     assert isinstance(outcome, Refused)
-    assert "without TLS? name it in the agent's settings" in outcome.why
+    assert "if the endpoint has no TLS, set it in the agent's settings" in outcome.why
     assert server.connections == 0
 
 
@@ -193,7 +193,7 @@ def settings_for(cloud: str, endpoint: str) -> Settings:
 
 
 @pytest.mark.usefixtures("gcs_server", "azure_server")
-async def test_a_lock_is_kept_where_the_settings_say(real: Real) -> None:
+async def test_the_settings_name_the_endpoint_of_a_lock(real: RealBucket) -> None:
     cloud = "gcs" if real.uri.startswith("gs") else "azure"
     uri = f"{real.uri}/orders-1.json"
     async with AsyncExitStack() as stack:

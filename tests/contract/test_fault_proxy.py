@@ -1,4 +1,4 @@
-"""The faults of the chaos tests are what they say they are: seen by the client on one side, by the store on the other."""
+"""Each fault of the proxy has the effect that its name promises, on the client and on the store."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tests.servers.s3 import S3Server
 pytestmark = pytest.mark.real
 
 TIMEOUT_SECONDS = 2.0
-"""Long, so that a short delay is one on a slow machine too."""
+"""The proxy's delays are fractions or multiples of it."""
+PATIENT_SECONDS = 60.0
+"""The client's timeout where the proxy answers. The limit only ends a hang."""
 HANG_SECONDS = 0.5
-SEEN = {
+EFFECTS = {
     Fault.CUT_BEFORE: (Unknown, False),
     Fault.CUT_AFTER: (Unknown, True),
     Fault.RESET_MID: (Unknown, True),
@@ -27,37 +29,44 @@ SEEN = {
 
 
 @pytest.mark.parametrize("fault", CHANCE_FAULTS)
-async def test_a_fault_strikes_on_the_side_of_the_act_that_it_names(
+async def test_a_fault_occurs_before_or_after_the_store_acts_as_its_name_says(
     fault: Fault, s3_credentials: S3Server
 ) -> None:
     uri = f"s3://{s3_credentials.bucket()}/lock.json"
-    outcome, acted = SEEN[fault]
+    outcome, acted = EFFECTS[fault]
+    seconds = TIMEOUT_SECONDS if fault is Fault.DELAY_LONG else PATIENT_SECONDS
     async with (
         fault_proxy(s3_credentials.endpoint, seed=1, request_timeout_seconds=TIMEOUT_SECONDS) as proxy,
-        S3Store(S3Options(endpoint_url=s3_credentials.endpoint), request_timeout_seconds=5) as direct,
-        S3Store(S3Options(endpoint_url=proxy.endpoint), request_timeout_seconds=TIMEOUT_SECONDS) as faulty,
+        S3Store(
+            S3Options(endpoint_url=s3_credentials.endpoint), request_timeout_seconds=PATIENT_SECONDS
+        ) as direct,
+        S3Store(S3Options(endpoint_url=proxy.endpoint), request_timeout_seconds=seconds) as faulty,
     ):
         proxy.weather = Weather(share=1, faults=(fault,))
-        written = await faulty.write(uri, b"{}", IfAbsent())
+        calls = 0
+        while proxy.requests == 0:  # on a busy machine the timeout may end before the request was sent
+            calls += 1
+            written = await faulty.write(uri, b"{}", IfAbsent())
         proxy.weather = CALM
 
         assert isinstance(written, outcome), written
-        assert proxy.injected == {fault: 1}
-        assert proxy.requests == 1
+        assert proxy.injected == {fault: proxy.requests}
+        assert proxy.requests <= calls
         if acted:
-            while not isinstance(await direct.read(uri), Found):  # a delayed request lands later
+            while not isinstance(await direct.read(uri), Found):  # a delayed request is applied later
                 pass
         else:
             assert await direct.read(uri) == Absent()
-        assert isinstance(await faulty.read(uri), Found if acted else Absent)
 
 
-async def test_what_hangs_is_answered_never_and_may_be_done_afterwards(s3_credentials: S3Server) -> None:
+async def test_a_hanging_request_gets_no_answer_and_may_be_applied_afterwards(
+    s3_credentials: S3Server,
+) -> None:
     bucket = s3_credentials.bucket()
     async with (
         fault_proxy(s3_credentials.endpoint, seed=1, request_timeout_seconds=TIMEOUT_SECONDS) as proxy,
         S3Store(S3Options(endpoint_url=proxy.endpoint), request_timeout_seconds=HANG_SECONDS) as hasty,
-        S3Store(S3Options(endpoint_url=proxy.endpoint), request_timeout_seconds=5) as store,
+        S3Store(S3Options(endpoint_url=proxy.endpoint), request_timeout_seconds=PATIENT_SECONDS) as store,
     ):
         uris = [f"s3://{bucket}/hanging-{number}.json" for number in range(12)]
         with proxy.hanging(lambda request: "hanging" in request.path) as hang:

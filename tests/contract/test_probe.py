@@ -1,4 +1,4 @@
-"""The probe finds every store that doesn't keep its promise, and asks little of those that do."""
+"""The probe recognises a store that ignores conditions, with four requests at most."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ FOLDER = "memory://twin/table/.hoodie/.locks"
 
 
 class Counting(MemoryStore):
-    """An honest store that counts what it is asked."""
+    """A correct store that records its requests."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         super().__init__(request_timeout_seconds=1.0, objects=self.objects)
 
     async def read(self, uri: str) -> ReadOutcome:
-        self.asked.append("read")
+        self.requests.append("read")
         return await super().read(uri)
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        self.asked.append(type(condition).__name__)
+        self.requests.append(type(condition).__name__)
         return await super().write(uri, body, condition)
 
     async def delete(self, uri: str) -> None:
-        self.asked.append("delete")
+        self.requests.append("delete")
         await super().delete(uri)
 
 
-class Dishonest(Counting):
-    """A store that takes one header for decoration, as some that call themselves S3-compatible do."""
+class IgnoringOneCondition(Counting):
+    """A store that ignores one condition, as some S3-compatible stores do."""
 
     def __init__(self, ignored: type[Condition]) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Dishonest(Counting):
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         if not isinstance(condition, self._ignored):
             return await super().write(uri, body, condition)
-        self.asked.append(type(condition).__name__)
+        self.requests.append(type(condition).__name__)
         self.objects[uri] = body
         found = await MemoryStore.read(self, uri)
         assert isinstance(found, Found)
@@ -68,7 +68,7 @@ class Dishonest(Counting):
 
 
 class Answering(Counting):
-    """A store that gives one answer to a certain write, whatever it asks."""
+    """A store that returns a fixed outcome for one of the writes."""
 
     def __init__(self, answer: WriteOutcome, at: int) -> None:
         super().__init__()
@@ -77,70 +77,70 @@ class Answering(Counting):
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         outcome = await super().write(uri, body, condition)
-        return self._answer if len(self.asked) == self._at else outcome
+        return self._answer if len(self.requests) == self._at else outcome
 
 
-async def test_an_honest_store_is_asked_four_times_and_left_as_it_was() -> None:
+async def test_a_correct_store_gets_four_requests_and_is_left_unchanged() -> None:
     async with Counting() as store:
         await probe(store, FOLDER)
 
-    assert store.asked == ["IfAbsent", "IfAbsent", "IfMatch", "delete"]
+    assert store.requests == ["IfAbsent", "IfAbsent", "IfMatch", "delete"]
     assert store.objects == {}
 
 
 @pytest.mark.parametrize(
-    "ignored, named",
+    "ignored, description",
     [
         (IfAbsent, r"if-absent \(If-None-Match: \*; Google: generation 0\)"),
         (IfMatch, r"if-match \(If-Match: <etag>; Google: its generation\)"),
     ],
 )
-async def test_a_store_that_ignores_a_condition_is_named_and_left_as_it_was(
-    ignored: type[Condition], named: str
+async def test_the_error_names_the_ignored_condition_and_the_store_is_left_unchanged(
+    ignored: type[Condition], description: str
 ) -> None:
-    async with Dishonest(ignored) as store:
+    async with IgnoringOneCondition(ignored) as store:
         with pytest.raises(
-            StoreProbeError, match=f"ignores the condition {named}.*keep the lock in a store with"
+            StoreProbeError, match=f"ignores the condition {description}.*keep the lock in a store with"
         ):
             await probe(store, FOLDER)
 
-    assert len(store.asked) <= 4
+    assert len(store.requests) <= 4
     assert store.objects == {}
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 @pytest.mark.parametrize(
-    "answer, said",
+    "answer, message",
     [
         (
             Refused("access denied: status=403 code=AccessDenied"),
-            "refuses to write there; check bucket or container, credentials",
+            "refused to write; check bucket or container, credentials",
         ),
         (
-            Unknown("no answer in time"),
-            "could not be reached, or not in time; check endpoint, network and what gives credentials",
+            Unknown("no answer within the timeout"),
+            "could not be reached in time; check endpoint, network and the credentials service",
         ),
         (
             Throttled("slow down"),
-            "could not be reached, or not in time; check endpoint, network and what gives credentials",
+            "could not be reached in time; check endpoint, network and the credentials service",
         ),
     ],
 )
-async def test_a_store_that_can_not_be_asked_is_another_error(
-    answer: WriteOutcome, said: str, at: int
+async def test_a_store_that_does_not_answer_the_probe_is_another_error(
+    answer: WriteOutcome, message: str, at: int
 ) -> None:
     async with Answering(answer, at) as store:
-        with pytest.raises(StoreProbeError, match=said) as caught:
+        with pytest.raises(StoreProbeError, match=message) as caught:
             await probe(store, FOLDER)
 
     assert "ignores" not in str(caught.value)
-    assert len(store.asked) <= 4
-    assert store.objects == {}, "a write that may have landed is cleaned up too"
+    assert len(store.requests) <= 4
+    assert store.objects == {}, "a write that may have been applied is deleted too"
 
 
-async def test_a_store_that_finds_something_under_an_unused_name_is_not_trusted() -> None:
-    async with Answering(Lost("an object is there already"), 1) as store:
-        with pytest.raises(StoreProbeError, match="under a name nobody used before"):
+async def test_a_store_that_reports_an_object_under_an_unused_key_is_not_trusted() -> None:
+    async with Answering(Lost("the object exists already"), 1) as store:
+        with pytest.raises(StoreProbeError, match="under a key that was never used"):
             await probe(store, FOLDER)
 
 
@@ -154,16 +154,19 @@ async def test_a_store_that_finds_something_under_an_unused_name_is_not_trusted(
         ("abc", r"ab[a-z]"),
     ],
 )
-def test_a_version_that_is_not_there_has_the_form_of_one_that_is(version: str, form: str) -> None:
-    """A store may answer 400 to what can't be a version of its own, and that says nothing about conditions."""
+def test_the_probes_wrong_version_has_the_form_of_a_right_one(version: str, form: str) -> None:
+    """A store may answer 400 to a malformed version, which does not show whether it honours conditions."""
     other = _different_version(version)
 
     assert other != version
     assert re.fullmatch(form, other)
 
 
-async def test_two_probes_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    async with LocalStore(tmp_path, request_timeout_seconds=5.0) as store, anyio.create_task_group() as tasks:
+async def test_concurrent_probes_do_not_interfere(tmp_path: Path) -> None:
+    async with (
+        LocalStore(tmp_path, request_timeout_seconds=60.0) as store,
+        anyio.create_task_group() as tasks,
+    ):
         for _ in range(10):
             tasks.start_soon(probe, store, f"file://{tmp_path}/locks")
 
@@ -174,8 +177,8 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-class StopAt:
-    """Cancels the probe inside one of its requests."""
+class CancelAt:
+    """Cancels the probe during one of its requests."""
 
     def __init__(self, scope: anyio.CancelScope, at: int) -> None:
         self._scope = scope
@@ -197,7 +200,7 @@ async def test_a_cancelled_probe_removes_its_key(at: int) -> None:
     objects: dict[str, bytes] = {}
     with anyio.CancelScope() as scope:
         async with MemoryStore(
-            request_timeout_seconds=1.0, objects=objects, faults=StopAt(scope, at)
+            request_timeout_seconds=1.0, objects=objects, faults=CancelAt(scope, at)
         ) as store:
             await probe(store, FOLDER)
 

@@ -1,13 +1,12 @@
-"""One contract, kept by every store: in memory, on the local disk, and on real servers for S3, Google and Azure.
+"""The contract of all stores: in memory, on the local disk, and on servers for S3, Google and Azure.
 
-versitygw or MinIO and Azurite honour every condition. fake-gcs-server honours them in Google's JSON API and refuses the
-writes of the XML API, which obstore uses; `tests/servers/gcs.py` puts a front before it that turns the one into the
-other. What obstore really sends to Google is compared byte by byte in `test_cloud_requests.py`.
+versitygw, MinIO and Azurite honour every condition. fake-gcs-server honours conditions in Google's JSON API, but refuses the
+writes of the XML API, which obstore uses. `tests/servers/gcs.py` translates between the two. `test_cloud_requests.py`
+compares the bytes that obstore sends to Google.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,8 @@ from tests.servers.s3 import S3Server
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 10.0
+SECONDS = 60.0
+"""Only ends a hang."""
 STORES = [
     pytest.param("memory on asyncio", marks=pytest.mark.unit),
     pytest.param("memory on trio", marks=pytest.mark.unit),
@@ -56,9 +56,8 @@ STORES = [
 
 @dataclass(slots=True)
 class Place:
-    """A store to open, and a folder in it that nobody has used."""
+    """A store, and an unused folder in it."""
 
-    kind: str
     folder: str
     root: Path | None = None
     endpoint: str | None = None
@@ -87,18 +86,18 @@ def anyio_backend(which: str) -> str:
 def place(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     match which.split(maxsplit=1)[0]:
         case "memory":
-            yield Place("memory", "memory://twin/locks")
+            yield Place("memory://twin/locks")
         case "local":
-            yield Place("local", f"file://{tmp_path}/new/locks", root=tmp_path)
+            yield Place(f"file://{tmp_path}/new/locks", root=tmp_path)
         case "s3":
             s3 = request.getfixturevalue("s3_credentials")
-            yield Place("s3", f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
+            yield Place(f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
         case "gs":
             gcs = request.getfixturevalue("gcs_credentials")
-            yield Place("gs", f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
+            yield Place(f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
         case _:
             azure = request.getfixturevalue("azure_credentials")
-            yield Place("az", f"az://{azure.container()}/locks", endpoint=azure.endpoint)
+            yield Place(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
 
 
 def won(outcome: object) -> str:
@@ -106,10 +105,10 @@ def won(outcome: object) -> str:
     return outcome.version
 
 
-def test_the_servers_are_real_ones(
+def test_each_server_creates_buckets(
     s3_server: S3Server, gcs_server: GcsServer, azure_server: AzureServer
 ) -> None:
-    """Named here and not only through `place`, so that the suite knows from the start that it needs them."""
+    """The fixtures are arguments here, not only used through `place`, so that the suite starts these servers first."""
     client = s3_server.new_client()
     client.put_object(Bucket=s3_server.bucket(), Key="k", Body=b"x")
     client.close()
@@ -118,7 +117,7 @@ def test_the_servers_are_real_ones(
     assert azure_server.container()
 
 
-async def test_what_was_never_written_is_absent(place: Place) -> None:
+async def test_an_object_that_was_never_written_is_absent(place: Place) -> None:
     async with place.open() as store:
         assert await store.read(place / "t.json") == Absent()
 
@@ -158,8 +157,8 @@ async def test_a_write_over_a_stale_version_loses_and_changes_nothing(place: Pla
         assert await store.read(place / "t.json") == Found(b"second", second)
 
 
-async def test_a_write_over_what_is_not_there_loses_and_creates_nothing(place: Place) -> None:
-    """Somebody deleted the lock under its holder: the holder has lost it, and must not bring it back."""
+async def test_a_write_over_an_absent_object_loses_and_creates_nothing(place: Place) -> None:
+    """An operator deleted the lock object: its holder has lost the lock, and must not recreate the object."""
     async with place.open() as store:
         version = won(await store.write(place / "other.json", b"first", IfAbsent()))
 
@@ -180,14 +179,14 @@ async def test_objects_are_independent(place: Place) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\x00\xff\r\n" * 100, b"x" * MAX_OBJECT_BYTES], ids=["empty", "binary", "longest"]
 )
-async def test_any_body_up_to_the_bound_comes_back_as_it_was(place: Place, body: bytes) -> None:
+async def test_any_body_up_to_the_limit_is_read_back_unchanged(place: Place, body: bytes) -> None:
     async with place.open() as store:
         version = won(await store.write(place / "t.json", body, IfAbsent()))
 
         assert await store.read(place / "t.json") == Found(body, version)
 
 
-async def test_a_body_past_the_bound_is_refused(place: Place) -> None:
+async def test_a_body_beyond_the_limit_is_refused(place: Place) -> None:
     async with place.open() as store:
         outcome = await store.write(place / "t.json", b"x" * (MAX_OBJECT_BYTES + 1), IfAbsent())
 
@@ -196,7 +195,7 @@ async def test_a_body_past_the_bound_is_refused(place: Place) -> None:
 
 
 async def test_a_name_is_percent_decoded_once(place: Place) -> None:
-    """As Hudi does: a Java writer and we must arrive at the same object."""
+    """Hudi does the same, so that a Java writer and the agent use the same object."""
     async with place.open() as store:
         version = won(await store.write(place / "a%20b/%C3%A4%2541+.json", b"x", IfAbsent()))
 
@@ -221,26 +220,26 @@ async def test_a_name_is_percent_decoded_once(place: Place) -> None:
         "a\nb",
     ],
 )
-async def test_a_location_that_could_mean_two_things_is_refused(place: Place, name: str) -> None:
+async def test_an_ambiguous_location_is_refused(place: Place, name: str) -> None:
     async with place.open() as store:
         assert isinstance(await store.read(place / name), Refused)
         assert isinstance(await store.write(place / name, b"x", IfAbsent()), Refused)
         assert isinstance(await store.write(place / name, b"x", IfMatch("1")), Refused)
 
 
-async def test_of_many_who_create_at_once_one_wins(place: Place) -> None:
+async def test_one_of_many_concurrent_creations_wins(place: Place) -> None:
     async with place.open() as store:
         outcomes: dict[int, object] = {}
 
-        async def create(who: int) -> None:
-            outcomes[who] = await store.write(place / "t.json", b"%d" % who, IfAbsent())
+        async def create(racer: int) -> None:
+            outcomes[racer] = await store.write(place / "t.json", b"%d" % racer, IfAbsent())
 
         async with anyio.create_task_group() as tasks:
-            for who in range(12):
-                tasks.start_soon(create, who)
+            for racer in range(12):
+                tasks.start_soon(create, racer)
         found = await store.read(place / "t.json")
 
-    winners = [who for who, outcome in outcomes.items() if isinstance(outcome, Won)]
+    winners = [racer for racer, outcome in outcomes.items() if isinstance(outcome, Won)]
     assert len(winners) == 1, outcomes
     assert isinstance(found, Found)
     assert found.body == b"%d" % winners[0]
@@ -249,18 +248,18 @@ async def test_of_many_who_create_at_once_one_wins(place: Place) -> None:
     )
 
 
-async def test_a_number_counted_up_by_many_tasks_loses_no_step(place: Place) -> None:
+async def test_a_counter_incremented_by_many_tasks_loses_no_update(place: Place) -> None:
     async with place.open() as store:
         async with anyio.create_task_group() as tasks:
-            for who in range(5):
-                tasks.start_soon(increment, store, place / "counter.json", who, 10)
+            for racer in range(5):
+                tasks.start_soon(increment, store, place / "counter.json", racer, 10)
         found = await store.read(place / "counter.json")
 
     assert isinstance(found, Found)
     assert found.body.startswith(b'{"number": 50,')
 
 
-async def test_cancellation_passes_through_and_leaves_the_old_or_the_new(place: Place) -> None:
+async def test_cancellation_passes_through_and_leaves_the_old_or_the_new_object(place: Place) -> None:
     async with place.open() as store:
         version = won(await store.write(place / "t.json", b"old", IfAbsent()))
         with anyio.CancelScope() as scope:
@@ -278,16 +277,16 @@ async def test_cancellation_passes_through_and_leaves_the_old_or_the_new(place: 
 
 
 async def test_only_a_probes_key_can_be_deleted(place: Place) -> None:
-    """Deleting a held lock would free it for everybody."""
+    """Deleting the object of a held lock would release it."""
     async with place.open() as store:
         won(await store.write(place / "t.json", b"x", IfAbsent()))
-        with pytest.raises(ValueError, match=r"only keys below \.lakewarden-probe/ are ever deleted"):
+        with pytest.raises(ValueError, match=r"only keys below \.lakewarden-probe/ can be deleted"):
             await store.delete(place / "t.json")
 
         assert isinstance(await store.read(place / "t.json"), Found)
 
 
-async def test_a_probes_key_is_deleted_and_deleting_nothing_is_no_error(place: Place) -> None:
+async def test_a_probes_key_is_deleted_and_deleting_it_twice_is_no_error(place: Place) -> None:
     async with place.open() as store:
         key = place / ".lakewarden-probe/k.json"
         won(await store.write(key, b"x", IfAbsent()))
@@ -311,44 +310,25 @@ async def test_a_probe_passes_and_leaves_no_object(place: Place) -> None:
         assert [path for path in place.root.rglob("*") if path.is_file()] == []
 
 
-async def test_a_store_that_is_not_open_says_so(place: Place) -> None:
+async def test_using_a_store_that_is_not_open_is_an_error(place: Place) -> None:
     with pytest.raises(RuntimeError, match="use it inside 'async with'"):
         await place.open().read(place / "t.json")
 
 
-async def test_ms_per_request_are_printed(place: Place) -> None:
-    """Printed, not asserted: the machine decides."""
-    count = 100
-    async with place.open() as store:
-        version = won(await store.write(place / "t.json", b"0", IfAbsent()))
-        started = time.perf_counter()
-        for number in range(count):
-            version = won(
-                await store.write(place / "t.json", b'{"expired":false,"n":%d}' % number, IfMatch(version))
-            )
-        written = time.perf_counter()
-        for _ in range(count):
-            await store.read(place / "t.json")
-        read = time.perf_counter()
-
-    writes, reads = 1000 * (written - started) / count, 1000 * (read - written) / count
-    print(f"{place.kind}: {writes:.2f} ms a write, {reads:.2f} ms a read")
-
-
 @pytest.mark.parametrize("uri", ["hdfs://host/x", "/tmp/x", "wasbs://c@a/x", "://x", ""])
-def test_an_unknown_scheme_is_a_clear_error(uri: str) -> None:
+def test_an_unknown_scheme_is_an_error(uri: str) -> None:
     with pytest.raises(
-        LocationError, match=r"file://, memory://, s3://, gs://, az://, abfs://|written scheme://"
+        LocationError, match=r"file://, memory://, s3://, gs://, az://, abfs://|has the form scheme://"
     ):
         open_store(uri, request_timeout_seconds=1)
 
 
-def test_local_objects_need_a_root() -> None:
-    with pytest.raises(LocationError, match="need an allowed root folder"):
+def test_local_objects_need_a_root_folder() -> None:
+    with pytest.raises(LocationError, match="no root folder is configured"):
         open_store("file:///tmp/x", request_timeout_seconds=1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
-def test_a_timeout_that_bounds_nothing_is_an_error(seconds: float) -> None:
+def test_a_timeout_must_be_positive_and_finite(seconds: float) -> None:
     with pytest.raises(ValueError, match="must be positive and finite"):
         open_store("memory://x/y", request_timeout_seconds=seconds)

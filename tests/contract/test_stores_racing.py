@@ -1,4 +1,4 @@
-"""Several processes at one object, on the local disk and on real servers for S3, Google and Azure (see `test_stores.py`)."""
+"""Several processes that write one object, on the local disk and on servers for S3, Google and Azure (see `test_stores.py`)."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ import pytest
 
 from lakewarden.agent.stores import LocalStore
 from lakewarden.handlers.lease.conditional import Found, IfMatch, Won
-from tests.contract.racers import Ground, count_up, is_whole, race_for_rounds, rewrite_forever
+from tests.contract.racers import RaceStore, count_up, is_whole, race_for_rounds, rewrite_forever
 
 PROCESSES = 4
 ROUNDS = 15
 STEPS = 25
-SECONDS = 90.0
+SECONDS = 150.0
 
 SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(params=["local", "s3", "gs", "az"])
-def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+def race_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RaceStore]:
     match request.param:
         case "local":
-            yield Ground(f"file://{tmp_path}/locks", root=str(tmp_path))
+            yield RaceStore(f"file://{tmp_path}/locks", root=str(tmp_path))
         case "s3":
             s3 = request.getfixturevalue("s3_credentials")
-            yield Ground(f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
+            yield RaceStore(f"s3://{s3.bucket()}/locks", endpoint=s3.endpoint)
         case "gs":
             gcs = request.getfixturevalue("gcs_credentials")
-            yield Ground(f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
+            yield RaceStore(f"gs://{gcs.bucket()}/locks", endpoint=gcs.endpoint)
         case _:
             azure = request.getfixturevalue("azure_credentials")
-            yield Ground(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
+            yield RaceStore(f"az://{azure.container()}/locks", endpoint=azure.endpoint)
 
 
-def run_all(target: Callable[..., None], ground: Ground, times: int) -> dict[int, Any]:
-    """What each process told, once all have ended; none outlives a failure."""
+def run_all(target: Callable[..., None], race_store: RaceStore, times: int) -> dict[int, Any]:
+    """Run the target in several processes and return their results. No process survives a failure."""
     gate, results = SPAWN.Barrier(PROCESSES), SPAWN.Queue()
     processes: list[SpawnProcess] = [
-        SPAWN.Process(target=target, args=(ground, who, times, gate, results), daemon=True)
-        for who in range(PROCESSES)
+        SPAWN.Process(target=target, args=(race_store, racer, times, gate, results), daemon=True)
+        for racer in range(PROCESSES)
     ]
     try:
         for process in processes:
             process.start()
-        told = dict(results.get(timeout=SECONDS) for _ in processes)
+        by_racer = dict(results.get(timeout=SECONDS) for _ in processes)
         for process in processes:
             process.join(SECONDS)
             assert process.exitcode == 0
@@ -62,35 +62,34 @@ def run_all(target: Callable[..., None], ground: Ground, times: int) -> dict[int
             process.close()
         results.close()
         results.join_thread()
-    return told
+    return by_racer
 
 
 @pytest.mark.timeout(2 * SECONDS)
-def test_in_every_round_exactly_one_process_wins(ground: Ground) -> None:
-    told = run_all(race_for_rounds, ground, ROUNDS)
+def test_in_every_round_exactly_one_process_wins(race_store: RaceStore) -> None:
+    by_racer = run_all(race_for_rounds, race_store, ROUNDS)
 
-    for number, verdicts in enumerate(zip(*told.values(), strict=True)):
-        winners = [verdict for verdict in verdicts if verdict.endswith("won")]
-        assert len(winners) == 1, (number, verdicts)
+    for number, outcomes in enumerate(zip(*by_racer.values(), strict=True)):
+        winners = [outcome for outcome in outcomes if outcome.endswith("won")]
+        assert len(winners) == 1, (number, outcomes)
 
 
 @pytest.mark.timeout(2 * SECONDS)
-async def test_a_number_counted_up_by_many_processes_loses_no_step(ground: Ground) -> None:
-    told = await anyio.to_thread.run_sync(run_all, count_up, ground, STEPS)
-    async with ground.open() as store:
-        found = await store.read(f"{ground.folder}/counter.json")
+async def test_a_counter_incremented_by_many_processes_loses_no_update(race_store: RaceStore) -> None:
+    counts = await anyio.to_thread.run_sync(run_all, count_up, race_store, STEPS)
+    async with race_store.open() as store:
+        found = await store.read(f"{race_store.folder}/counter.json")
 
     assert isinstance(found, Found)
-    # An unknown write may have landed and been counted again, so it can only add; a lost update would subtract.
-    unknown = sum(each.get("unknown", 0) for each in told.values())
+    # An unknown write may have been applied and then repeated, so it can only add. A lost update would subtract.
+    unknown = sum(each.get("unknown", 0) for each in counts.values())
     number = int(found.body.split(b",")[0].rpartition(b" ")[2])
-    assert PROCESSES * STEPS <= number <= PROCESSES * STEPS + unknown, told
-    print(f"{ground.folder.partition(':')[0]}: {told}")
+    assert PROCESSES * STEPS <= number <= PROCESSES * STEPS + unknown, counts
 
 
 @pytest.mark.timeout(2 * SECONDS)
-async def test_a_process_killed_anywhere_leaves_a_whole_object_and_a_free_lock(tmp_path: Path) -> None:
-    """SIGKILL, again and again, in the middle of writing: the old object or the new one, and no lock that stays."""
+async def test_a_process_killed_during_a_write_leaves_a_whole_object_and_no_file_lock(tmp_path: Path) -> None:
+    """The process is killed with SIGKILL at different moments of a write."""
     uri = f"file://{tmp_path}/locks/t.json"
     started = tmp_path / "started"
     for number in range(8):
@@ -105,7 +104,7 @@ async def test_a_process_killed_anywhere_leaves_a_whole_object_and_a_free_lock(t
         process.join()
         process.close()
 
-        async with LocalStore(tmp_path, request_timeout_seconds=2.0) as store:
+        async with LocalStore(tmp_path, request_timeout_seconds=SECONDS) as store:
             found = await store.read(uri)
             assert isinstance(found, Found)
             assert is_whole(found.body)
@@ -113,15 +112,15 @@ async def test_a_process_killed_anywhere_leaves_a_whole_object_and_a_free_lock(t
 
 
 @pytest.mark.usefixtures("s3_server", "gcs_server", "azure_server")
-def test_the_servers_die_with_their_session(tmp_path: Path) -> None:
-    """Also when pytest is killed with SIGKILL, which no fixture survives."""
+def test_the_test_servers_end_with_a_pytest_process_that_is_killed(tmp_path: Path) -> None:
+    """No fixture is torn down after SIGKILL; the kernel ends the servers."""
     process = SPAWN.Process(target=hold_servers, args=(str(tmp_path),), daemon=False)
     process.start()
-    told = tmp_path / "pids"
+    ready = tmp_path / "pids"
     deadline = time.monotonic() + SECONDS
-    while not told.exists() and time.monotonic() < deadline:
+    while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    pids = [int(pid) for pid in told.read_text().split()]
+    pids = [int(pid) for pid in ready.read_text().split()]
     process.kill()
     process.join()
     process.close()
@@ -151,7 +150,7 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # Killed but not yet reaped is dead enough: in a container nobody may reap it.
+    # A zombie counts as ended: in a container there may be no process that reaps it.
     status = Path(f"/proc/{pid}/stat")
     try:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"

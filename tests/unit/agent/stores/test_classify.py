@@ -1,4 +1,4 @@
-"""What holds for every answer; the rows of the table one by one are tried on a server (`test_s3_answers.py`)."""
+"""Properties of the whole table; `tests/contract/test_s3_answers.py` tests each row against a server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_every_status_and_code_has_a_meaning(condition: RequestCondition) -> Non
 
 
 def test_a_write_loses_only_by_its_condition() -> None:
-    """409 means that two writes met. A lock that took it for a loss would wait for its own lease to lapse."""
+    """409 means that two writes collided. A lock that treated it as a loss could wait for its own lease to expire."""
     for status in range(1000):
         if_absent = classify_write(Answer(status, version=ETAG), ABSENT)
         if_match = classify_write(Answer(status, version=ETAG), MATCH)
@@ -51,29 +51,29 @@ def test_only_success_wins() -> None:
     assert won == {(200, ""), (201, "")}
 
 
-def test_nothing_is_refused_that_may_have_been_written() -> None:
-    """After *refused* nobody reads back."""
+def test_a_write_that_may_have_been_applied_is_never_refused() -> None:
+    """After *refused* the lock does not read back."""
     for status in (*range(300), *range(500, 501), *range(502, 1000), 408, 409):
         for condition in (ABSENT, MATCH):
             assert not isinstance(classify_write(Answer(status, version=ETAG), condition), Refused), status
 
 
-def test_won_and_found_carry_the_etag_as_it_came() -> None:
+def test_won_and_found_contain_the_unchanged_etag() -> None:
     assert classify_write(Answer(200, version=ETAG), ABSENT) == Won(ETAG)
     assert classify_read(Answer(200, version=ETAG, body=b"x")) == Found(b"x", ETAG)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.answer)
 def test_the_reason_is_one_short_line_with_the_facts(row: Row) -> None:
-    """A proxy's error page is kilobytes of html; the reason goes into events."""
-    said = Answer(403, "AccessDenied" * 3, "<html>\n" * 1000).summary
+    """A proxy's error page is kilobytes of HTML; the reason goes into events."""
+    summary = Answer(403, "AccessDenied" * 3, "<html>\n" * 1000).summary
 
-    assert "\n" not in said
-    assert len(f"{row.why}: {said}") <= MAX_WHY_CHARACTERS
-    assert said.endswith("status=403 code=AccessDeniedAccessDeniedAccessDenied")
+    assert "\n" not in summary
+    assert len(f"{row.why}: {summary}") <= MAX_WHY_CHARACTERS
+    assert summary.endswith("status=403 code=AccessDeniedAccessDeniedAccessDenied")
 
 
-def test_the_reason_says_what_the_answer_means() -> None:
+def test_the_reason_contains_the_rows_explanation_and_the_answer() -> None:
     outcome = classify_write(Answer(409, "OperationAborted", "try\nagain"), MATCH)
 
     assert outcome == Unknown(

@@ -1,4 +1,4 @@
-"""Many requests at one moment, on a virtual clock: a store that serves one after the other is no reason for a timeout."""
+"""Many simultaneous requests to a store that serves one at a time, on a virtual clock: none times out."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return ("trio", {"clock": MockClock(autojump_threshold=0)})
 
 
-class OneAfterTheOther:
-    """As a processor that all requests share."""
+class OneAtATime:
+    """Serves requests one at a time, as a shared processor does."""
 
     def __init__(self) -> None:
         self._busy = anyio.Lock()
@@ -45,33 +45,33 @@ class OneAfterTheOther:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_store(root: str, **options: Any) -> MemoryStore:
-        return MemoryStore(request_timeout_seconds=TIMEOUT_SECONDS, faults=OneAfterTheOther())
+        return MemoryStore(request_timeout_seconds=TIMEOUT_SECONDS, faults=OneAtATime())
 
     monkeypatch.setattr("lakewarden.agent.locks.keeper.open_store", open_store)
 
 
 @pytest.mark.usefixtures("slow")
-async def test_a_thousand_locks_wanted_at_once_are_each_asked_for_once() -> None:
+async def test_a_thousand_simultaneous_requests_succeed_at_the_first_try() -> None:
     reads: list[ReadOutcome] = []
     writes: list[WriteOutcome] = []
 
     async with AsyncExitStack() as stack:
         store = await Stores(Settings.load(allow=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
 
-        async def take(uri: str) -> None:
+        async def create(uri: str) -> None:
             reads.append(await store.read(uri))
-            writes.append(await store.write(uri, b"mine", IfAbsent()))
+            writes.append(await store.write(uri, b"body", IfAbsent()))
 
         async with anyio.create_task_group() as tasks:
             for number in range(LOCKS):
-                tasks.start_soon(take, f"s3://b/locks/{number}.json")
+                tasks.start_soon(create, f"s3://b/locks/{number}.json")
 
     assert reads == [Absent()] * LOCKS
     assert [type(each) for each in writes] == [Won] * LOCKS
 
 
 @pytest.mark.usefixtures("slow")
-async def test_whoever_gives_up_waiting_leaves_its_turn_to_the_others() -> None:
+async def test_a_cancelled_request_leaves_the_queue() -> None:
     async with AsyncExitStack() as stack:
         store = await Stores(Settings.load(allow=("s3://b/*",)), stack).for_lock("s3://b/locks/t.json")
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The in-memory twin: faults on both sides of the store, under a virtual clock."""
+"""The in-memory store: faults before and after the store acts, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lakewarden.handlers.lease.conditional import (
 
 pytestmark = pytest.mark.anyio
 
-URI = "memory://twin/locks/t.json"
+URI = "memory://store/locks/t.json"
 SECONDS = 3.0
 
 
@@ -36,7 +36,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 
 class Once:
-    """One fault for the first request, none for the others."""
+    """A fault for the first request, and none for the others."""
 
     def __init__(
         self,
@@ -57,36 +57,36 @@ class Once:
         return lost
 
 
-def twin(faults: Once | None = None, objects: dict[str, bytes] | None = None) -> MemoryStore:
+def client(faults: Once | None = None, objects: dict[str, bytes] | None = None) -> MemoryStore:
     return MemoryStore(request_timeout_seconds=SECONDS, faults=faults, objects=objects)
 
 
 @pytest.mark.parametrize("fault", [Throttled("slow down"), Unknown("500"), Refused("403")])
 async def test_a_fault_before_acting_changes_nothing(fault: Fault) -> None:
-    async with twin(Once(before=fault)) as store:
+    async with client(Once(before=fault)) as store:
         assert await store.write(URI, b"x", IfAbsent()) == fault
         assert await store.read(URI) == Absent()
 
 
 async def test_a_fault_after_acting_is_a_lost_answer() -> None:
-    async with twin(Once(after=Unknown("connection reset"))) as store:
+    async with client(Once(after=Unknown("connection reset"))) as store:
         assert await store.write(URI, b"x", IfAbsent()) == Unknown("connection reset")
         assert isinstance(await store.read(URI), Found)
 
 
-async def test_latency_up_to_the_timeout_is_waited_for_and_past_it_is_unknown() -> None:
-    async with twin(Once(latency=SECONDS - 0.1)) as store:
+async def test_a_request_slower_than_the_timeout_is_unknown() -> None:
+    async with client(Once(latency=SECONDS - 0.1)) as store:
         assert isinstance(await store.write(URI, b"x", IfAbsent()), Won)
-    async with twin(Once(latency=SECONDS + 0.1)) as store:
+    async with client(Once(latency=SECONDS + 0.1)) as store:
         started = anyio.current_time()
         assert isinstance(await store.write(URI, b"x", IfAbsent()), Unknown)
         assert anyio.current_time() - started == pytest.approx(SECONDS)
         assert await store.read(URI) == Absent()
 
 
-async def test_a_late_write_lands_after_its_caller_gave_up() -> None:
-    """The request that was on its way all along: given up after three seconds, it arrives after ten."""
-    async with twin(Once(before=DelayedDelivery(10.0))) as store:
+async def test_a_delayed_write_is_applied_after_its_callers_timeout() -> None:
+    """The request times out after three seconds and reaches the store after ten."""
+    async with client(Once(before=DelayedDelivery(10.0))) as store:
         assert isinstance(await store.write(URI, b"late", IfAbsent()), Unknown)
         assert await store.read(URI) == Absent()
         await anyio.sleep(10.0)
@@ -96,10 +96,10 @@ async def test_a_late_write_lands_after_its_caller_gave_up() -> None:
     assert found.body == b"late"
 
 
-async def test_a_late_write_still_has_to_meet_its_condition() -> None:
-    """Which is what makes a lock safe against it: a write in between changes the version."""
+async def test_a_delayed_write_still_has_to_meet_its_condition() -> None:
+    """This protects a lock: a write in between changes the version."""
     objects = {URI: b"old"}
-    async with twin(objects=objects) as other, twin(Once(before=DelayedDelivery(10.0)), objects) as store:
+    async with client(objects=objects) as other, client(Once(before=DelayedDelivery(10.0)), objects) as store:
         old = await other.read(URI)
         assert isinstance(old, Found)
         assert isinstance(await store.write(URI, b"late", IfMatch(old.version)), Unknown)
@@ -110,9 +110,9 @@ async def test_a_late_write_still_has_to_meet_its_condition() -> None:
         assert await store.read(URI) == Found(b"new", new.version)
 
 
-async def test_versions_are_made_of_the_body_as_on_s3() -> None:
-    """Whoever relies on more than S3 gives is found out here: the same bytes are the same version again."""
-    async with twin() as store:
+async def test_the_same_bytes_have_the_same_version_as_on_s3() -> None:
+    """A lock that relies on unique versions fails its tests with this store."""
+    async with client() as store:
         first = await store.write(URI, b"A", IfAbsent())
         assert isinstance(first, Won)
         second = await store.write(URI, b"B", IfMatch(first.version))
@@ -125,12 +125,12 @@ async def test_versions_are_made_of_the_body_as_on_s3() -> None:
 
 async def test_two_stores_with_the_same_objects_share_them() -> None:
     objects: dict[str, bytes] = {}
-    async with twin(objects=objects) as one, twin(objects=objects) as two:
+    async with client(objects=objects) as one, client(objects=objects) as two:
         assert isinstance(await one.write(URI, b"x", IfAbsent()), Won)
         assert isinstance(await two.write(URI, b"y", IfAbsent()), Lost)
 
 
-async def test_a_store_may_stand_in_for_any_scheme() -> None:
-    async with twin() as store:
+async def test_the_store_accepts_any_scheme() -> None:
+    async with client() as store:
         assert isinstance(await store.write("s3a://bucket/t%20x.json", b"x", IfAbsent()), Won)
         assert isinstance(await store.read("s3://bucket/t x.json"), Found)
