@@ -1,13 +1,14 @@
-"""What `lakewarden lock` does, except for holding (`lock_hold.py`).
+"""The commands `lakewarden lock show`, `release`, `probe` and `audit`; `hold` is in `hold.py`.
 
-Where the lock of a table is
-1. `--lock URI` says so, or `--hudi` does: Hudi's own place in the table.
-2. Hudi's lock object, if there is one: whoever shares the table with Hudi's writers uses that.
-3. The usual place, as the agent finds it (`placement.py`), if an object is there.
-4. With neither object: Hudi's place for a Hudi table (it has `.hoodie/hoodie.properties`), else the usual one.
+Where a table's lock is; the first rule that applies wins:
 
-That takes up to three reads; naming the place takes none. A table that is named on the command line is allowed by that.
-Looking at a lock reads and never writes. Whatever writes a lock opens its store as the agent does, and probes it first.
+1. `--lock URI`, or with `--hudi` the lock object of Hudi's writers inside the table.
+2. The lock object of Hudi's writers, if it exists: everyone who shares the table with Hudi's writers must use it.
+3. The agent's usual location (`handlers/lease/placement.py`), if an object exists there.
+4. Without either object: Hudi's location for a Hudi table (it has `.hoodie/hoodie.properties`), else the agent's usual one.
+
+This takes up to three reads, or none with rule 1. These commands don't check `allow`. `show` only reads. A command that writes
+opens the store as the agent does, and probes it first.
 """
 
 from __future__ import annotations
@@ -47,28 +48,28 @@ from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, 
 from lakewarden.handlers.lease.placement import HUDI_LOCK, LockPlace, NotAllowed, Placement
 
 HUDI_PROPERTIES = "/.hoodie/hoodie.properties"
-"""Every Hudi table has it."""
+"""A file that every Hudi table has."""
 READ_TRIES = 3
 RELEASE_TRIES = 5
 PAUSE_SECONDS = 0.2
-"""Between tries, and twice as long each time."""
+"""Before the second try; doubles with each further one."""
 MAX_UNREADABLE_SHOWN = 20
-"""Audit records that are named with their reason; all are counted."""
+"""Unreadable audit records that are listed with their reason. All are counted."""
 
 LockState = Literal["held", "lapsed", "released", "absent", "malformed"]
 
 
 class NotReleased(AgentError):
-    """The lock is not that owner's to give back. Nothing was written; look at it with `lakewarden lock show`."""
+    """The given owner does not hold the lock. Nothing was written; check with `lakewarden lock show`."""
 
 
 class StoreUnavailableError(AgentError):
-    """The store gave no answer that tells anything. Try again; if it goes on, check endpoint and network."""
+    """The store did not answer, or throttled. Retry; if it persists, check endpoint and network."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLock:
-    """A table, and where its lock is."""
+    """A table and the location of its lock."""
 
     table: str
     place: LockPlace
@@ -76,7 +77,7 @@ class TableLock:
 
 @dataclass(frozen=True, slots=True)
 class LockView:
-    """A lock object as it was read."""
+    """The contents of a lock object, as `show` reads them."""
 
     table: str
     lock: str
@@ -85,21 +86,21 @@ class LockView:
     owner: str | None
     valid_until_ms: int | None
     seconds_left: float | None
-    """By this machine's clock; negative: past."""
+    """By this machine's clock; negative if the lease has ended."""
     written_ms: int | None
-    """When the holder wrote it last, if its leases are as long as those configured here."""
+    """When the holder wrote the object, assuming that its leases are as long as those configured here."""
     validity_seconds: float
     drift_seconds: float
     extra: dict[str, Any]
-    """What the object has besides the three fields."""
+    """The object's other fields."""
     why: str | None
-    """Why it is no lock record."""
+    """Why the object is not a lock record."""
     version: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """A store that honours both conditions, and what asking took."""
+    """The requests and the time that a successful probe took."""
 
     requests: int
     seconds: float
@@ -107,18 +108,18 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseResult:
-    """A lock that was given back by hand."""
+    """A lock that was released manually."""
 
     owner: str
     valid_until_ms: int
     seconds_left: float
     current_owner: str | None
-    """Who has it already."""
+    """The owner that has acquired the lock meanwhile, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """The audit log judged, and what of it could not be read."""
+    """The report on the audit log, and the records that could not be read."""
 
     report: Report
     unreadable: int
@@ -126,7 +127,7 @@ class AuditResult:
 
 
 class Reader:
-    """Stores opened for reading alone: no probe, no folder made."""
+    """Opens stores for reading, without a probe and without creating a folder."""
 
     def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
         self._settings = settings
@@ -134,7 +135,7 @@ class Reader:
         self._open: dict[str, ConditionalStore | None] = {}
 
     async def read(self, uri: str) -> Found | Absent:
-        """The object, or `AgentError` if nobody can tell."""
+        """Read an object. Raises `AgentError` if the store refuses or does not answer."""
         root = _root(uri)
         if root not in self._open:
             self._open[root] = await self._enter(root)
@@ -160,7 +161,7 @@ def _root(uri: str) -> str:
 
 
 def _path(root: str) -> anyio.Path:
-    """As the store reads it: percent signs spell the characters that a URI can't have."""
+    """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
     return anyio.Path("/" + parse_location(root).key)
 
 
@@ -174,7 +175,7 @@ async def _read_retrying(store: ConditionalStore, uri: str) -> Found | Absent:
                 return outcome
             case Refused(why=why):
                 raise AgentError(
-                    f"{uri} can't be read: {why}; if the lock is elsewhere, name it with --lock or --hudi"
+                    f"{uri} can't be read: {why}; if the lock is elsewhere, use --lock or --hudi"
                 )
             case Throttled() | Unknown():
                 pass
@@ -185,16 +186,16 @@ async def _read_retrying(store: ConditionalStore, uri: str) -> Found | Absent:
 
 
 async def _pause_before(tried: int) -> None:
-    """None before the first try."""
+    """Wait before a retry; the first try does not wait."""
     if tried:
         await anyio.sleep(PAUSE_SECONDS * 2 ** (tried - 1))
 
 
-# -- where -------------------------------------------------------------------------------------------------------------
+# -- locate -----------------------------------------------------------------------------------------------------------
 
 
 async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool) -> TableLock:
-    """The table's lock, by the rules above; `ValueError` for what is named wrongly."""
+    """Find the table's lock by the rules above. Raises `ValueError` for an invalid URI."""
     table = canonical_table(table)
     if lock is not None:
         lock = require_canonical(canonical_table(lock))
@@ -213,14 +214,14 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
             return TableLock(table, own)
     if isinstance(usual, NotAllowed):
         raise AgentError(
-            f"local table {table} has no bucket for its lock; name the folder of the locks with --lock-root, "
-            "or the object itself with --lock"
+            f"local table {table} has no bucket for its lock; set the folder of the locks with --lock-root, "
+            "or the lock object with --lock"
         )
     return TableLock(table, usual)
 
 
 def _literally(table: str) -> str:
-    """A glob that covers the very table, whatever characters its name has."""
+    """A glob that matches exactly this table."""
     return "".join(f"[{each}]" if each in "*?[" else each for each in table)
 
 
@@ -228,7 +229,7 @@ def _literally(table: str) -> str:
 
 
 async def show(settings: Settings, lock: TableLock) -> LockView:
-    """What the lock object says now."""
+    """Read the lock object."""
     async with AsyncExitStack() as stack:
         found = await Reader(settings, stack).read(lock.place.uri)
     lease = settings.lease(shared=lock.place.shared)
@@ -274,21 +275,21 @@ def _extra(body: bytes) -> dict[str, Any]:
 
 
 async def release(settings: Settings, lock: TableLock, owner: str) -> ReleaseResult:
-    """Give the lock back for `owner`, if it is the one that holds it; `NotReleased` otherwise.
+    """Release the lock on behalf of `owner`. Raises `NotReleased` if another owner holds it, or none.
 
-    One write under the version that was read. Where its answer is lost, the object is read back: whatever is found
-    then, released or somebody else's, `owner` has it no more.
+    The write is conditional on the version that was read. If its answer is lost, the object is read back: a released object or
+    another owner proves that `owner` does not hold the lock any more.
     """
     uri = lock.place.uri
     async with AsyncExitStack() as stack:
-        # A refusal that a read can tell costs no probe.
+        # Fail before the probe if a read shows that `owner` does not hold the lock.
         first = await Reader(settings, stack).read(uri)
         _require_owner(uri, parse(first.body) if isinstance(first, Found) else None, owner)
         return await release_in(await Stores(settings, stack).for_lock(uri), uri, owner)
 
 
 async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseResult:
-    """The same, in a store that is known to honour conditions."""
+    """As `release`, in a store that has passed the probe."""
     sent: LockRecord | None = None
     why = ""
     for tried in range(RELEASE_TRIES):
@@ -313,12 +314,12 @@ async def release_in(store: ConditionalStore, uri: str, owner: str) -> ReleaseRe
             case Refused(why=why):
                 raise AgentError(f"{uri} can't be written: {why}")
             case Lost() | Throttled():
-                pass  # It changed meanwhile (a renewal), or nothing was written: look again.
+                pass  # The object changed meanwhile (a renewal), or nothing was written: read it again.
             case Unknown():
                 sent = live
         why = written.why
     raise AgentError(
-        f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; look with lakewarden lock show"
+        f"whether {uri} was released is not known after {RELEASE_TRIES} tries: {why}; check with lakewarden lock show"
     )
 
 
@@ -327,7 +328,7 @@ def _expired(record: LockRecord) -> LockRecord:
 
 
 def _took_effect(sent: LockRecord, found: LockRecord | Malformed | None) -> ReleaseResult | None:
-    """The outcome of a release whose answer was lost, if it can be told."""
+    """The outcome of a release whose answer was lost, or None if the object does not show it."""
     if not isinstance(found, LockRecord):
         return None
     if found.owner != sent.owner:
@@ -345,7 +346,7 @@ def _require_owner(uri: str, record: LockRecord | Malformed | None, owner: str) 
         case None:
             raise NotReleased(f"nothing to release: there is no lock object at {uri}")
         case Malformed(why=why):
-            raise NotReleased(f"{uri} is no lock record and is left alone: {why}")
+            raise NotReleased(f"{uri} is no lock record, and was not changed: {why}")
         case LockRecord() if record.owner != owner:
             how = "was released by" if record.expired else "is held by"
             raise NotReleased(f"nothing released: {uri} {how} another owner, {record.owner}")
@@ -358,8 +359,8 @@ def _require_owner(uri: str, record: LockRecord | Malformed | None, owner: str) 
 # -- probe -------------------------------------------------------------------------------------------------------------
 
 
-class _Counting:
-    """A store that counts what is asked of it."""
+class _CountingStore:
+    """A store that counts its requests."""
 
     def __init__(self, store: ConditionalStore) -> None:
         self._store = store
@@ -386,11 +387,11 @@ class _Counting:
 
 
 async def probe_place(settings: Settings, root: str) -> ProbeResult:
-    """Probe the store at `root`, as the agent does at its start; `StoreProbeError` says why no lock may be kept there."""
+    """Probe the store at `root`, as the agent does at its start. Raises `StoreProbeError` if it is unfit for locks."""
     try:
         if root.startswith("file://") and not await _path(root).is_dir():
-            raise StoreProbeError(f"there is no folder {_path(root)}; make it, or name another")
-        async with _Counting(store_at(root, settings)) as store:
+            raise StoreProbeError(f"there is no folder {_path(root)}; create it, or use another")
+        async with _CountingStore(store_at(root, settings)) as store:
             begun = monotonic()
             try:
                 await probe(store, root)
@@ -404,7 +405,7 @@ async def probe_place(settings: Settings, root: str) -> ProbeResult:
 
 
 def spent(requests: int, seconds: float) -> str:
-    """What a probe took, in words."""
+    """The requests and the time of a probe, as text."""
     return f"{requests} request{'' if requests == 1 else 's'} in {seconds * 1000:.0f} ms"
 
 
@@ -412,8 +413,8 @@ def spent(requests: int, seconds: float) -> str:
 
 
 async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> AuditResult:
-    """Judge the audit log as it is now; of all tables or of one."""
-    judge = LockAudit(drifts)
+    """Check the audit log up to its current end, for one table or (None) for all."""
+    lock_audit = LockAudit(drifts)
     unreadable = 0
     reasons: list[tuple[Position, str]] = []
     key = None if table is None else table.encode()
@@ -426,16 +427,16 @@ async def audit(settings: KafkaSettings, table: str | None, drifts: Drifts) -> A
                 if key is not None and record.key != key:
                     continue
                 position = Position(partition.partition, record.offset)
-                bad = _add_record(judge, position, record)
-                unreadable += bad is not None
-                if bad is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
-                    reasons.append((position, bad))
-    return AuditResult(judge.report(), unreadable, tuple(reasons))
+                reason = _add_record(lock_audit, position, record)
+                unreadable += reason is not None
+                if reason is not None and len(reasons) < MAX_UNREADABLE_SHOWN:
+                    reasons.append((position, reason))
+    return AuditResult(lock_audit.report(), unreadable, tuple(reasons))
 
 
-def _add_record(judge: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
+def _add_record(lock_audit: LockAudit, position: Position, record: ConsumerRecord) -> str | None:
     event = decode(AUDIT_EVENT, record.value)
     if isinstance(event, Undecodable):
         return event.reason
-    judge.add(position, event)
+    lock_audit.add(position, event)
     return None

@@ -1,11 +1,12 @@
-"""The second pair of eyes on a command that runs under a lock: a process of its own that ends the command when its holder can't.
+"""A process that ends a command under a lock when its holder, `lakewarden lock hold`, can't do so.
 
-    python -m lakewarden.agent.locks.guard        told on stdin: "<session> <until>" a line, at last "done"
+    python -m lakewarden.agent.locks.guard        reads lines "<session> <until>" from stdin, and "done" as the last one
 
-Nobody's lock is relied upon after its end, so the command's session is killed when the last `until` (seconds of
-`clock.monotonic`) has come, which a stopped or stuck holder can't prevent, and when stdin ends without a "done": the
-holder was killed. A SIGKILL of the holder takes the command itself along at once (`bound_child.py`), this takes what
-the command has started.
+The guard kills the command's session in two cases:
+
+- The last `until` (seconds of `clock.monotonic`) has passed. A holder that is stopped or hangs can't prevent it.
+- stdin ends without "done", because the holder was killed. The command itself dies with the holder (`bound_child.py`); the guard
+  kills the processes that the command has started.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.posix_session import posix_session_members, signal_posix_session
 
 LONGEST_SLEEP_SECONDS = 0.5
-"""A timer stands still while the machine sleeps; after waking the clock is looked at within this time."""
+"""Timers don't run while the machine is suspended. After it resumes, the guard compares the clock within this time."""
 KILL_SECONDS = 5.0
-"""How long what is being killed is looked for again, as it may start more."""
+"""For how long the guard repeats the kill, because a process may start others meanwhile."""
 
 
 def main() -> None:
-    """Watch until told that all is done."""
+    """Watch until "done" is read, or until the command was killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     session, until, rest = 0, math.inf, b""
@@ -35,22 +36,22 @@ def main() -> None:
         ready, _, _ = select.select([sys.stdin.fileno()], [], [], min(until - now, LONGEST_SLEEP_SECONDS))
         if not ready:
             continue
-        told = os.read(sys.stdin.fileno(), 65_536)
-        if not told:
+        received = os.read(sys.stdin.fileno(), 65_536)
+        if not received:
             break
-        *lines, rest = (rest + told).split(b"\n")
+        *lines, rest = (rest + received).split(b"\n")
         for line in lines:
             if line == b"done":
                 return
-            number_, _, end = line.partition(b" ")
-            session, until = int(number_), float(end)
+            session_id, _, end = line.partition(b" ")
+            session, until = int(session_id), float(end)
     if session:
         _kill(session)
 
 
 def _kill(session: int) -> None:
-    give_up = monotonic() + KILL_SECONDS
-    while posix_session_members(session) and monotonic() < give_up:
+    deadline = monotonic() + KILL_SECONDS
+    while posix_session_members(session) and monotonic() < deadline:
         signal_posix_session(session, signal.SIGKILL)
         time.sleep(0.01)
 

@@ -1,8 +1,8 @@
-"""A command that runs under a lock: in a session of its own, bound to our life, and guarded by `lock_guard.py`.
+"""A command that runs under a lock, in a POSIX session of its own and with a guard process (`guard.py`).
 
-- It is over when its whole session is: what it left running in the background still counts, since the lock covers that too.
-- It never outlives the lease that the guard was told of, whatever becomes of us.
-- It has our stdin, stdout and stderr; a terminal's Ctrl-C reaches us alone, and is passed on.
+- The command has ended when no process of its session is left. Background processes count, because the lock protects them too.
+- The command does not outlive the deadline that the guard has, even if this process is stopped or killed.
+- The command uses this process's stdin, stdout and stderr. A terminal sends Ctrl-C to this process only, which passes it on.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from lakewarden.agent.locks.posix_session import posix_session_members, signal_p
 
 
 class CommandMissing(AgentError):
-    """There is no such program on the PATH. Nothing was started, and no lock taken."""
+    """The program is not on the PATH. Nothing was started, and the lock was not acquired."""
 
 
 class HeldCommand:
-    """The command, once it runs."""
+    """A running command."""
 
     def __init__(self, process: anyio.abc.Process, guard: anyio.abc.Process) -> None:
         self._process = process
@@ -36,24 +36,24 @@ class HeldCommand:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether no process of the command's session is left."""
         return self._process.returncode is not None and not posix_session_members(self._session)
 
     async def wait(self, report: Callable[[int], None]) -> None:
-        """Tell the exit status, as a shell gives it, once the command itself has ended."""
+        """Report the command's exit status (128 + signal if a signal ended it) once the command itself has ended."""
         code = await self._process.wait()
         report(code if code >= 0 else 128 - code)
 
     async def set_deadline(self, until: float) -> None:
-        """Tell the guard how long the lock is held, in seconds of `clock.monotonic`."""
+        """Send the guard the time at which it must kill the command, in seconds of `clock.monotonic`."""
         await self._send_to_guard(f"{self._session} {until!r}\n".encode())
 
     def signal(self, number: signal.Signals) -> None:
-        """Tell all of it, as a terminal or a supervisor does."""
+        """Send a signal to every process of the command's session."""
         signal_posix_session(self._session, number)
 
     async def stop_guard(self) -> None:
-        """It is over: nothing is left to be guarded."""
+        """Stop the guard, after the command has ended."""
         await self._send_to_guard(b"done\n")
         with anyio.move_on_after(1):
             await self._guard.wait()
@@ -65,15 +65,15 @@ class HeldCommand:
 
 
 def require_program(argv: Sequence[str]) -> None:
-    """`CommandMissing` where there is nothing to start."""
+    """Raise `CommandMissing` if the program does not exist."""
     if shutil.which(argv[0]) is None:
-        raise CommandMissing(f"no such program: {argv[0]}; the lock was not taken")
+        raise CommandMissing(f"no such program: {argv[0]}; the lock was not acquired")
 
 
 async def start(argv: Sequence[str], environment: Mapping[str, str], until: float) -> HeldCommand:
-    """Start the command and its guard. From the main thread only (`bound_child.py`).
+    """Start the command and its guard. Call it from the main thread only (`bound_child.py`).
 
-    Not to be cancelled in between: whoever gives the lock back must know of a command that runs.
+    A cancellation waits until both run, so that the lock is not released while an unknown command runs.
     """
     with anyio.CancelScope(shield=True):
         guard = await anyio.open_process(

@@ -1,14 +1,14 @@
-"""`lakewarden lock hold`: take a table's lock, renew it, run a command under it, give it back.
+"""`lakewarden lock hold`: acquire a table's lock, renew it, run a command under it, and release it.
 
-Rules
-- The command runs only while the lock is held. It is started after the lock was confirmed, and the lock is given back after all
-  that it started has ended; if that can't be ended, the lock is left to lapse and not given back.
-- A lease that is lost, or can't be confirmed `margin` before its end: the command is told (SIGTERM), and killed before the lease
-  has ended. `lock_guard.py` does that if we can't.
-- SIGINT, SIGTERM and SIGHUP are passed on to the command; when it ends, so do we. Without a command they end the holding.
-- After `seconds` the command is told, and killed `GRACE_SECONDS` later; the lock is renewed until then.
-- A lock that can't be had: given up after `wait` seconds; with none, as soon as it is known to be somebody else's. What no
-  waiting mends (an object that is no lock record, a store that refuses) is an error.
+- The command runs only while the lock is held. It is started after the lock was confirmed. The lock is released after the last
+  process that the command has started; if these can't be killed, the lock is not released but left to expire.
+- If the lease is lost, or not confirmed `margin` before its end, the command gets SIGTERM, and SIGKILL before the lease ends.
+  The guard process (`guard.py`) kills it if this process can't.
+- SIGINT, SIGTERM and SIGHUP are passed on to the command. This process exits when the command has ended. Without a command, a
+  signal ends the hold.
+- After `seconds` the command gets SIGTERM, and SIGKILL `GRACE_SECONDS` later. The lock is renewed until then.
+- While another owner holds the lock, this process waits up to `wait` seconds; 0 means one try. An error that waiting can't resolve
+  (an object that is no lock record, a store that refuses access) is raised immediately.
 """
 
 from __future__ import annotations
@@ -36,42 +36,42 @@ from lakewarden.agent.time_text import when
 from lakewarden.handlers.lease import machine as lease
 
 EXIT_TIMED_OUT = 124
-"""As timeout(1): the command was ended because its time was up."""
+"""As timeout(1): the command was ended after `seconds`."""
 EXIT_NOT_ACQUIRED = 75
-"""EX_TEMPFAIL: try again later."""
+"""EX_TEMPFAIL: the lock could not be acquired; try again later."""
 EXIT_LOST = 76
-"""The lock was lost while it was held; a command was ended for it."""
+"""The lock was lost, and the command was ended because of it."""
 
 GRACE_SECONDS = 10.0
-"""Between SIGTERM and SIGKILL, where the lease allows it."""
+"""Between SIGTERM and SIGKILL, or less if the lease ends sooner."""
 KILL_BEFORE_END_SECONDS = 0.5
-"""Before the end of a lost lease we kill; the guard, if we didn't, at `GUARD_BEFORE_END_SECONDS`."""
+"""How long before the end of a lost lease this process kills the command; the guard does so `GUARD_BEFORE_END_SECONDS` before."""
 GUARD_BEFORE_END_SECONDS = 0.2
 KILL_SECONDS = 5.0
-"""For killed processes to be gone."""
+"""The longest wait for killed processes to end."""
 POLL_SECONDS = 0.05
-"""Between looks at what a command has left running."""
+"""The interval of checks for processes that the command has left running."""
 ONE_TRY_REQUESTS = 6
-"""Request timeouts that one try may take: a probe, a read and a write."""
+"""Requests of one try: a probe, a read and a write. Each may take the request timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signalled:
-    """We were sent a signal."""
+    """This process received a signal."""
 
     number: signal.Signals
 
 
 @dataclass(frozen=True, slots=True)
 class CommandEnded:
-    """The command itself has ended; what it started may go on."""
+    """The command itself has ended. Processes that it has started may still run."""
 
     status: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """The store gave no answer."""
+    """The store did not answer."""
 
     why: str
 
@@ -80,49 +80,49 @@ HoldEvent: TypeAlias = KeeperEvent | Signalled | CommandEnded | Unreachable
 
 
 class _Inbox:
-    """What happened, in its order."""
+    """A queue of events."""
 
     def __init__(self) -> None:
-        self._news: deque[HoldEvent] = deque()
+        self._events: deque[HoldEvent] = deque()
         self._woken = anyio.Event()
 
-    def put(self, news: HoldEvent) -> None:
-        self._news.append(news)
+    def put(self, event: HoldEvent) -> None:
+        self._events.append(event)
         self._woken.set()
 
     async def get(self, until: float) -> HoldEvent | None:
-        """The next, or None at `until` (monotonic)."""
-        if not self._news:
+        """The next event, or None at `until` (monotonic)."""
+        if not self._events:
             self._woken = anyio.Event()
             with anyio.move_on_after(max(0.0, until - monotonic())):
                 await self._woken.wait()
-        return self._news.popleft() if self._news else None
+        return self._events.popleft() if self._events else None
 
 
 @dataclass(frozen=True, slots=True)
 class HoldOptions:
-    """What was asked for."""
+    """The command's options, and where it prints."""
 
     locate: Callable[[], Awaitable[TableLock]]
     seconds: float
     wait: float
     command: Sequence[str]
     warn: Callable[[str], None]
-    """Prints a line on stderr."""
+    """Prints a message."""
     inform: Callable[[str], None]
-    """Prints what went as it should."""
+    """Prints the result of a successful step."""
 
 
-async def hold(settings: Settings, order: HoldOptions) -> int:
-    """Do as ordered; the exit status."""
-    if order.command:
-        held_command.require_program(order.command)
-    deadline = monotonic() + order.wait
-    lock = await _located(order, deadline)
+async def hold(settings: Settings, options: HoldOptions) -> int:
+    """Hold the lock. Return the exit status."""
+    if options.command:
+        held_command.require_program(options.command)
+    deadline = monotonic() + options.wait
+    lock = await _located(options, deadline)
     if lock is None:
         return EXIT_NOT_ACQUIRED
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
-        holder = _Holder(settings, order, lock, stack, tasks, deadline=deadline)
+        holder = _Holder(settings, options, lock, stack, tasks, deadline=deadline)
         await tasks.start(holder.receive_signals)
         try:
             status = await holder.run()
@@ -131,24 +131,24 @@ async def hold(settings: Settings, order: HoldOptions) -> int:
     return status
 
 
-async def _located(order: HoldOptions, deadline: float) -> TableLock | None:
-    """Where the lock is, or None if the store gives no answer in time."""
+async def _located(options: HoldOptions, deadline: float) -> TableLock | None:
+    """The location of the lock, or None if the store does not answer in time."""
     while True:
         try:
-            return await order.locate()
+            return await options.locate()
         except StoreUnavailableError as error:
             if monotonic() >= deadline:
-                order.warn(str(error))
+                options.warn(str(error))
                 return None
 
 
 class _Holder:
-    """One lock, one command."""
+    """One lock and one command."""
 
     def __init__(
         self,
         settings: Settings,
-        order: HoldOptions,
+        options: HoldOptions,
         lock: TableLock,
         stack: AsyncExitStack,
         tasks: anyio.abc.TaskGroup,
@@ -156,7 +156,7 @@ class _Holder:
         deadline: float,
     ) -> None:
         self._settings = settings
-        self._order = order
+        self._options = options
         self._table = lock.table
         self._uri = lock.place.uri
         self._deadline = deadline
@@ -167,13 +167,13 @@ class _Holder:
             lock.place,
             settings.lease(shared=lock.place.shared),
             self._store,
-            lambda told, _: self._inbox.put(told),
+            lambda event, _: self._inbox.put(event),
         )
         self._command: HeldCommand | None = None
         self._lease: lease.Lease | None = None
         self._lost = False
         self._status: int | None = None
-        """What we end with; set once it is known why we end."""
+        """The exit status, once the reason of the end is known."""
         self._kill_at = 0.0
 
     async def run(self) -> int:
@@ -191,7 +191,7 @@ class _Holder:
         return status
 
     async def receive_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """A signal that we were started to ignore (nohup, a shell's background) stays ignored."""
+        """Receive signals until cancelled. A signal that is ignored already (nohup, a shell's background job) stays ignored."""
         numbers = [
             number
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -209,14 +209,14 @@ class _Holder:
             self._inbox.put(Unreachable(str(error)))
             raise
 
-    # -- taking it ---------------------------------------------------------------------------------------------------
+    # -- acquire ---------------------------------------------------------------------------------------------------
 
     async def _acquire(self) -> int | None:
-        """None once it is ours, else the exit status."""
-        order = self._order
-        # One try is always made, and waited for.
+        """Acquire the lock. Return None, or the exit status if it could not be acquired."""
+        options = self._options
+        # There is always one complete try.
         until = max(self._deadline, monotonic() + ONE_TRY_REQUESTS * self._settings.request_timeout_seconds)
-        said = why = "the store did not answer"
+        printed = why = "the store did not answer"
         self._keeper.acquire(None)
         while True:
             match await self._inbox.get(until):
@@ -225,7 +225,7 @@ class _Holder:
                     return None
                 case lease.LockDenied(fatal=True, why=reason):
                     await self._release()
-                    raise AgentError(f"the lock {self._uri} can't be taken: {reason}")
+                    raise AgentError(f"the lock {self._uri} can't be acquired: {reason}")
                 case lease.LockDenied() as denied:
                     why, until = describe_holder(denied), self._deadline
                 case Unreachable(why=why):
@@ -235,45 +235,47 @@ class _Holder:
                 case _:
                     pass
             if monotonic() >= until:
-                order.warn(f"could not take {self._uri}: {why}")
+                options.warn(f"could not acquire {self._uri}: {why}")
                 return EXIT_NOT_ACQUIRED
-            if why != said:
-                order.warn(f"waiting for {self._uri}: {why}")
-                said = why
+            if why != printed:
+                options.warn(f"waiting for {self._uri}: {why}")
+                printed = why
 
-    # -- having it ---------------------------------------------------------------------------------------------------
+    # -- hold ---------------------------------------------------------------------------------------------------
 
     async def _hold(self) -> int:
         held = self._lease
         assert held is not None
-        self._order.inform(f"holding {self._uri} as owner {held.record.owner}")
-        if self._order.command:
+        self._options.inform(f"holding {self._uri} as owner {held.record.owner}")
+        if self._options.command:
             environment = {
                 "LAKEWARDEN_LOCK_OWNER": held.record.owner,
                 "LAKEWARDEN_LOCK_URI": self._uri,
                 "LAKEWARDEN_TABLE": self._table,
             }
             self._command = await held_command.start(
-                self._order.command, {**os.environ, **environment}, held.expires_at - GUARD_BEFORE_END_SECONDS
+                self._options.command,
+                {**os.environ, **environment},
+                held.expires_at - GUARD_BEFORE_END_SECONDS,
             )
             self._tasks.start_soon(self._command.wait, lambda status: self._inbox.put(CommandEnded(status)))
-        ends_at = monotonic() + self._order.seconds
+        ends_at = monotonic() + self._options.seconds
         while True:
-            look_at = ends_at if self._status is None else monotonic() + POLL_SECONDS
-            await self._handle(await self._inbox.get(look_at))
+            wake_at = ends_at if self._status is None else monotonic() + POLL_SECONDS
+            await self._handle(await self._inbox.get(wake_at))
             if self._status is None and monotonic() >= ends_at:
                 self._time_is_up()
             if self._status is not None and await self._finished():
                 return self._status
 
-    async def _handle(self, news: HoldEvent | None) -> None:
-        match news:
+    async def _handle(self, event: HoldEvent | None) -> None:
+        match event:
             case lease.Confirmed(lease=held) if not self._lost:
                 self._lease = held
                 if self._command is not None:
                     await self._command.set_deadline(held.expires_at - GUARD_BEFORE_END_SECONDS)
             case lease.LeaseEnded() if not self._lost:
-                self._lease_lost(news)
+                self._lease_lost(event)
             case Signalled(number=number) if self._command is not None:
                 self._command.signal(number)
             case Signalled():
@@ -285,15 +287,15 @@ class _Holder:
 
     def _lease_lost(self, ended: lease.LeaseEnded) -> None:
         assert self._lease is not None
-        why = ended.why + (f"; owner {ended.holder} has it" if ended.holder else "")
+        why = ended.why + (f"; the holder is owner {ended.holder}" if ended.holder else "")
         what = "" if self._command is None else "; the command is being ended"
-        self._order.warn(f"lost {self._uri}: {why}{what}")
+        self._options.warn(f"lost {self._uri}: {why}{what}")
         self._lost, self._status = True, EXIT_LOST
         self._stop(min(GRACE_SECONDS, self._lease.expires_at - KILL_BEFORE_END_SECONDS - monotonic()))
 
     def _time_is_up(self) -> None:
         if self._command is not None:
-            self._order.warn(f"ending the command: its {self._order.seconds:g} s are up")
+            self._options.warn(f"ending the command after {self._options.seconds:g} s")
         self._status = EXIT_TIMED_OUT if self._command is not None else 0
         self._stop(GRACE_SECONDS)
 
@@ -306,12 +308,12 @@ class _Holder:
             status == 128 + signal.SIGKILL
             and monotonic() >= self._lease.expires_at - GUARD_BEFORE_END_SECONDS
         ):
-            self._order.warn(
-                f"lost {self._uri}: we were stopped for too long; the guard has ended the command"
+            self._options.warn(
+                f"lost {self._uri}: this process was stopped for too long; the guard has ended the command"
             )
             self._lost, self._status = True, EXIT_LOST
         if self._command is not None and not self._command.ended:
-            self._order.warn("ending what the command has left running")
+            self._options.warn("ending the processes that the command has left running")
             self._stop(GRACE_SECONDS)
 
     def _stop(self, grace_seconds: float) -> None:
@@ -320,7 +322,7 @@ class _Holder:
         self._kill_at = monotonic() + grace_seconds
 
     async def _finished(self) -> bool:
-        """Whether all has ended and the lock is given back; kills what is due to be killed."""
+        """Whether the command has ended and the lock is released. Kills the command after its grace period."""
         command = self._command
         if command is not None and not command.ended:
             if monotonic() < self._kill_at:
@@ -328,9 +330,7 @@ class _Holder:
             command.signal(signal.SIGKILL)
             if monotonic() < self._kill_at + KILL_SECONDS:
                 return False
-            self._order.warn(
-                f"the command can't be killed; {self._uri} is not given back, and lapses by itself"
-            )
+            self._options.warn(f"the command can't be killed; {self._uri} is not released, and expires")
             return True
         if command is not None:
             await command.stop_guard()
@@ -338,9 +338,9 @@ class _Holder:
         return True
 
     async def _kill_now(self) -> None:
-        """On the way out of an error: first the command, then the lock."""
-        give_up = monotonic() + KILL_SECONDS
-        while self._command is not None and not self._command.ended and monotonic() < give_up:
+        """After an error: kill the command, then release the lock."""
+        deadline = monotonic() + KILL_SECONDS
+        while self._command is not None and not self._command.ended and monotonic() < deadline:
             self._command.signal(signal.SIGKILL)
             await anyio.sleep(POLL_SECONDS)
         if self._command is None or self._command.ended:
@@ -348,26 +348,24 @@ class _Holder:
 
     async def _release(self) -> None:
         self._keeper.release()
-        with anyio.move_on_after(self._settings.shutdown_seconds) as patience:
+        with anyio.move_on_after(self._settings.shutdown_seconds) as time_limit:
             await self._keeper.wait_released()
-        if patience.cancelled_caught:
-            self._order.warn(
-                f"{self._uri} could not be given back in time; what we had of it lapses by itself"
-            )
-        while (news := await self._inbox.get(0)) is not None:
-            match news:
+        if time_limit.cancelled_caught:
+            self._options.warn(f"{self._uri} could not be released in time; its lease expires")
+        while (event := await self._inbox.get(0)) is not None:
+            match event:
                 case lease.Released(why=None):
-                    self._order.inform(f"released {self._uri}")
+                    self._options.inform(f"released {self._uri}")
                 case lease.Released(why=why, valid_until=valid_until):
-                    self._order.warn(
-                        f"{self._uri} could not be given back: {why}; the lease ends at {when(valid_until)}"
+                    self._options.warn(
+                        f"{self._uri} could not be released: {why}; the lease ends at {when(valid_until)}"
                     )
                 case _:
                     pass
 
 
 def describe_holder(denied: lease.LockDenied) -> str:
-    """Who has it and until when, in words."""
+    """The reason of a denial, with the holder and the end of its lease if they are known."""
     if denied.holder is None or denied.held_until is None:
         return denied.why
     return f"{denied.why}: owner {denied.holder}, until {when(denied.held_until)}"

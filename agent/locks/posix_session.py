@@ -1,7 +1,7 @@
-"""Who belongs to a session: all that a program has started, whatever process groups they moved to.
+"""The processes of a POSIX session: a program that was started in a session of its own, and all that it has started.
 
-A program that is started in a session of its own is ended as a whole: Spark's Python workers, for one, leave its process group.
-What calls `setsid` itself has left on purpose, and is not found.
+A session has several process groups. Signals go to the session because some programs move to another process group, such as
+Spark's Python workers. A process that calls `setsid` leaves the session and is not found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def posix_session_members(session: int) -> list[int]:
-    """Process ids in a session; zombies don't count."""
+    """The ids of a session's processes, without zombies."""
     if sys.platform == "linux":
         return [
             int(entry.name)
@@ -23,7 +23,7 @@ def posix_session_members(session: int) -> list[int]:
             if entry.name.isdigit() and _posix_session_of(entry) == session
         ]
     listing = subprocess.run(
-        ["ps", "-A", "-o", "pid=,sess=,stat="],  # noqa: S607 - wherever this system keeps it
+        ["ps", "-A", "-o", "pid=,sess=,stat="],  # noqa: S607 - its path differs between systems
         capture_output=True,
         text=True,
         check=False,
@@ -44,7 +44,7 @@ def _posix_session_of(entry: Path) -> int | None:
 
 
 def signal_posix_session(session: int, number: signal.Signals) -> None:
-    """Tell every process of a session; those that have just ended are no error."""
+    """Send a signal to every process of a session. A process that has just ended is no error."""
     for pid in posix_session_members(session):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -1,11 +1,13 @@
-"""The locks of one partition's tables: where each is, the keeper that holds it, and what its steps mean for its table.
+"""The locks of one partition's tables: their locations, their keepers, and what a keeper's events mean for its table.
 
-- A table's lock is where its intents say. All that are open at a time must say the same; a quiet table may move to another.
-- What a keeper tells is published (`audit`), and moves the table, as long as the lock is the table's and may be relied upon.
-- A lock is given back where the table is done with it or leaves this agent. One under which a grant runs, or whose table was
-  stopped, is left to lapse.
+- The intents of a table determine where its lock is. All open transactions of a table must name the same lock. A table without
+  open transactions may change to another one.
+- Each keeper event is published to the topic `audit`. It also becomes an input of the table's state machine, unless the lease may
+  not be relied upon or the table has changed to another lock.
+- A lock is released when the table does not need it any more, and when its partition is released. A lock under which a grant runs
+  and the lock of a stopped table are not released but left to expire.
 
-A keeper is one task a table (`locks.py`); when a table wants its lock is decided in `handlers/table/grants.py`.
+A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides when a table needs its lock.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ log = structlog.get_logger()
 
 
 class TableLocks:
-    """All locks that one partition's tables use. `move` moves a table by what its lock did, `read_to` is the last offset read."""
+    """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset."""
 
     def __init__(
         self,
@@ -57,7 +59,7 @@ class TableLocks:
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
     def resolve_place(self, state: TableState, lock: str | None) -> str | None:
-        """Settle where the table's lock is, as its intents say; why not, where one of them says otherwise."""
+        """Determine where the table's lock is, from `lock` in an intent. Return None, or why the intent is refused."""
         settled = self._places.get(state.uri)
         if settled is not None and (lock is None or lock == settled.uri):
             return None
@@ -65,7 +67,10 @@ class TableLocks:
         if isinstance(place, NotAllowed):
             return place.why
         if settled is not None and not state.idle():
-            return f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; all its writers name one lock"
+            return (
+                f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; "
+                "all its writers must name the same lock"
+            )
         if state.uri in self._keepers:
             self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
         self._places[state.uri] = place
@@ -73,26 +78,26 @@ class TableLocks:
         return None
 
     def start_acquire(self, uri: str, adopt: str | None) -> None:
-        """Take the table's lock, or wait for it; `adopt`: the former owner whose lock covers a running grant."""
+        """Request the table's lock. `adopt` names the former owner whose lock covers a running grant."""
         self._keeper(uri).acquire(adopt)
 
     def start_release(self, uri: str) -> None:
-        """Give the table's lock back."""
+        """Request the release of the table's lock."""
         self._keeper(uri).release()
 
     def observe(self, event: AuditEventUnion) -> None:
-        """An agent told something of a lock; those of our tables that use it may want to know."""
+        """Pass an agent's audit event to the keepers of the same lock object."""
         for keeper, _ in self._keepers.values():
             if keeper.place.uri == event.lock:
                 keeper.observe(event)
 
     def leave_to_expire(self, uri: str) -> None:
-        """Neither renew it nor give it back: a grant may run under it."""
+        """Stop renewing the table's lock without releasing it, because a grant may run under it."""
         if uri in self._keepers:
             self._keepers.pop(uri)[1].cancel()
 
     async def release(self, uris: Collection[str]) -> None:
-        """Give back the locks of these tables; all others are left to lapse."""
+        """Release the locks of these tables; leave all others to expire."""
         async with anyio.create_task_group() as releases:
             for uri, (keeper, scope) in self._keepers.items():
                 if uri in uris:
@@ -101,7 +106,7 @@ class TableLocks:
                     scope.cancel()
 
     def unreleased(self, uris: Collection[str]) -> list[str]:
-        """Which of these tables' locks have not been given back."""
+        """The tables among these whose locks are not released yet."""
         return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.idle]
 
     def _keeper(self, uri: str) -> LockKeeper:
@@ -120,13 +125,13 @@ class TableLocks:
             self._tasks.start_soon(_run_within, scope, keeper, name=f"lock of {uri}")
         return self._keepers[uri][0]
 
-    def _on_keeper_event(self, uri: str, place: LockPlace, told: KeeperEvent, *, relied_on: bool) -> None:
-        event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, told)
+    def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
+        event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, step)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
         if self._places[uri] is not place or not relied_on:
-            return  # It is being given back: the table is done with it, or has moved to another lock.
+            return  # The lock is being released: the table does not need it any more, or has changed to another lock.
         now, offset = monotonic(), self._last_offset()
-        match told:
+        match step:
             case lease.Confirmed(what=what, lease=held):
                 log.debug("lock.confirmed", table=uri, what=what, valid_until=held.record.valid_until)
                 view = LockView(held.record.owner, held.expires_at, held.quiet_until)
@@ -134,7 +139,7 @@ class TableLocks:
             case lease.Released(why=None):
                 log.debug("lock.released", table=uri)
             case lease.Released(why=why, valid_until=valid_until):
-                log.warning("lock.not-given-back", table=uri, why=why, until=valid_until, lock=place.uri)
+                log.warning("lock.not-released", table=uri, why=why, until=valid_until, lock=place.uri)
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
                 self._step_table(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))

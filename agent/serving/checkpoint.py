@@ -71,7 +71,7 @@ class Checkpoints:
             await self._consumer.commit(offsets)
         except CommitFailedError:
             # The group has reassigned these partitions; the next owner replays a little more.
-            log.info("offsets.not-ours", partitions=sorted(forward))
+            log.info("checkpoint.rejected", partitions=sorted(forward))
             return
         self._committed.update(forward)
 

@@ -60,7 +60,7 @@ def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place,
     assert waited.returncode == 75
     assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {place.lock}: held by another")
     assert waited.stderr.splitlines()[-1].startswith(
-        f"lakewarden: could not take {place.lock}: held by another"
+        f"lakewarden: could not acquire {place.lock}: held by another"
     )
     assert not ran.exists()
     assert place.record().owner == "somebody"
@@ -95,7 +95,7 @@ def test_a_silent_store_is_a_lock_that_cannot_be_had(on_s3: Place) -> None:
 def test_a_command_whose_time_is_up_is_ended_and_then_the_lock_given_back(local: Place) -> None:
     done = local.run("hold", local.table, "--seconds", "1", "--", "sleep", "300")
 
-    failed(done, 124, "ending the command: its 1 s are up")
+    failed(done, 124, "ending the command after 1 s")
     assert local.record().expired
 
 
@@ -125,7 +125,7 @@ def test_what_a_command_leaves_running_is_ended_before_the_lock_is_given_back(
 
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", left)
 
-    failed(done, 3, "ending what the command has left running")
+    failed(done, 3, "ending the processes that the command has left running")
     assert not runs(int(pid.read_text()))
     during = parse(seen.read_bytes())
     assert isinstance(during, LockRecord)
@@ -139,7 +139,7 @@ def test_a_command_that_does_not_end_with_its_time_is_killed(local: Place, tmp_p
 
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "2", "--exec", stubborn)
 
-    failed(done, 124, "ending the command: its 2 s are up")
+    failed(done, 124, "ending the command after 2 s")
     assert not runs(int(pid.read_text()))
     assert local.record().expired
 

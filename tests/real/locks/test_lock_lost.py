@@ -23,7 +23,7 @@ def test_a_lock_that_another_owner_has_taken_ends_the_command(place: Place) -> N
 
     assert holder.returncode == 76
     assert told == (
-        f"lakewarden: lost {place.lock}: another owner is in the lock object; owner intruder has it; "
+        f"lakewarden: lost {place.lock}: another owner is in the lock object; the holder is owner intruder; "
         "the command is being ended\n"
     )
     assert ours != "intruder"

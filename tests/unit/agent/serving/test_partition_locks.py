@@ -113,7 +113,7 @@ async def test_a_lock_that_the_store_does_not_let_us_give_back_is_told(scene: Sc
         await scene.owner.release()
 
     [told] = [each for each in logs if each["log_level"] == "warning"]
-    assert (told["event"], told["table"]) == ("lock.not-given-back", ORDERS)
+    assert (told["event"], told["table"]) == ("lock.not-released", ORDERS)
     assert "403" in told["why"]
     assert scene.owner.unreleased() == []
 
