@@ -11,7 +11,7 @@ What is simulated is the world around them:
 - `weather.py`: which of that happens when
 - `store.py`: the object store, whose core the contract suite vouches for, and its client
 - `agents.py`, `hudi.py`, `stranger.py`: who contends for the locks: ours, Hudi's rules with their defects, and a person;
-  `site.py`: what they are given
+  `environment.py`: what they are given
 - `oracles.py`, `violations.py`: what must never happen, and what must happen in the end
 - `scenario.py`: what a seed means; `run.py`: one seed from beginning to end; `batch.py`, `__main__.py`: many of them, and
   those that failed

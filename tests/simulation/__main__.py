@@ -1,7 +1,7 @@
 """One seed with its trace, or many seeds.
 
 python -m tests.simulation --seed 17 --trace
-python -m tests.simulation --seed 39 --trace --planted "409 taken for lost"
+python -m tests.simulation --seed 39 --trace --planted "409 treated as lost"
 python -m tests.simulation --seeds 20000            the first 20,000
 python -m tests.simulation --seeds 20000-30000      the ten thousand after them
 """

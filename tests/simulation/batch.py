@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unittest.mock import patch
 
-from tests.simulation.timeline import Line, digest, spell
+from tests.simulation.timeline import Line, digest, format_line
 
 TRACE_LINES = 60
 """How much of a failing run's trace is told at once; the rest is a command away."""
@@ -37,9 +37,9 @@ class Outcome:
     """Virtual."""
 
 
-Plant: TypeAlias = tuple[Any, str, Any]
+Patch: TypeAlias = tuple[Any, str, Any]
 """Where, what, and what is put in its place."""
-Bugs: TypeAlias = Mapping[str, tuple[str, Callable[[], list[Plant]]]]
+Bugs: TypeAlias = Mapping[str, tuple[str, Callable[[], list[Patch]]]]
 """Each bug, the oracle that is to find it, and how it is planted."""
 
 
@@ -58,7 +58,7 @@ class Result:
     replay: str
     """The command that shows the run."""
 
-    def told(self) -> str:
+    def report(self) -> str:
         """For a person who has to find out."""
         return f"seed {self.seed}: {self.violation}\n{self.last_lines}\nThe whole of it: {self.replay}"
 
@@ -80,10 +80,10 @@ class Simulation:
     version: int
     run: Callable[[int], Outcome]
     bugs: Bugs
-    kept: Path
+    seeds_file: Path
     seeds_at_once: int
     """Handed to a process together: some seconds of work."""
-    worth_hunting: Callable[[str, int], bool] = _any
+    may_reveal: Callable[[str, int], bool] = _any
     """Whether this planted bug may soon show itself under this seed."""
     counts: Callable[[Any], Mapping[str, int]] = _nothing
 
@@ -99,7 +99,9 @@ class Simulation:
             error.add_note(f"in {self.replay(seed)}")
             raise
         violation = outcome.violations[0] if outcome.violations else None
-        last_lines = "\n".join(spell(line) for line in outcome.trace[-TRACE_LINES:]) if violation else ""
+        last_lines = (
+            "\n".join(format_line(line) for line in outcome.trace[-TRACE_LINES:]) if violation else ""
+        )
         return Result(
             seed,
             violation,
@@ -118,7 +120,7 @@ class Simulation:
         return stack
 
     def hunt(self, bug: str, seeds: range, pool: Executor) -> Future[Counter[str]]:
-        """Plant a bug, and run these seeds until its own oracle finds it; which oracles found something."""
+        """Patch a bug, and run these seeds until its own oracle finds it; which oracles found something."""
         return pool.submit(_hunt, self.module, bug, seeds)
 
     def examine_many(self, seeds: Iterable[int], pool: Executor) -> Iterator[Result]:
@@ -130,15 +132,15 @@ class Simulation:
             yield from ahead.pop(0).result()
             ahead += [pool.submit(_examine_all, self.module, chunk) for chunk in islice(chunks, 1)]
 
-    def failed_once(self) -> tuple[int, ...]:
-        """Seeds that were kept."""
-        lines = self.kept.read_text().splitlines()
+    def failed_seeds(self) -> tuple[int, ...]:
+        """Seeds that were seeds_file."""
+        lines = self.seeds_file.read_text().splitlines()
         return tuple(int(line.split()[0]) for line in lines if line and not line.startswith("#"))
 
-    def keep(self, result: Result) -> None:
+    def keep_seed(self, result: Result) -> None:
         """Remember a seed that failed."""
-        if result.seed not in self.failed_once():
-            with self.kept.open("a") as file:
+        if result.seed not in self.failed_seeds():
+            with self.seeds_file.open("a") as file:
                 file.write(f"{result.seed} v{self.version} {result.violation}\n")
 
 
@@ -149,9 +151,9 @@ def processes(count: int | None = None) -> Iterator[Executor]:
         yield pool
 
 
-def told(failed: Sequence[Result]) -> str:
+def failure_report(failed: Sequence[Result]) -> str:
     """What a failing test says."""
-    reports = "\n\n".join(result.told() for result in failed[:3])
+    reports = "\n\n".join(result.report() for result in failed[:3])
     return f"{reports}\n\nfailed: {[each.seed for each in failed]}"
 
 
@@ -174,7 +176,7 @@ def _hunt(module: str, bug: str, seeds: range) -> Counter[str]:
     found: Counter[str] = Counter()
     with simulation.planted(bug):
         for seed in seeds:
-            if not simulation.worth_hunting(bug, seed):
+            if not simulation.may_reveal(bug, seed):
                 continue
             found.update(violation.partition(":")[0] for violation in simulation.run(seed).violations[:1])
             if found[simulation.bugs[bug][0]]:

@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import nullcontext
 
 from tests.simulation.batch import Simulation, processes
-from tests.simulation.timeline import digest, spell
+from tests.simulation.timeline import digest, format_line
 
 PROGRESS_SECONDS = 10.0
 
@@ -28,10 +28,10 @@ def main(simulation: Simulation, description: str | None) -> int:
     parser.add_argument("--planted", choices=simulation.bugs, help="with a bug, of one seed")
     parser.add_argument("--digests", action="store_true", help="print what identifies each run's trace")
     parser.add_argument("--processes", type=int, help="default: as many as there are cores")
-    given = parser.parse_args()
-    if given.seed is not None:
-        return _one(simulation, given.seed, trace=given.trace, bug=given.planted)
-    return _many(simulation, given.seeds, count=given.processes, digests=given.digests)
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return _one(simulation, arguments.seed, trace=arguments.trace, bug=arguments.planted)
+    return _many(simulation, arguments.seeds, count=arguments.processes, digests=arguments.digests)
 
 
 def _range(text: str) -> range:
@@ -43,7 +43,7 @@ def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> 
     with simulation.planted(bug) if bug else nullcontext():
         outcome = simulation.run(seed)
     if trace:
-        print("\n".join(spell(line) for line in outcome.trace))
+        print("\n".join(format_line(line) for line in outcome.trace))
     verdict = "; ".join(outcome.violations) or "nothing was violated"
     counted = "".join(f"{number:,} {what}, " for what, number in simulation.counts(outcome).items())
     print(
@@ -53,7 +53,7 @@ def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> 
 
 
 def _many(simulation: Simulation, seeds: range, *, count: int | None, digests: bool) -> int:
-    began = told_at = time.monotonic()
+    began = reported_at = time.monotonic()
     failed: list[int] = []
     virtual, counts = 0.0, Counter[str]()
     with processes(count) as pool:
@@ -64,11 +64,11 @@ def _many(simulation: Simulation, seeds: range, *, count: int | None, digests: b
                 print(result.seed, result.digest)
             if result.violation is not None:
                 failed.append(result.seed)
-                simulation.keep(result)
+                simulation.keep_seed(result)
                 print(f"seed {result.seed}: {result.violation}\n  {result.replay}", flush=True)
             now = time.monotonic()
-            if now - told_at >= PROGRESS_SECONDS:
-                told_at = now
+            if now - reported_at >= PROGRESS_SECONDS:
+                reported_at = now
                 print(
                     f"{done:,} of {len(seeds):,} seeds, {done / (now - began):.1f} a second, {len(failed)} failed",
                     file=sys.stderr,  # what is identified by --digests must not depend on how long it takes

@@ -20,9 +20,9 @@ import anyio
 
 from lakewarden.handlers.lease.conditional import Condition, IfAbsent, IfMatch
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
-from tests.simulation.agents import Habits
-from tests.simulation.site import Site
-from tests.simulation.store import name_of
+from tests.simulation.agents import LockUsage
+from tests.simulation.environment import Environment
+from tests.simulation.store import short_name
 
 Upsert: TypeAlias = Literal["success", "acquired by others", "unknown", "throttled"]
 
@@ -48,33 +48,33 @@ class Local:
 class HudiWriter:
     """One writer process, for one table."""
 
-    def __init__(self, uri: str, site: Site, settings: HudiSettings, habits: Habits) -> None:
-        self.node = site.node
+    def __init__(self, uri: str, environment: Environment, settings: HudiSettings, habits: LockUsage) -> None:
+        self.node = environment.node
         self._uri = uri
-        self._site = site
-        self._wire = site.wire
-        self._oracles = site.oracles
+        self._environment = environment
+        self._wire = environment.wire
+        self._oracles = environment.oracles
         self._settings = settings
         self._habits = habits
-        self._random = site.random
+        self._random = environment.random
         self._owners = 0
         self._local: Local | None = None
 
     def start(self) -> None:
         """Bring the process up."""
-        self._oracles.knows(self.node)
+        self._oracles.add_node(self.node)
         self.node.start(self._run())
 
     async def _run(self) -> None:
-        calm = False
-        while not calm:
+        fault_free = False
+        while not fault_free:
             await anyio.sleep(self._random.expovariate(1 / self._habits.think))
-            calm = self._site.calm
+            fault_free = self._environment.fault_free
             self._owners += self._local is None
             while not await self._try_lock():
                 await anyio.sleep(self._settings.poll)
             await self._write()
-            self._oracles.hudi_ends(self.node, self._uri)
+            self._oracles.on_hudi_released(self.node, self._uri)
             await self._unlock()
 
     async def _write(self) -> None:
@@ -86,7 +86,7 @@ class HudiWriter:
     async def _try_lock(self) -> bool:
         if self._local is not None:
             if self._valid(self._local.record):
-                self.node.say(f"re-enters {name_of(self._uri)} from memory")
+                self.node.log(f"re-enters {short_name(self._uri)} from memory")
                 return True
             self._local = None
         answer = await self._wire.get(self._uri)
@@ -109,7 +109,7 @@ class HudiWriter:
         result, version = await self._upsert(record, condition)
         if result == "success":
             self._local = Local(record, version)
-            self._oracles.hudi_holds(self.node, self._uri, record.owner, record.valid_until)
+            self._oracles.on_hudi_acquired(self.node, self._uri, record.owner, record.valid_until)
         return result
 
     async def _renew(self) -> bool:

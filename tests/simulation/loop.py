@@ -29,7 +29,7 @@ class NodeLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._count = 0
         self.failures: list[dict[str, Any]] = []
-        self.set_task_factory(_Numbered())
+        self.set_task_factory(_NumberedTasks())
 
     def time(self) -> float:
         return self._clock()
@@ -77,7 +77,7 @@ class NodeLoop(asyncio.BaseEventLoop):
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def ripen(self) -> None:
+    def queue_due_timers(self) -> None:
         """Line up the timers that are due."""
         now = self.time()
         while (when := self.next_timer()) is not None and when <= now:
@@ -94,7 +94,7 @@ class NodeLoop(asyncio.BaseEventLoop):
         return False
 
 
-class _Numbered:
+class _NumberedTasks:
     """Makes tasks whose order in sets is the same in every run: a task's hash is otherwise where it lies in memory."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakewarden.agent.stores.classify import Answer
+from tests.simulation.faults import RequestFate
 from tests.simulation.node import Node
 from tests.simulation.timeline import Timeline
-from tests.simulation.weather import Fate
 
 
 @dataclass(slots=True)
@@ -21,35 +21,37 @@ class Network:
     """`sent` and `answered` hear of every request and answer at a caller: the moments at which stopping it is interesting."""
 
     timeline: Timeline
-    sent: Callable[[Node], None]
-    answered: Callable[[Node], None]
+    on_request: Callable[[Node], None]
+    on_answer: Callable[[Node], None]
     _count: int = 0
 
-    async def ask(self, node: Node, what: str, act: Callable[[], Answer], fate: Fate) -> Answer | None:
+    async def request(
+        self, node: Node, what: str, act: Callable[[], Answer], fate: RequestFate
+    ) -> Answer | None:
         """The service's answer; None if the connection broke. Waits for ever if neither happens: callers have timeouts."""
         self._count += 1
         name = f"#{self._count}"
-        node.say(f"{name} → {what}{f' ({fate.trouble})' if fate.trouble else ''}")
+        node.log(f"{name} → {what}{f' ({fate.fault})' if fate.fault else ''}")
         future: asyncio.Future[Answer | None] = node.loop.create_future()
 
-        def arrives(answer: Answer | None) -> None:
+        def deliver(answer: Answer | None) -> None:
             if future.done():
                 return
-            node.say(f"{name} ← {answer.status if answer else 'broken'}")
+            node.log(f"{name} ← {answer.status if answer else 'broken'}")
             future.set_result(answer)
-            self.answered(node)
+            self.on_answer(node)
 
-        def acts() -> None:
+        def act_and_answer() -> None:
             own = act()
-            self.timeline.say("store", f"{name} {own.status} {own.version or own.code}")
+            self.timeline.log("store", f"{name} {own.status} {own.version or own.code}")
             if fate.answers is not None and fate.answer is None:
-                self.timeline.after(fate.answers, lambda: node.deliver(lambda: arrives(own)))
+                self.timeline.after(fate.answers, lambda: node.deliver(lambda: deliver(own)))
 
         if fate.acts is not None:
-            self.timeline.after(fate.acts, acts)
+            self.timeline.after(fate.acts, act_and_answer)
         if fate.answers is not None and fate.answer is not None:
-            self.timeline.after(fate.answers, lambda: node.deliver(lambda: arrives(fate.answer)))
+            self.timeline.after(fate.answers, lambda: node.deliver(lambda: deliver(fate.answer)))
         if fate.breaks is not None:
-            self.timeline.after(fate.breaks, lambda: node.deliver(lambda: arrives(None)))
-        self.sent(node)
+            self.timeline.after(fate.breaks, lambda: node.deliver(lambda: deliver(None)))
+        self.on_request(node)
         return await future

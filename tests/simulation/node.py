@@ -2,7 +2,7 @@
 
 - Computing takes no time: callbacks that are ready run one after the other at the same instant. Only waiting takes time.
 - *Paused* is SIGSTOP: it takes hold between two callbacks, anywhere. Clocks run on, answers queue up; when it is over,
-  timers that came due meanwhile and answers that arrived meanwhile are served in an order that chance decides.
+  timers that came due meanwhile and answers that deliveries meanwhile are served in an order that chance decides.
 - *Suspended* is a machine that sleeps: as paused, but the loop's own timers stand still meanwhile, as Linux's
   CLOCK_MONOTONIC does, while the clock that programs read (CLOCK_BOOTTIME) runs on.
 - *Dead* is SIGKILL: nothing runs any more and nothing is cleaned up.
@@ -22,16 +22,16 @@ from tests.simulation.clocks import Clock
 from tests.simulation.loop import NodeLoop
 from tests.simulation.timeline import Timeline
 
-SPINNING = 100_000
+MAX_CALLBACKS_AT_ONCE = 100_000
 """Callbacks at one instant after which a program is taken to spin."""
 
-WAKING_SECONDS = 1e-6
+TIMER_LATENESS_SECONDS = 1e-6
 """A timer is late by this much: no program is so quick, and rounding can't make it early."""
-LONGEST_BLIND_SECONDS = 1.0
+SLEEP_NOTICE_SECONDS = 1.0
 """`SLEEP_CHECK_SECONDS` of agent/locks/keeper.py: within that a suspended machine's timers are noticed to be late."""
 
 
-class SpinningError(Exception):
+class BusyLoopError(Exception):
     """A program goes round without waiting."""
 
 
@@ -43,11 +43,11 @@ class Node:
         self.clock = clock
         self.timeline = timeline
         self.state: Literal["running", "paused", "dead"] = "running"
-        self.steady_since = timeline.now
+        self.running_since = timeline.now
         """Since when it has run without a pause, late timers of a suspended machine included."""
         self._random = random
-        self._asleep = 0.0
-        self._arrived: list[Callable[[], None]] = []
+        self._suspended_seconds = 0.0
+        self._pending_deliveries: list[Callable[[], None]] = []
         self._stop_in: tuple[int, Callable[[], None]] | None = None
         self._planned_for: float | None = None
         self._stepping = False
@@ -63,11 +63,11 @@ class Node:
         return self.clock.wall_ms(self.timeline.now)
 
     def _loop_time(self) -> float:
-        return self.now() - self._asleep
+        return self.now() - self._suspended_seconds
 
-    def say(self, what: str) -> None:
+    def log(self, text: str) -> None:
         """A line of the trace."""
-        self.timeline.say(self.name, what)
+        self.timeline.log(self.name, text)
 
     # -- what is done to it ------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class Node:
         """Let it be dead now, whatever it was."""
         if self.state != "dead":
             self.state = "dead"
-            self.say("dies")
+            self.log("dies")
 
     def _stop(self, until: float | None, *, suspended: bool) -> None:
         if until is None:
@@ -97,34 +97,34 @@ class Node:
         seconds = until - self.timeline.now
         if seconds > 0:
             self.state = "paused"
-            self.say(f"{'suspended' if suspended else 'paused'} for {seconds:.3f}")
+            self.log(f"{'suspended' if suspended else 'paused'} for {seconds:.3f}")
             self.timeline.plan(until, lambda: self._resume(seconds, suspended=suspended))
 
     def _resume(self, seconds: float, *, suspended: bool) -> None:
         if self.state == "dead":
             return
         self.state = "running"
-        self.steady_since = self.timeline.now
+        self.running_since = self.timeline.now
         if suspended:
             # The loop's timers have stood still; a program that looks at the clock now and then is late by that much.
-            self._asleep += seconds * self.clock.rate
-            self.steady_since += LONGEST_BLIND_SECONDS
-        self.say("resumes")
-        arrived, self._arrived = self._arrived, []
+            self._suspended_seconds += seconds * self.clock.rate
+            self.running_since += SLEEP_NOTICE_SECONDS
+        self.log("resumes")
+        deliveries, self._pending_deliveries = self._pending_deliveries, []
         timers_first = self._random.random() < 0.5
         if timers_first:
-            self.loop.ripen()
-        for each in arrived:
+            self.loop.queue_due_timers()
+        for each in deliveries:
             self.loop.call_soon(each)
         self._step()
 
-    def deliver(self, arrival: Callable[[], None]) -> None:
-        """Something arrives from outside: served now, or when it runs again."""
+    def deliver(self, callback: Callable[[], None]) -> None:
+        """Something arrives from outer_loop: served now, or when it runs again."""
         if self.state == "running":
-            self.loop.call_soon(arrival)
+            self.loop.call_soon(callback)
             self._step()
         elif self.state == "paused":
-            self._arrived.append(arrival)
+            self._pending_deliveries.append(callback)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -133,23 +133,23 @@ class Node:
         if self._stepping or self.state != "running":
             return
         self._stepping = True
-        outside = events._get_running_loop()
+        outer_loop = events._get_running_loop()
         events._set_running_loop(self.loop)
         try:
             self._run_due()
         finally:
-            events._set_running_loop(outside)
+            events._set_running_loop(outer_loop)
             self._stepping = False
         self._plan()
 
     def _run_due(self) -> None:
-        self.loop.ripen()
-        for _ in range(SPINNING):
+        self.loop.queue_due_timers()
+        for _ in range(MAX_CALLBACKS_AT_ONCE):
             if self._stop_in is not None and self._count_down():
                 return
             if not self.loop.run_one():
                 return
-        raise SpinningError(f"{self.name} goes round without ever waiting")
+        raise BusyLoopError(f"{self.name} goes round without ever waiting")
 
     def _count_down(self) -> bool:
         assert self._stop_in is not None
@@ -165,7 +165,7 @@ class Node:
         when = self.loop.next_timer()
         if when is None or self.state != "running":
             return
-        at = max(self.clock.when(when + self._asleep), self.timeline.now) + WAKING_SECONDS
+        at = max(self.clock.when(when + self._suspended_seconds), self.timeline.now) + TIMER_LATENESS_SECONDS
         if self._planned_for is None or at < self._planned_for or self._planned_for <= self.timeline.now:
             self._planned_for = at
             self.timeline.plan(at, lambda: self._wake(at))
@@ -192,7 +192,7 @@ class Node:
 
     def dispose(self) -> None:
         """Unwind what is left of the program, after the run: nobody looks at it any more."""
-        outside = events._get_running_loop()
+        outer_loop = events._get_running_loop()
         events._set_running_loop(self.loop)
         try:
             if self._main is not None and not self._main.done():
@@ -202,7 +202,7 @@ class Node:
             if self._main is not None and not self._main.cancelled():
                 self._main.exception()
         finally:
-            events._set_running_loop(outside)
+            events._set_running_loop(outer_loop)
             self.loop.close()
 
 

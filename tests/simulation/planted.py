@@ -2,25 +2,25 @@
 
 | bug | found by | the rule without which it is there |
 | --- | --- | --- |
-| read-back trusted | no belief beyond the object | an own record that is read back is written again before it is relied upon |
-| challenger's drift flipped | no theft | a challenger waits the drift longer: its clock may be ahead of the holder's |
-| holder's drift flipped | no belief beyond the object | a holder stops the drift earlier: the other's clock may be ahead |
-| counted from the answer | no belief beyond the object | a lease counts from before its write was sent |
-| 409 taken for lost | no self-block | whether a write lands that met another is open; until it is settled, all bear one owner |
-| own record not known | no self-block | an own lock whose answer was lost is taken again (Hudi waits for it to lapse) |
-| killed by its own renewal | no false loss | a renewal that lost to an own one is none (Hudi interrupts its writer) |
-| renewed without the version | no theft | a renewal that was on its way for long must not overwrite the next holder |
-| unknown taken for won | true confirmation | what is unknown is read back |
-| read back thrice | doubts are settled | one read and one write settle a doubt |
-| validUntil repeats | versions | each write differs from all before it |
-| strict rule forgotten | no theft | where clocks are apart, a version must have stayed the same for a whole lease |
-| quiet time forgotten | one holder | an adopted lock covers no new grant while its former owner may believe in it |
-| margin forgotten | heard in time | a lease that isn't confirmed is given up so long before its end that all can hear of it |
-| given up too soon | nothing for nothing | a lease is renewed before it is in doubt |
-| asked once a second | patience | a waiting agent leaves a holder alone for `poll_seconds` |
-| never asked again | all get it | and then it looks again |
-| malformed overwritten | foreign objects | an object that is no lock record is left alone |
-| malformed not foreseen | it goes on | and breaks nothing |
+| read-back trusted | no belief beyond expiry | an own record that is read back is written again before it is relied upon |
+| challenger's drift flipped | no lock stealing | a challenger waits the drift longer: its clock may be ahead of the holder's |
+| holder's drift flipped | no belief beyond expiry | a holder stops the drift earlier: the other's clock may be ahead |
+| lease counted from the response | no belief beyond expiry | a lease counts from before its write was sent |
+| 409 treated as lost | no self-block | whether a write lands that met another is open; until it is settled, all bear one owner |
+| own record not recognised | no self-block | an own lock whose answer was lost is taken again (Hudi waits for it to lapse) |
+| own renewal treated as a loss | no false loss | a renewal that lost to an own one is none (Hudi interrupts its writer) |
+| renewal without if-match | no lock stealing | a renewal that was on its way for long must not overwrite the next holder |
+| unknown treated as won | confirmed version exists | what is unknown is read back |
+| three read-backs | unknown outcomes settled | one read and one write settle a doubt |
+| validUntil repeated | unique versions | each write differs from all before it |
+| strict rule ignored | no lock stealing | where clocks are apart, a version must have stayed the same for a whole lease |
+| quiet time ignored | one holder | an adopted lock covers no new grant while its former owner may believe in it |
+| margin ignored | expiry reported in time | a lease that isn't confirmed is given up so long before its end that all can hear of it |
+| lease ended too early | no loss without faults | a lease is renewed before it is in doubt |
+| polls too often | bounded polling | a waiting agent leaves a holder alone for `poll_seconds` |
+| never polls again | every contender acquires | and then it looks again |
+| malformed object overwritten | foreign objects untouched | an object that is no lock record is left alone |
+| malformed object crashes | no crash | and breaks nothing |
 
 A read-back that is trusted is harmless while the record found is the very one in doubt and the lease is counted from its
 sending: the object says as much as the answer would have. What makes it dangerous is that an owner id doesn't tell which of its
@@ -50,13 +50,13 @@ from lakewarden.handlers.lease.conditional import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
 from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Work, Writing
-from tests.simulation.batch import Bugs, Plant
+from tests.simulation.batch import Bugs, Patch
 
 ANY_VERSION = "*"
 """As in HTTP: if-match of it holds for whatever is there."""
 
 
-def _read_back_trusted() -> list[Plant]:
+def _read_back_trusted() -> list[Patch]:
     put_hold, found = lease._write_hold, lease._found_while_needed
     sent: dict[str, float] = {}
 
@@ -77,7 +77,7 @@ def _read_back_trusted() -> list[Plant]:
     return [(lease, "_write_hold", put_noting), (lease, "_found_while_needed", found_trusting)]
 
 
-def _challengers_drift_flipped() -> list[Plant]:
+def _challengers_drift_flipped() -> list[Patch]:
     held_at, binds_for = LockRecord.held_at, lease._seconds_to_respect
 
     def held(self: LockRecord, wall_ms: int, drift_ms: int) -> bool:
@@ -89,7 +89,7 @@ def _challengers_drift_flipped() -> list[Plant]:
     return [(LockRecord, "held_at", held), (lease, "_seconds_to_respect", binds)]
 
 
-def _holders_drift_flipped() -> list[Plant]:
+def _holders_drift_flipped() -> list[Patch]:
     confirmed = lease._confirm_lease
 
     def flipped(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
@@ -98,7 +98,7 @@ def _holders_drift_flipped() -> list[Plant]:
     return [(lease, "_confirm_lease", flipped)]
 
 
-def _counted_from_the_answer() -> list[Plant]:
+def _counted_from_the_answer() -> list[Patch]:
     confirmed = lease._confirm_lease
 
     def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
@@ -107,7 +107,7 @@ def _counted_from_the_answer() -> list[Plant]:
     return [(lease, "_confirm_lease", late)]
 
 
-def _conflict_taken_for_lost() -> list[Plant]:
+def _conflict_taken_for_lost() -> list[Patch]:
     row_of = classify.row_of
 
     def lost(answer: Answer, asked: Condition | None) -> classify.Row:
@@ -116,7 +116,7 @@ def _conflict_taken_for_lost() -> list[Plant]:
     return [(classify, "row_of", lost)]
 
 
-def _own_record_not_known() -> list[Plant]:
+def _own_record_not_known() -> list[Patch]:
     found = lease._found_while_needed
 
     def strange(work: Work, *rest: Any) -> Step:
@@ -125,7 +125,7 @@ def _own_record_not_known() -> list[Plant]:
     return [(lease, "_found_while_needed", strange)]
 
 
-def _killed_by_its_own_renewal() -> list[Plant]:
+def _killed_by_its_own_renewal() -> list[Patch]:
     found = lease._found_while_needed
 
     def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
@@ -136,7 +136,7 @@ def _killed_by_its_own_renewal() -> list[Plant]:
     return [(lease, "_found_while_needed", killed)]
 
 
-def _renewed_without_the_version() -> list[Plant]:
+def _renewed_without_the_version() -> list[Patch]:
     put_hold, put = lease._write_hold, Objects.put
 
     def unconditional(
@@ -154,7 +154,7 @@ def _renewed_without_the_version() -> list[Plant]:
     return [(lease, "_write_hold", unconditional), (Objects, "put", put_over)]
 
 
-def _unknown_taken_for_won() -> list[Plant]:
+def _unknown_taken_for_won() -> list[Patch]:
     wrote = lease._on_write_done
 
     def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
@@ -164,7 +164,7 @@ def _unknown_taken_for_won() -> list[Plant]:
     return [(lease, "_on_write_done", trusting)]
 
 
-def _read_back_thrice() -> list[Plant]:
+def _read_back_thrice() -> list[Patch]:
     read = lease._on_read_done
 
     def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -175,7 +175,7 @@ def _read_back_thrice() -> list[Plant]:
     return [(lease, "_on_read_done", reading)]
 
 
-def _valid_until_repeats() -> list[Plant]:
+def _valid_until_repeats() -> list[Patch]:
     put_hold = lease._write_hold
 
     def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
@@ -188,7 +188,7 @@ def _valid_until_repeats() -> list[Plant]:
     return [(lease, "_write_hold", coarse)]
 
 
-def _strict_rule_forgotten() -> list[Plant]:
+def _strict_rule_forgotten() -> list[Patch]:
     binds_for = lease._seconds_to_respect
 
     def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
@@ -197,7 +197,7 @@ def _strict_rule_forgotten() -> list[Plant]:
     return [(lease, "_seconds_to_respect", binds)]
 
 
-def _quiet_time_forgotten() -> list[Plant]:
+def _quiet_time_forgotten() -> list[Patch]:
     confirmed = lease._confirm_lease
 
     def loud(state: Writing, *rest: Any) -> Step:
@@ -206,7 +206,7 @@ def _quiet_time_forgotten() -> list[Plant]:
     return [(lease, "_confirm_lease", loud)]
 
 
-def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Plant]:
+def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Patch]:
     give_up, deadline = lease._end_unconfirmed_lease, lease.deadline
 
     def given_up(state: State, at: Moment, settings: LeaseSettings) -> Step:
@@ -218,14 +218,14 @@ def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Plant]:
     return [(lease, "_end_unconfirmed_lease", given_up), (lease, "deadline", due)]
 
 
-def _waits(seconds: Callable[[LeaseSettings], float]) -> list[Plant]:
+def _waits(seconds: Callable[[LeaseSettings], float]) -> list[Patch]:
     def patience(_: Moment, settings: LeaseSettings, __: float) -> float:
         return seconds(settings)
 
     return [(lease, "_poll_delay", patience)]
 
 
-def _malformed_overwritten() -> list[Plant]:
+def _malformed_overwritten() -> list[Patch]:
     read = lease._on_read_done
 
     def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -236,7 +236,7 @@ def _malformed_overwritten() -> list[Plant]:
     return [(lease, "_on_read_done", overwriting)]
 
 
-def _malformed_not_foreseen() -> list[Plant]:
+def _malformed_not_foreseen() -> list[Patch]:
     def trusting(body: bytes) -> LockRecord:
         fields = json.loads(body)
         return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
@@ -245,26 +245,29 @@ def _malformed_not_foreseen() -> list[Plant]:
 
 
 BUGS: Bugs = {
-    "read-back trusted": ("no belief beyond the object", _read_back_trusted),
-    "challenger's drift flipped": ("no theft", _challengers_drift_flipped),
-    "holder's drift flipped": ("no belief beyond the object", _holders_drift_flipped),
-    "counted from the answer": ("no belief beyond the object", _counted_from_the_answer),
-    "409 taken for lost": ("no self-block", _conflict_taken_for_lost),
-    "own record not known": ("no self-block", _own_record_not_known),
-    "killed by its own renewal": ("no false loss", _killed_by_its_own_renewal),
-    "renewed without the version": ("no theft", _renewed_without_the_version),
-    "unknown taken for won": ("true confirmation", _unknown_taken_for_won),
-    "read back thrice": ("doubts are settled", _read_back_thrice),
-    "validUntil repeats": ("versions", _valid_until_repeats),
-    "strict rule forgotten": ("no theft", _strict_rule_forgotten),
-    "quiet time forgotten": ("one holder", _quiet_time_forgotten),
-    "margin forgotten": ("heard in time", lambda: _margin_of(lambda _: -0.001)),
-    "given up too soon": (
-        "nothing for nothing",
+    "read-back trusted": ("no belief beyond expiry", _read_back_trusted),
+    "challenger's drift flipped": ("no lock stealing", _challengers_drift_flipped),
+    "holder's drift flipped": ("no belief beyond expiry", _holders_drift_flipped),
+    "lease counted from the response": ("no belief beyond expiry", _counted_from_the_answer),
+    "409 treated as lost": ("no self-block", _conflict_taken_for_lost),
+    "own record not recognised": ("no self-block", _own_record_not_known),
+    "own renewal treated as a loss": ("no false loss", _killed_by_its_own_renewal),
+    "renewal without if-match": ("no lock stealing", _renewed_without_the_version),
+    "unknown treated as won": ("confirmed version exists", _unknown_taken_for_won),
+    "three read-backs": ("unknown outcomes settled", _read_back_thrice),
+    "validUntil repeated": ("unique versions", _valid_until_repeats),
+    "strict rule ignored": ("no lock stealing", _strict_rule_forgotten),
+    "quiet time ignored": ("one holder", _quiet_time_forgotten),
+    "margin ignored": ("expiry reported in time", lambda: _margin_of(lambda _: -0.001)),
+    "lease ended too early": (
+        "no loss without faults",
         lambda: _margin_of(lambda settings: 0.94 * settings.validity),
     ),
-    "asked once a second": ("patience", lambda: _waits(lambda settings: settings.poll_seconds / 10)),
-    "never asked again": ("all get it", lambda: _waits(lambda settings: 1_000 * settings.validity)),
-    "malformed overwritten": ("foreign objects", _malformed_overwritten),
-    "malformed not foreseen": ("it goes on", _malformed_not_foreseen),
+    "polls too often": ("bounded polling", lambda: _waits(lambda settings: settings.poll_seconds / 10)),
+    "never polls again": (
+        "every contender acquires",
+        lambda: _waits(lambda settings: 1_000 * settings.validity),
+    ),
+    "malformed object overwritten": ("foreign objects untouched", _malformed_overwritten),
+    "malformed object crashes": ("no crash", _malformed_not_foreseen),
 }

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
 
-from tests.simulation.batch import Result, Simulation, told
+from tests.simulation.batch import Result, Simulation, failure_report
 from tests.simulation.timeline import digest
 
 HASH_SEEDS = ("1", "4", "6")
 """Under which Python goes through a set of a few topics' partitions in three different orders."""
 
 
-def require_nothing_violated(simulation: Simulation, seeds: Iterable[int], pool: Executor) -> list[Result]:
+def require_no_violation(simulation: Simulation, seeds: Iterable[int], pool: Executor) -> list[Result]:
     """What the seeds have shown. Those that failed are kept."""
     results = list(simulation.examine_many(seeds, pool))
     failed = [result for result in results if result.violation]
 
     for result in failed:
-        simulation.keep(result)
-    assert not failed, told(failed)
+        simulation.keep_seed(result)
+    assert not failed, failure_report(failed)
     return results
 
 
@@ -35,18 +35,18 @@ def require_bug_found(simulation: Simulation, bug: str, found: Counter[str]) -> 
     assert found[oracle], f"not found by {oracle!r}; what others found: {found}"
 
 
-def require_every_oracle_proven(simulation: Simulation, table: str | None) -> None:
+def require_every_oracle_has_a_bug(simulation: Simulation, table: str | None) -> None:
     """The table of the oracles is the specification: what is in it is proven, and what is proven is in it."""
     rows = re.findall(r"^\| ([a-z][a-z -]*) \|", table or "", re.MULTILINE)
 
     assert {oracle for oracle, _ in simulation.bugs.values()} == set(rows) - {"oracle"}
 
 
-def require_same_run_again(simulation: Simulation, seed: int) -> None:
+def require_reproducible(simulation: Simulation, seed: int) -> None:
     assert simulation.run(seed).trace == simulation.run(seed).trace
 
 
-def require_same_run_in_another_process(simulation: Simulation, count: int) -> None:
+def require_reproducible_in_another_process(simulation: Simulation, count: int) -> None:
     """Also where strings hash otherwise, so that the order of no set decides anything."""
     here = [f"{seed} {digest(simulation.run(seed).trace)}" for seed in range(count)]
 
@@ -54,7 +54,7 @@ def require_same_run_in_another_process(simulation: Simulation, count: int) -> N
         assert _digests(simulation, count, hash_seed) == here
 
 
-def require_nothing_left_of_what_was_planted(simulation: Simulation) -> None:
+def require_planted_bugs_removed(simulation: Simulation) -> None:
     traces = {digest(simulation.run(1).trace)}
     for bug in simulation.bugs:
         with simulation.planted(bug):
@@ -65,13 +65,13 @@ def require_nothing_left_of_what_was_planted(simulation: Simulation) -> None:
 
 
 def _digests(simulation: Simulation, count: int, hash_seed: str) -> list[str]:
-    given = ["--seeds", str(count), "--processes", "1", "--digests"]
-    told = subprocess.run(
-        [sys.executable, "-m", simulation.module, *given],
+    arguments = ["--seeds", str(count), "--processes", "1", "--digests"]
+    completed = subprocess.run(
+        [sys.executable, "-m", simulation.module, *arguments],
         env=os.environ | {"PYTHONHASHSEED": hash_seed},
         check=True,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    return told.stdout.splitlines()[:count]
+    return completed.stdout.splitlines()[:count]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from random import Random
 
 from lakewarden.agent.stores.memory import Objects
-from tests.simulation.agents import Agent, Log
+from tests.simulation.agents import Agent, SharedLog
 from tests.simulation.batch import Outcome
+from tests.simulation.environment import Environment
+from tests.simulation.faults import FaultInjector
 from tests.simulation.hudi import HudiWriter
 from tests.simulation.network import Network
-from tests.simulation.node import Node, SpinningError
+from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Oracles
 from tests.simulation.scenario import Machine, Scenario, Stop, draw, draw_stop
-from tests.simulation.site import Site
 from tests.simulation.store import ObjectStore, Wire
-from tests.simulation.stranger import meddle
+from tests.simulation.tampering import tamper
 from tests.simulation.timeline import Timeline
-from tests.simulation.weather import Weather
 
 
 def run(seed: int) -> Outcome:
@@ -42,10 +42,10 @@ class World:
         self.timeline = Timeline()
         self.oracles = Oracles(self.timeline, scenario.assumed)
         self.objects = Objects()
-        self._weather = Weather(scenario.climate, stream(seed, "weather"))
+        self._faults = FaultInjector(scenario.profile, stream(seed, "weather"))
         self._network = Network(self.timeline, self._at_request, self._at_request)
         self._store = ObjectStore(self.objects, self.oracles)
-        self._log = Log(self.timeline, stream(seed, "log"), scenario.hint_delay)
+        self._log = SharedLog(self.timeline, stream(seed, "log"), scenario.hint_delay)
         self._stops = stream(seed, "stops")
         self._machines = {each.name: each for each in (*scenario.agents, *scenario.hudi)}
         self._nodes: list[Node] = []
@@ -58,18 +58,18 @@ class World:
             self._start_agent(machine, machine.name, machine.stops)
         for machine in scenario.hudi:
             self._start_hudi(machine)
-        meddling = stream(self.seed, "stranger")
-        for uri, at, mended_at in scenario.meddles:
-            meddle(uri, self.objects, self.oracles, timeline, meddling, at=at, mended_at=mended_at)
+        random = stream(self.seed, "stranger")
+        for uri, at, repaired_at in scenario.tampering:
+            tamper(uri, self.objects, self.oracles, timeline, random, at=at, repaired_at=repaired_at)
         promised = scenario.assumed.clocks_agree
         try:
-            timeline.run(scenario.bound if promised else scenario.calm_from, self._is_over)
-        except SpinningError as error:
-            self.oracles.violated("it goes on", str(error))
+            timeline.run(scenario.bound if promised else scenario.fault_free_from, self._is_over)
+        except BusyLoopError as error:
+            self.oracles.violated("no crash", str(error))
         for node in self._nodes:
-            self.oracles.judge_node(node)
+            self.oracles.check_node(node)
         if promised and not self.oracles.violations:
-            self._judge_liveness()
+            self._check_liveness()
         return Outcome(self.seed, tuple(self.oracles.violations), tuple(timeline.trace), timeline.now)
 
     def dispose(self) -> None:
@@ -80,19 +80,19 @@ class World:
     def _is_over(self) -> bool:
         if self.oracles.violations:
             return True
-        return self.timeline.now > self.scenario.calm_from and all(node.ended for node in self._nodes)
+        return self.timeline.now > self.scenario.fault_free_from and all(node.ended for node in self._nodes)
 
-    def _judge_liveness(self) -> None:
+    def _check_liveness(self) -> None:
         for node in self._nodes:
             if not node.ended:
-                self.oracles.violated("all get it", f"{node.name} still waits, {node.state}")
+                self.oracles.violated("every contender acquires", f"{node.name} still waits, {node.state}")
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def _start_agent(self, machine: Machine, name: str, stops: tuple[Stop, ...]) -> None:
         node = self._node(machine, name)
         agent = Agent(
-            self._site(node),
+            self._environment(node),
             self._log,
             self.scenario.assumed.settings,
             self.scenario.locks,
@@ -103,9 +103,9 @@ class World:
 
     def _start_hudi(self, machine: Machine) -> None:
         node = self._node(machine, machine.name)
-        site = self._site(node)
-        uri = site.random.choice(list(self.scenario.locks))
-        writer = HudiWriter(uri, site, self.scenario.hudi_settings, self.scenario.locks[uri])
+        environment = self._environment(node)
+        uri = environment.random.choice(list(self.scenario.locks))
+        writer = HudiWriter(uri, environment, self.scenario.hudi_settings, self.scenario.locks[uri])
         for stop in machine.stops:
             self._plan_stop(node, stop)
         writer.start()
@@ -115,9 +115,9 @@ class World:
         self._nodes.append(node)
         return node
 
-    def _site(self, node: Node) -> Site:
-        wire = Wire(node, self._store, self._network, self._weather, self.scenario.request_timeout)
-        return Site(wire, self.oracles, stream(self.seed, node.name), self.scenario.calm_from)
+    def _environment(self, node: Node) -> Environment:
+        wire = Wire(node, self._store, self._network, self._faults, self.scenario.request_timeout)
+        return Environment(wire, self.oracles, stream(self.seed, node.name), self.scenario.fault_free_from)
 
     # -- stopping them -----------------------------------------------------------------------------------------------
 
@@ -144,6 +144,6 @@ class World:
     def _at_request(self, node: Node) -> None:
         """A node has sent a request, or takes an answer: the moments at which it matters most to be stopped."""
         chance, now = self.scenario.stops_at_requests, self.timeline.now
-        if now < self.scenario.calm_from and self._stops.random() < chance:
+        if now < self.scenario.fault_free_from and self._stops.random() < chance:
             lease = self.scenario.assumed.settings.validity
-            self._stop(node, draw_stop(self._stops, now, lease, self.scenario.calm_from, node.name))
+            self._stop(node, draw_stop(self._stops, now, lease, self.scenario.fault_free_from, node.name))

@@ -1,7 +1,7 @@
 """What a seed means: everything that is drawn before the run, and what is assumed of it.
 
 Lengths are those of the production defaults (30 s, renewed each 3 s, drift 0.5 s, or 1 s beside Hudi), or a tenth of
-them. A run has faults for the first `calm_from` seconds, several leases, and then none until everybody has had what they
+them. A run has faults for the first `fault_free_from` seconds, several leases, and then none until everybody has had what they
 want, at the latest after `bound`.
 
 `VERSION` counts changes of what seeds mean: a seed that is kept because it failed says which version it failed under.
@@ -14,15 +14,15 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from lakewarden.handlers.lease.machine import LeaseSettings
-from tests.simulation.agents import Habits
+from tests.simulation.agents import LockUsage
 from tests.simulation.clocks import Clock, draw_clock
+from tests.simulation.faults import FAULTS, FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.hudi import HudiSettings
 from tests.simulation.oracles import Assumed
-from tests.simulation.weather import TROUBLES, Climate, Spell, Weathers
 
 VERSION = 2
 
-Kind: TypeAlias = Literal["calm", "usual", "clocks apart"]
+Kind: TypeAlias = Literal["fault-free", "usual", "clocks apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +50,29 @@ class Scenario:
 
     kind: Kind
     assumed: Assumed
-    locks: dict[str, Habits]
+    locks: dict[str, LockUsage]
     agents: tuple[Machine, ...]
     hudi: tuple[Machine, ...]
     hudi_settings: HudiSettings
-    climate: Climate
+    profile: FaultProfile
     request_timeout: float
     hint_delay: float | None
     stops_at_requests: float
     """Chance that a node is stopped just after it sent a request, or just as an answer comes."""
-    meddles: tuple[tuple[str, float, float], ...]
+    tampering: tuple[tuple[str, float, float], ...]
     """Locks that a person breaks, from when to when."""
     bound: float
     """When everybody must have had the lock, at the latest."""
 
     @property
-    def calm_from(self) -> float:
+    def fault_free_from(self) -> float:
         """From here on nothing goes wrong."""
-        return self.climate.calm_from
+        return self.profile.fault_free_from
 
 
 def draw(random: Random) -> Scenario:
     """The scenario of a seed."""
-    kind: Kind = random.choices(("calm", "usual", "clocks apart"), (0.05, 0.83, 0.12))[0]
+    kind: Kind = random.choices(("fault-free", "usual", "clocks apart"), (0.05, 0.83, 0.12))[0]
     agents = random.choices((2, 3, 4, 5), (0.4, 0.3, 0.2, 0.1))[0]
     hudis = random.choices((0, 1, 2), (0.6, 0.25, 0.15))[0] if kind != "clocks apart" else 0
     scale = 0.1 if random.random() < 0.8 else 1.0
@@ -80,12 +80,14 @@ def draw(random: Random) -> Scenario:
     settings = _settings(random, scale, strict=strict, hudi=hudis > 0)
     locks = random.choices((1, 2, 3), (0.7, 0.2, 0.1))[0] if agents < 4 else 1
     habits = {f"s3://locks/lock-{n + 1}.json": _habits(random, settings.validity) for n in range(locks)}
-    calm_from = settings.validity * random.uniform(3, 6.5)
+    fault_free_from = settings.validity * random.uniform(3, 6.5)
     names = [f"a{n + 1}" for n in range(agents)]
-    climate = _climate(random, settings, calm_from, names, calm=kind == "calm")
-    bound = calm_from + _bound(habits, settings, climate, agents + hudis)
+    profile = _fault_profile(random, settings, fault_free_from, names, fault_free=kind == "fault-free")
+    bound = fault_free_from + _bound(habits, settings, profile, agents + hudis)
     machines = [
-        Machine(name, _clock(random, kind, settings, bound), _stops(random, kind, settings, calm_from, name))
+        Machine(
+            name, _clock(random, kind, settings, bound), _stops(random, kind, settings, fault_free_from, name)
+        )
         for name in (*names, *(f"hudi{n + 1}" for n in range(hudis)))
     ]
     buffer = 0.5 * scale
@@ -95,17 +97,17 @@ def draw(random: Random) -> Scenario:
             settings,
             clocks_agree=kind != "clocks apart",
             hudi_buffer=buffer if hudis else None,
-            calm=kind == "calm",
+            fault_free=kind == "fault-free",
         ),
         habits,
         tuple(machines[:agents]),
         tuple(machines[agents:]),
         HudiSettings(settings.validity, settings.renew_interval, poll=scale, buffer=buffer),
-        climate,
+        profile,
         request_timeout=random.uniform(0.3, 0.9) * settings.renew_interval,
         hint_delay=random.choice((None, 0.005, 0.1)),
-        stops_at_requests=0.0 if kind == "calm" else random.choice((0.0, 0.01, 0.03)),
-        meddles=() if kind == "calm" else _meddles(random, list(habits), settings, calm_from),
+        stops_at_requests=0.0 if kind == "fault-free" else random.choice((0.0, 0.01, 0.03)),
+        tampering=() if kind == "fault-free" else _tampering(random, list(habits), settings, fault_free_from),
         bound=bound,
     )
 
@@ -123,11 +125,11 @@ def _clock(random: Random, kind: Kind, settings: LeaseSettings, until: float) ->
 
 
 def _stops(
-    random: Random, kind: Kind, settings: LeaseSettings, calm_from: float, name: str
+    random: Random, kind: Kind, settings: LeaseSettings, fault_free_from: float, name: str
 ) -> tuple[Stop, ...]:
-    count = 0 if kind == "calm" else random.choice((0, 0, 1, 2, 3))
-    times = [random.uniform(0, calm_from) for _ in range(count)]
-    return tuple(draw_stop(random, at, settings.validity, calm_from, name) for at in times)
+    count = 0 if kind == "fault-free" else random.choice((0, 0, 1, 2, 3))
+    times = [random.uniform(0, fault_free_from) for _ in range(count)]
+    return tuple(draw_stop(random, at, settings.validity, fault_free_from, name) for at in times)
 
 
 def _settings(random: Random, scale: float, *, strict: bool, hudi: bool) -> LeaseSettings:
@@ -143,64 +145,68 @@ def _settings(random: Random, scale: float, *, strict: bool, hudi: bool) -> Leas
     )
 
 
-def _habits(random: Random, lease: float) -> Habits:
+def _habits(random: Random, lease: float) -> LockUsage:
     short = random.random() < 0.5
-    return Habits(
+    return LockUsage(
         hold=lease * (random.uniform(0.002, 0.05) if short else random.uniform(0.2, 1.5)),
         think=lease * random.choice((0.01, 0.1, 0.4)),
-        gives_up=random.choice((0.0, 0.1, 0.4)),
+        stops_waiting=random.choice((0.0, 0.1, 0.4)),
         waits_for_release=random.choice((0.0, 0.5, 1.0)),
     )
 
 
-def _climate(
-    random: Random, settings: LeaseSettings, calm_from: float, agents: list[str], *, calm: bool
-) -> Climate:
+def _fault_profile(
+    random: Random, settings: LeaseSettings, fault_free_from: float, agents: list[str], *, fault_free: bool
+) -> FaultProfile:
     lease = settings.validity
-    worst = 0.0 if calm else random.choice((0.0, 0.03, 0.12))
-    trouble = {each: random.uniform(0.0, worst) if random.random() < 0.7 else 0.0 for each in TROUBLES}
-    possible: list[tuple[Weathers, str | None]] = [
+    worst = 0.0 if fault_free else random.choice((0.0, 0.03, 0.12))
+    fault = {each: random.uniform(0.0, worst) if random.random() < 0.7 else 0.0 for each in FAULTS}
+    possible: list[tuple[PeriodKind, str | None]] = [
         ("outage", None),
         ("throttling", None),
         ("conflicts", None),
         ("slow", None),
         *(("cut off", agent) for agent in agents),
     ]
-    spells: list[Spell] = []
-    for what, node in random.sample(possible, k=0 if calm else random.choice((0, 1, 2, 4))):
-        since = random.uniform(0, calm_from)
-        spells.append(Spell(what, since, min(since + lease * random.uniform(0.02, 1.2), calm_from), node))
-    return Climate(
+    periods: list[FaultPeriod] = []
+    for what, node in random.sample(possible, k=0 if fault_free else random.choice((0, 1, 2, 4))):
+        since = random.uniform(0, fault_free_from)
+        periods.append(
+            FaultPeriod(what, since, min(since + lease * random.uniform(0.02, 1.2), fault_free_from), node)
+        )
+    return FaultProfile(
         latency=lease * random.choice((0.0001, 0.0003, 0.002)),
-        spread=random.choice((0.1, 0.5) if calm else (0.1, 0.5, 1.2)),
+        spread=random.choice((0.1, 0.5) if fault_free else (0.1, 0.5, 1.2)),
         longest_latency=0.1 * settings.renew_interval,
-        trouble=trouble,
+        fault=fault,
         late_seconds=2.5 * lease,
-        spells=tuple(spells),
-        calm_from=calm_from,
+        periods=tuple(periods),
+        fault_free_from=fault_free_from,
     )
 
 
-def draw_stop(random: Random, at: float, lease: float, calm_from: float, name: str) -> Stop:
+def draw_stop(random: Random, at: float, lease: float, fault_free_from: float, name: str) -> Stop:
     """A pause, more often than not about as long as a lease or longer, or a death; our agents come up again."""
     if random.random() < 0.1:
         may_restart = not name.startswith("hudi") and random.random() < 0.8
         return Stop(at, None, restart=lease * random.choice((0.01, 0.3, 1.5)) if may_restart else None)
     longest = random.choice((0.1, 0.5, 1.0, 1.5, 2.5))
-    seconds = min(lease * longest * random.uniform(0.3, 1.0), calm_from - at)
+    seconds = min(lease * longest * random.uniform(0.3, 1.0), fault_free_from - at)
     return Stop(at, seconds, suspended=random.random() < 0.2)
 
 
-def _meddles(
-    random: Random, locks: list[str], settings: LeaseSettings, calm_from: float
+def _tampering(
+    random: Random, locks: list[str], settings: LeaseSettings, fault_free_from: float
 ) -> tuple[tuple[str, float, float], ...]:
     if random.random() < 0.9:
         return ()
-    at = random.uniform(0, calm_from * 0.8)
+    at = random.uniform(0, fault_free_from * 0.8)
     return ((random.choice(locks), at, at + settings.validity + 3 * settings.drift),)
 
 
-def _bound(habits: dict[str, Habits], settings: LeaseSettings, climate: Climate, contenders: int) -> float:
+def _bound(
+    habits: dict[str, LockUsage], settings: LeaseSettings, profile: FaultProfile, contenders: int
+) -> float:
     """How long it may take until all have had every lock twice: generous, and finite.
 
     Twice, because who waits when the faults stop has that turn first. A turn is at most five mean holds, and the poll
@@ -210,5 +216,5 @@ def _bound(habits: dict[str, Habits], settings: LeaseSettings, climate: Climate,
     longest = max(each.hold for each in habits.values())
     think = max(each.think for each in habits.values())
     turns = 2 * contenders * (5 * longest + 1.2 * settings.poll_seconds + settings.renew_interval)
-    ghosts = (contenders + 1) * (settings.validity + 3 * settings.drift)
-    return turns + ghosts + climate.late_seconds + settings.refused_seconds + 5 * think
+    abandoned_leases = (contenders + 1) * (settings.validity + 3 * settings.drift)
+    return turns + abandoned_leases + profile.late_seconds + settings.refused_seconds + 5 * think

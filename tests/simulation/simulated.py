@@ -14,6 +14,6 @@ SIMULATION = Simulation(
     version=VERSION,
     run=run,
     bugs=BUGS,
-    kept=Path(__file__).with_name("failing_seeds.txt"),
+    seeds_file=Path(__file__).with_name("failing_seeds.txt"),
     seeds_at_once=10,
 )

@@ -25,23 +25,23 @@ from lakewarden.handlers.lease.conditional import (
     Won,
     WriteOutcome,
 )
+from tests.simulation.faults import FaultInjector
 from tests.simulation.network import Network
 from tests.simulation.node import Node
-from tests.simulation.weather import Weather
 
 
-class Watcher(Protocol):
+class StoreObserver(Protocol):
     """Who looks on: the oracles."""
 
-    def sent(self, node: Node, uri: str, body: bytes | None) -> None:
+    def on_request(self, node: Node, uri: str, body: bytes | None) -> None:
         """A node sends a read, or a write of this body."""
         ...
 
-    def heard(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
+    def on_answer(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
         """A node takes an answer, or the lack of one, for this."""
         ...
 
-    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
+    def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
         """The object has become this; late: its writer has given the request up."""
         ...
 
@@ -51,7 +51,7 @@ class ObjectStore:
     """The one store of a run."""
 
     objects: Objects
-    watcher: Watcher
+    observer: StoreObserver
 
     def read(self, uri: str) -> Answer:
         """GET, at this instant."""
@@ -66,7 +66,7 @@ class ObjectStore:
         outcome = self.objects.put(uri, body, condition)
         if isinstance(outcome, Won):
             former = before.body if isinstance(before, Found) else None
-            self.watcher.acted(writer, uri, body, former, late=late)
+            self.observer.on_write(writer, uri, body, former, late=late)
             return Answer(200, version=outcome.version)
         if isinstance(before, Absent):
             return Answer(404, "NoSuchKey")
@@ -80,32 +80,32 @@ class Wire:
     node: Node
     store: ObjectStore
     network: Network
-    weather: Weather
+    faults: FaultInjector
     timeout: float
 
     async def get(self, uri: str) -> Answer | None:
         """One GET."""
-        fate = self.weather.fate(self.node.name, writes=False, now=self.node.timeline.now)
+        fate = self.faults.fate(self.node.name, writes=False, now=self.node.timeline.now)
         with anyio.move_on_after(self.timeout):
-            return await self.network.ask(
-                self.node, f"GET {name_of(uri)}", lambda: self.store.read(uri), fate
+            return await self.network.request(
+                self.node, f"GET {short_name(uri)}", lambda: self.store.read(uri), fate
             )
         return None
 
     async def put(self, uri: str, body: bytes, condition: Condition) -> Answer | None:
         """One PUT under its condition."""
-        fate = self.weather.fate(self.node.name, writes=True, now=self.node.timeline.now)
+        fate = self.faults.fate(self.node.name, writes=True, now=self.node.timeline.now)
         under = "if-absent" if isinstance(condition, IfAbsent) else f"if-match {condition.version[:7]}…"
-        what = f"PUT {name_of(uri)} {under} {body.decode()}"
-        given_up = False
+        what = f"PUT {short_name(uri)} {under} {body.decode()}"
+        timed_out = False
 
         def act() -> Answer:
-            return self.store.write(self.node.name, uri, body, condition, late=given_up)
+            return self.store.write(self.node.name, uri, body, condition, late=timed_out)
 
         answer: Answer | None = None
         with anyio.move_on_after(self.timeout):
-            answer = await self.network.ask(self.node, what, act, fate)
-        given_up = True
+            answer = await self.network.request(self.node, what, act, fate)
+        timed_out = True
         return answer
 
 
@@ -128,25 +128,25 @@ class StoreClient:
         return None
 
     async def read(self, uri: str) -> ReadOutcome:
-        watcher, node = self._wire.store.watcher, self._wire.node
-        watcher.sent(node, uri, None)
+        observer, node = self._wire.store.observer, self._wire.node
+        observer.on_request(node, uri, None)
         answer = await self._wire.get(uri)
         outcome = Unknown("no answer") if answer is None else classify_read(answer)
-        watcher.heard(node, uri, outcome, write=False)
+        observer.on_answer(node, uri, outcome, write=False)
         return outcome
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
-        watcher, node = self._wire.store.watcher, self._wire.node
-        watcher.sent(node, uri, body)
+        observer, node = self._wire.store.observer, self._wire.node
+        observer.on_request(node, uri, body)
         answer = await self._wire.put(uri, body, condition)
         outcome = Unknown("no answer") if answer is None else classify_write(answer, condition)
-        watcher.heard(node, uri, outcome, write=True)
+        observer.on_answer(node, uri, outcome, write=True)
         return outcome
 
     async def delete(self, uri: str) -> None:
         raise NotImplementedError(f"a lock object is never deleted: {uri}")
 
 
-def name_of(uri: str) -> str:
+def short_name(uri: str) -> str:
     """The object's short name."""
     return uri.rpartition("/")[2].removesuffix(".json")

@@ -11,16 +11,16 @@ from tests.simulation import oracles
 from tests.simulation.planted import BUGS
 from tests.simulation.required import (
     require_bug_found,
-    require_every_oracle_proven,
-    require_nothing_left_of_what_was_planted,
-    require_nothing_violated,
-    require_same_run_again,
-    require_same_run_in_another_process,
+    require_every_oracle_has_a_bug,
+    require_no_violation,
+    require_planted_bugs_removed,
+    require_reproducible,
+    require_reproducible_in_another_process,
 )
 from tests.simulation.run import run, stream
 from tests.simulation.scenario import draw
 from tests.simulation.simulated import SIMULATION
-from tests.simulation.timeline import spell
+from tests.simulation.timeline import format_line
 
 SEEDS = 1_000
 SEEDS_A_TEST = 100
@@ -30,7 +30,7 @@ SEEDS_A_BUG = 400
 
 @pytest.mark.timeout(300)
 def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
-    require_nothing_violated(SIMULATION, SIMULATION.failed_once(), pool)
+    require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
 
 FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
@@ -40,7 +40,7 @@ FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEE
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
-    require_nothing_violated(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
+    require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 
 
 @pytest.fixture(scope="module")
@@ -55,33 +55,33 @@ def test_a_planted_bug_is_found(bug: str, hunts: dict[str, Future[Counter[str]]]
 
 
 def test_every_oracle_finds_a_bug() -> None:
-    require_every_oracle_proven(SIMULATION, oracles.__doc__)
+    require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__)
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
-    require_nothing_left_of_what_was_planted(SIMULATION)
+    require_planted_bugs_removed(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
-    require_same_run_again(SIMULATION, seed)
+    require_reproducible(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
 def test_a_seed_is_the_same_run_in_another_process() -> None:
-    require_same_run_in_another_process(SIMULATION, 8)
+    require_reproducible_in_another_process(SIMULATION, 8)
 
 
 def test_the_scenarios_have_what_they_are_to_have() -> None:
     """Every kind of trouble is met by the seeds that the suite runs; a scenario that is never drawn proves nothing."""
     drawn = [draw(stream(seed, "scenario")) for seed in range(SEEDS)]
 
-    assert {scenario.kind for scenario in drawn} == {"calm", "usual", "clocks apart"}
+    assert {scenario.kind for scenario in drawn} == {"fault-free", "usual", "clocks apart"}
     assert {len(scenario.hudi) for scenario in drawn} == {0, 1, 2}
     assert {scenario.assumed.settings.strict for scenario in drawn} == {False, True}
-    assert any(scenario.meddles for scenario in drawn)
+    assert any(scenario.tampering for scenario in drawn)
     assert any(stop.seconds is None for each in drawn for machine in each.agents for stop in machine.stops)
-    assert {spell.what for scenario in drawn for spell in scenario.climate.spells} == {
+    assert {period.what for scenario in drawn for period in scenario.profile.periods} == {
         "outage",
         "throttling",
         "conflicts",
@@ -91,7 +91,7 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
 
 
 def test_a_trace_tells_what_happened() -> None:
-    trace = "\n".join(spell(line) for line in run(1).trace)
+    trace = "\n".join(format_line(line) for line in run(1).trace)
 
     assert " → PUT lock-1 if-absent" in trace
     assert " acquired lock-1 as " in trace

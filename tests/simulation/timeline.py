@@ -24,40 +24,40 @@ class Timeline:
     _planned: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
-    def plan(self, at: float, happening: Callable[[], None]) -> None:
+    def plan(self, at: float, action: Callable[[], None]) -> None:
         """Let it happen at that time, or now if that is past."""
         self._count += 1
-        heapq.heappush(self._planned, (max(at, self.now), self._count, happening))
+        heapq.heappush(self._planned, (max(at, self.now), self._count, action))
 
-    def after(self, seconds: float, happening: Callable[[], None]) -> None:
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
         """Let it happen so many seconds from now."""
-        self.plan(self.now + seconds, happening)
+        self.plan(self.now + seconds, action)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
         """Let everything happen that is due before `until`; end early when `done`."""
         while self._planned and not done():
-            at, _, happening = self._planned[0]
+            at, _, action = self._planned[0]
             if at > until:
                 self.now = until
                 return
             heapq.heappop(self._planned)
             self.now = at
-            happening()
+            action()
 
-    def say(self, who: str, what: str) -> None:
+    def log(self, source: str, text: str) -> None:
         """A line of the trace."""
-        self.trace.append((self.now, who, what))
+        self.trace.append((self.now, source, text))
 
 
-def spell(line: Line) -> str:
+def format_line(line: Line) -> str:
     """A line of the trace as it is printed."""
-    at, who, what = line
-    return f"{at:12.6f}  {who:<8} {what}"
+    at, source, text = line
+    return f"{at:12.6f}  {source:<8} {text}"
 
 
 def digest(trace: Sequence[Line]) -> str:
     """What two runs have in common if they are the same, byte for byte."""
     summary = hashlib.sha256()
-    for at, who, what in trace:
-        summary.update(f"{at!r} {who} {what}\n".encode())
+    for at, source, text in trace:
+        summary.update(f"{at!r} {source} {text}\n".encode())
     return summary.hexdigest()

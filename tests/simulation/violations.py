@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.timeline import Timeline
 
 
-class Watching:
+class ViolationRecorder:
     """Watches a run. `violations` is what it has seen; the first one ends the run."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -15,4 +15,4 @@ class Watching:
     def violated(self, oracle: str, what: str) -> None:
         """The run has shown a bug."""
         self.violations.append(f"{oracle}: {what}")
-        self._timeline.say("ORACLE", self.violations[-1])
+        self._timeline.log("ORACLE", self.violations[-1])

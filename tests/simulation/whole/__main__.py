@@ -1,7 +1,7 @@
 """One seed with its trace, or many seeds.
 
 python -m tests.simulation.whole --seed 17 --trace
-python -m tests.simulation.whole --seed 3 --trace --planted "lapse too soon"
+python -m tests.simulation.whole --seed 3 --trace --planted "lapse too early"
 python -m tests.simulation.whole --seeds 2000            the first 2,000
 python -m tests.simulation.whole --seeds 2000-3000       the thousand after them
 """

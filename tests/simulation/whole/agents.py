@@ -5,7 +5,7 @@ What is put in place of the real thing, and nothing else:
 - in `agent/clock.py`, the one place where time and chance are read: the process's own
 - aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
 - `Stores` of `agent/serving/agent.py`: stores that are opened already, and answer by the production table (`../store.py`)
-- `PartitionOwner`: the same, but that the oracles hear of what it decides (`Watched`)
+- `PartitionOwner`: the same, but that the oracles hear of what it decides (`ObservedOwner`)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
 from tests.simulation.whole.broker import Broker
 from tests.simulation.whole.oracles import Oracles
-from tests.simulation.whole.processes import here
+from tests.simulation.whole.processes import current_process
 from tests.simulation.whole.scenario import TOPICS
 from tests.unit.handlers.table.world import facts
 
@@ -45,25 +45,25 @@ class _Time:
     """In place of the module `time`."""
 
     def clock_gettime(self, _: int) -> float:
-        return here().node.now()
+        return current_process().node.now()
 
     def time_ns(self) -> int:
-        return here().node.wall_ms() * 1_000_000
+        return current_process().node.wall_ms() * 1_000_000
 
 
 class _Datetime:
     """In place of the class `datetime`."""
 
     def now(self, zone: tzinfo) -> datetime:
-        return datetime.fromtimestamp(here().node.wall_ms() / 1000, zone)
+        return datetime.fromtimestamp(current_process().node.wall_ms() / 1000, zone)
 
 
 def _chance() -> float:
-    return here().random.random()
+    return current_process().random.random()
 
 
 def _uuid4() -> uuid.UUID:
-    return uuid.UUID(int=here().random.getrandbits(128))
+    return uuid.UUID(int=current_process().random.getrandbits(128))
 
 
 async def _no_connection(*_: object, **__: object) -> None:
@@ -74,7 +74,7 @@ class SimStores:
     """In place of `agent/locks/keeper.py`'s `Stores`: one store, open and honest."""
 
     def __init__(self, *_: object) -> None:
-        self._client = StoreClient(here().store)
+        self._client = StoreClient(current_process().store)
 
     async def for_lock(self, uri: str) -> StoreClient:
         del uri
@@ -84,15 +84,15 @@ class SimStores:
 @contextmanager
 def simulated(
     broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None]
-) -> Iterator[list[Watched]]:
+) -> Iterator[list[ObservedOwner]]:
     """Within this, production code runs in simulated processes; the owners of partitions that there are.
 
     `after_grant` is told of each grant, as it is given: the moment at which it matters most that its agent is stopped.
     """
-    owners: list[Watched] = []
+    owners: list[ObservedOwner] = []
 
-    def watched(*given: Any, undecodable: UndecodableRecords) -> Watched:
-        owner = Watched(broker, oracles, after_grant, *given, undecodable=undecodable)
+    def make_owner(*given: Any, undecodable: UndecodableRecords) -> ObservedOwner:
+        owner = ObservedOwner(broker, oracles, after_grant, *given, undecodable=undecodable)
         owners.append(owner)
         return owner
 
@@ -108,7 +108,7 @@ def simulated(
             (kafka, "AIOKafkaAdminClient", clients.SimAdmin),
             (agent_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
-            (agent_module, "PartitionOwner", watched),
+            (agent_module, "PartitionOwner", make_owner),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # Asked only why nobody answered: nobody does.
@@ -127,16 +127,16 @@ def simulated(
 
 
 def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
-    process = here()
+    process = current_process()
     what = event.pop("event")
     if what == "table.stopped":
-        process.oracle("it goes on", f"a table is stopped: {event['reason']}")
+        process.report_violation("no crash", f"a table is stopped: {event['reason']}")
     told = " ".join(f"{name}={value}" for name, value in event.items())
-    process.node.say(f"{what} {told}")
+    process.node.log(f"{what} {told}")
     raise structlog.DropEvent
 
 
-class Watched(PartitionOwner):
+class ObservedOwner(PartitionOwner):
     """A partition's owner whose decisions the oracles hear of at the instant at which they are made."""
 
     def __init__(
@@ -150,36 +150,34 @@ class Watched(PartitionOwner):
         undecodable: UndecodableRecords,
     ) -> None:
         super().__init__(number, settings, *rest, undecodable=undecodable)
-        self.node = here().node
+        self.node = current_process().node
         self.broker = broker
         self._oracles = oracles
         self._after_grant = after_grant
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
-        self._oracles.decided(self.node, self.number, value, writers)
+        self._oracles.on_decision(self.node, self.number, value, writers)
         super()._publish_decision(key, value)
         if b'"commit-granted"' in value:
             self._after_grant(self.node)
 
     async def compare(self) -> None:
         """Replay the log from where the group stands, and look whether the outcome is what is here."""
-        if self.phase != "live" or not self._settled():
+        if self.phase != "live" or not self._is_settled():
             return
         rebuilt, told = _replayed(self)
-        mine, theirs = _kept(self.tables), _kept(rebuilt.tables)
+        mine, theirs = _comparable(self.tables), _comparable(rebuilt.tables)
         for uri in sorted({*mine, *theirs}):
             if mine.get(uri) != theirs.get(uri):
                 self._oracles.violated(
-                    "a replay agrees", f"{uri} {_difference(mine.get(uri), theirs.get(uri))}"
+                    "replay matches", f"{uri} {_difference(mine.get(uri), theirs.get(uri))}"
                 )
                 return
         if told:
-            self._oracles.violated(
-                "a replay agrees", f"a replay decides what the living did not: {told[0]!r}"
-            )
+            self._oracles.violated("replay matches", f"a replay decides what the living did not: {told[0]!r}")
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Whether all that was decided is in the log, and the partition is still ours."""
         publisher = self._publisher
         if publisher._waiting or publisher._unacknowledged or self.stopped:
@@ -189,7 +187,7 @@ class Watched(PartitionOwner):
         return bool(taken) and self.term.encode() in taken[-1]
 
 
-class _Told:
+class _DecisionRecorder:
     """In place of a publisher: keeps what a replay says."""
 
     def __init__(self) -> None:
@@ -200,15 +198,15 @@ class _Told:
             self.decisions.append(record.value)
 
 
-class _Nobody:
+class _NoTasks:
     """In place of a task group: a replay's locks are never asked for."""
 
     def start_soon(self, *_: object, **__: object) -> None:
         return
 
 
-def _replayed(owner: Watched) -> tuple[PartitionOwner, list[bytes]]:
-    told, nobody, stores = _Told(), _Nobody(), SimStores()
+def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
+    told, nobody, stores = _DecisionRecorder(), _NoTasks(), SimStores()
     given: tuple[Any, ...] = (owner.number, owner._settings, told, stores, nobody)
     rebuilt = PartitionOwner(*given)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
@@ -224,7 +222,7 @@ def _replayed(owner: Watched) -> tuple[PartitionOwner, list[bytes]]:
     return rebuilt, told.decisions
 
 
-def _kept(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:
+def _comparable(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:
     """What must be the same: all facts but how the ended ones ended, of which a replay sees fewer; and of tables with any."""
     found = {uri: facts(state) for uri, state in tables.items()}
     for each in found.values():

@@ -6,7 +6,7 @@ test: replicas, retention, compaction (the whole ledger is read), transactions.
 - *Producers* are idempotent: each numbers its records by partition; a number that is there already is acknowledged again and
   not written again.
 - *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka: whoever joins, leaves or falls silent begins a round;
-  all others are told by their next heartbeat, and have the rebalance timeout to join again; whoever has not is no member any
+  all others are assignment by their next heartbeat, and have the rebalance timeout to join again; whoever has not is no member any
   more. Positions are committed by members of the present generation only. A member that was dropped doesn't know until it asks.
 """
 
@@ -50,7 +50,7 @@ Fetched: TypeAlias = dict[TopicPartition, list[Record]]
 
 @dataclass(slots=True)
 class Joined:
-    """What a member is told at the end of a round."""
+    """What a member is assignment at the end of a round."""
 
     member: str
     generation: int
@@ -64,7 +64,7 @@ class Member:
     node: str
     session: float
     rebalance: float
-    heard_at: float
+    last_contact_at: float
     joining: Callable[[Joined | None], None] | None = None
     """How it is answered at the end of the round; None while it has not joined."""
 
@@ -100,7 +100,7 @@ class Group:
         if known is None:
             reply(None)
             return
-        known.joining, known.heard_at = reply, self._timeline.now
+        known.joining, known.last_contact_at = reply, self._timeline.now
         self._begin_round(f"{member} joins")
         self._end_round_if_all_joined()
 
@@ -109,7 +109,7 @@ class Group:
         known = self.members.get(member)
         if known is None or generation != self.generation:
             return "unknown"
-        known.heard_at = self._timeline.now
+        known.last_contact_at = self._timeline.now
         self._watch(member, known)
         return "rebalancing" if self._rebalancing else "ok"
 
@@ -131,21 +131,23 @@ class Group:
         return True
 
     def _watch(self, member: str, known: Member) -> None:
-        heard_at = known.heard_at
-        self._timeline.plan(heard_at + known.session, lambda: self._expire(member, known, heard_at))
+        last_contact_at = known.last_contact_at
+        self._timeline.plan(
+            last_contact_at + known.session, lambda: self._expire(member, known, last_contact_at)
+        )
 
-    def _expire(self, member: str, known: Member, heard_at: float) -> None:
-        silent = known.heard_at == heard_at and known.joining is None
+    def _expire(self, member: str, known: Member, last_contact_at: float) -> None:
+        silent = known.last_contact_at == last_contact_at and known.joining is None
         if silent and self.members.get(member) is known:
             del self.members[member]
             self._begin_round(f"{member} was silent")
             self._end_round_if_all_joined()
 
-    def _begin_round(self, why: str) -> None:
+    def _begin_round(self, reason: str) -> None:
         if self._rebalancing:
             return
         self._rebalancing = True
-        self._timeline.say("group", f"rebalances: {why}")
+        self._timeline.log("group", f"rebalances: {reason}")
         patience = max((each.rebalance for each in self.members.values()), default=0.0)
         generation = self.generation
         self._timeline.after(patience, lambda: self._end_round(generation))
@@ -166,10 +168,10 @@ class Group:
         for number, partition in enumerate(self._partitions):
             if names:
                 shares[names[number % len(names)]].append(partition)
-        told = {name: [each.partition for each in share] for name, share in shares.items()}
-        self._timeline.say("group", f"generation {self.generation}: {told}")
+        assignment = {name: [each.partition for each in share] for name, share in shares.items()}
+        self._timeline.log("group", f"generation {self.generation}: {assignment}")
         for name, each in self.members.items():
-            reply, each.joining, each.heard_at = each.joining, None, self._timeline.now
+            reply, each.joining, each.last_contact_at = each.joining, None, self._timeline.now
             self._watch(name, each)
             assert reply is not None
             reply(Joined(name, self.generation, shares[name]))
@@ -188,12 +190,12 @@ class Broker:
         self.group = Group(
             timeline, random, [TopicPartition(group_topic, number) for number in range(counts[group_topic])]
         )
-        self.wrote: Callable[[Record], None] = lambda _: None
-        """Is told of every record."""
+        self.on_record: Callable[[Record], None] = lambda _: None
+        """Is assignment of every record."""
         self._timeline = timeline
         self._numbers: dict[tuple[int, TopicPartition], list[int]] = {}
         self._producers = 0
-        self._held: list[tuple[dict[TopicPartition, int], Callable[[Fetched], None]]] = []
+        self._waiting_fetches: list[tuple[dict[TopicPartition, int], Callable[[Fetched], None]]] = []
 
     def new_producer(self) -> int:
         """An id of its own."""
@@ -205,20 +207,20 @@ class Broker:
         log = self.logs[where]
         record = Record(where.topic, where.partition, len(log), key, value, self._timeline.now)
         log.append(record)
-        self.wrote(record)
-        for held in [each for each in self._held if where in each[0]]:
-            self._held.remove(held)
+        self.on_record(record)
+        for held in [each for each in self._waiting_fetches if where in each[0]]:
+            self._waiting_fetches.remove(held)
             self._answer(*held)
         return record.offset
 
     def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int]:
         """Write what is not there yet; the offsets of all."""
-        there = self._numbers.setdefault((producer, where), [])
+        offsets = self._numbers.setdefault((producer, where), [])
         for each in batch:
-            assert each.number <= len(there), "a producer keeps its order"
-            if each.number == len(there):
-                there.append(self.append(where, each.key, each.value))
-        return [there[each.number] for each in batch]
+            assert each.number <= len(offsets), "a producer keeps its order"
+            if each.number == len(offsets):
+                offsets.append(self.append(where, each.key, each.value))
+        return [offsets[each.number] for each in batch]
 
     def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the logs end."""
@@ -230,13 +232,13 @@ class Broker:
             self._answer(positions, reply)
             return
         held = (positions, reply)
-        self._held.append(held)
-        self._timeline.after(FETCH_WAIT_SECONDS, lambda: self._let_go(held))
+        self._waiting_fetches.append(held)
+        self._timeline.after(FETCH_WAIT_SECONDS, lambda: self._end_fetch(held))
 
-    def _let_go(self, held: tuple[dict[TopicPartition, int], Callable[[Fetched], None]]) -> None:
-        for index, each in enumerate(self._held):
+    def _end_fetch(self, held: tuple[dict[TopicPartition, int], Callable[[Fetched], None]]) -> None:
+        for index, each in enumerate(self._waiting_fetches):
             if each is held:
-                del self._held[index]
+                del self._waiting_fetches[index]
                 self._answer(*held)
                 return
 

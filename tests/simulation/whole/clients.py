@@ -23,8 +23,8 @@ from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from tests.simulation.whole.broker import FETCH_WAIT_SECONDS, Fetched, Joined, Record, Sent
-from tests.simulation.whole.connection import AGAIN_SECONDS, ANSWER_SECONDS
-from tests.simulation.whole.processes import here
+from tests.simulation.whole.connection import ANSWER_SECONDS, RETRY_SECONDS
+from tests.simulation.whole.processes import current_process
 
 BATCH = 50
 """Records that a producer sends together."""
@@ -51,35 +51,35 @@ class SimAdmin:
     """`AIOKafkaAdminClient`. All topics are there already."""
 
     def __init__(self, **_: Any) -> None:
-        self._kafka = here().kafka
+        self._kafka = current_process().kafka
         self._client = _Connections(tuple)
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda: "here")
+        await self._kafka.call_until_answered(lambda: "here")
 
     async def close(self) -> None:
         return
 
     async def list_topics(self) -> list[str]:
-        return await self._kafka.insist(lambda: list(self._kafka.broker.counts))
+        return await self._kafka.call_until_answered(lambda: list(self._kafka.broker.counts))
 
     async def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
         counts = self._kafka.broker.counts
         found: list[dict[str, Any]] = [
             {"topic": topic, "error_code": 0, "partitions": list(range(counts[topic]))} for topic in topics
         ]
-        return await self._kafka.insist(lambda: found)
+        return await self._kafka.call_until_answered(lambda: found)
 
     async def list_consumer_group_offsets(self, _: str) -> dict[TopicPartition, OffsetAndMetadata]:
         group = self._kafka.broker.group
-        return await self._kafka.insist(lambda: dict(group.committed))
+        return await self._kafka.call_until_answered(lambda: dict(group.committed))
 
 
 class SimProducer:
     """`AIOKafkaProducer`, idempotent."""
 
     def __init__(self, **_: Any) -> None:
-        self._kafka = here().kafka
+        self._kafka = current_process().kafka
         self._id = self._kafka.broker.new_producer()
         self._next: dict[TopicPartition, int] = {}
         self._queued: dict[TopicPartition, deque[tuple[Sent, asyncio.Future[Written]]]] = {}
@@ -87,7 +87,7 @@ class SimProducer:
         self._client = self.client = _Connections(self._sending.values)
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda: "here")
+        await self._kafka.call_until_answered(lambda: "here")
 
     async def stop(self) -> None:
         while self._sending:
@@ -115,7 +115,7 @@ class SimProducer:
             while queue:
                 taken = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
                 batch = [sent for sent, _ in taken]
-                offsets = await self._kafka.insist(
+                offsets = await self._kafka.call_until_answered(
                     partial(broker.produce, self._id, where, batch), what="writes"
                 )
                 for (_, future), offset in zip(taken, offsets, strict=True):
@@ -136,7 +136,7 @@ class SimConsumer:
         heartbeat_interval_ms: int = 3_000,
         **_: Any,
     ) -> None:
-        process = here()
+        process = current_process()
         self._kafka, self._name = process.kafka, process.node.name
         self._grouped = group_id is not None
         self._session = session_timeout_ms / 1000
@@ -165,7 +165,7 @@ class SimConsumer:
         self._listener = listener
 
     async def start(self) -> None:
-        await self._kafka.insist(lambda: "here")
+        await self._kafka.call_until_answered(lambda: "here")
         self._spawn(self._fetch())
         if self._grouped:
             self._reassigning = True
@@ -178,7 +178,7 @@ class SimConsumer:
                 task.cancel()
         member, self._member = self._member, None
         if member is not None:
-            await self._kafka.ask(lambda: self._kafka.broker.group.leave(member))
+            await self._kafka.call(lambda: self._kafka.broker.group.leave(member))
 
     def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(program))
@@ -211,13 +211,13 @@ class SimConsumer:
             position = self._positions[partition]
             if position is not None:
                 return position
-            await anyio.sleep(AGAIN_SECONDS)
+            await anyio.sleep(RETRY_SECONDS)
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._kafka.insist(lambda: dict.fromkeys(partitions, 0))
+        return await self._kafka.call_until_answered(lambda: dict.fromkeys(partitions, 0))
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._kafka.insist(lambda: self._kafka.broker.ends(partitions))
+        return await self._kafka.call_until_answered(lambda: self._kafka.broker.ends(partitions))
 
     def partitions_for_topic(self, topic: str) -> set[int]:
         return set(range(self._kafka.broker.counts[topic]))
@@ -269,7 +269,7 @@ class SimConsumer:
                 what="reads",
             )
             if found is None:
-                await anyio.sleep(AGAIN_SECONDS)
+                await anyio.sleep(RETRY_SECONDS)
             elif began == self._round:
                 for partition, records in found.items():
                     self._fetched[partition] = deque(records)
@@ -285,7 +285,7 @@ class SimConsumer:
                 raise IllegalStateError(f"Partition {partition} is not assigned")
         member, generation = self._member, self._generation
         group = self._kafka.broker.group
-        taken = await self._kafka.insist(lambda: group.commit(member or "", generation, offsets))
+        taken = await self._kafka.call_until_answered(lambda: group.commit(member or "", generation, offsets))
         if not taken:
             self._forget_membership()
             raise CommitFailedError
@@ -334,13 +334,13 @@ class SimConsumer:
         if joined == "unknown":
             self._member = None
         if joined is None:
-            await anyio.sleep(AGAIN_SECONDS)
+            await anyio.sleep(RETRY_SECONDS)
         return joined if isinstance(joined, Joined) else None
 
     async def _refresh(self) -> None:
         """Ask where the group stands; what was never committed is read from the beginning."""
         group = self._kafka.broker.group
-        known = await self._kafka.insist(lambda: dict(group.committed))
+        known = await self._kafka.call_until_answered(lambda: dict(group.committed))
         for partition, position in self._positions.items():
             if position is None:
                 self._positions[partition] = known[partition].offset if partition in known else 0
@@ -350,7 +350,7 @@ class SimConsumer:
         group = self._kafka.broker.group
         while (member := self._member) is not None:
             await anyio.sleep(self._beat_every)
-            heard = await self._kafka.ask(partial(group.heartbeat, member, self._generation))
+            heard = await self._kafka.call(partial(group.heartbeat, member, self._generation))
             if heard == "unknown":
                 self._forget_membership()
             elif heard == "rebalancing":

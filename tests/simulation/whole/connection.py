@@ -9,27 +9,27 @@ from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 
+from tests.simulation.faults import FaultInjector
 from tests.simulation.node import Node
-from tests.simulation.weather import Weather
 from tests.simulation.whole.broker import Broker
 
 T = TypeVar("T")
 
 ANSWER_SECONDS = 1.0
 """After so long without an answer a client tries again."""
-AGAIN_SECONDS = 0.1
+RETRY_SECONDS = 0.1
 """Between two tries."""
 
 
-What: TypeAlias = Literal["reads", "writes"]
+Direction: TypeAlias = Literal["reads", "writes"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What a node reads reaches it late for a while, or what it writes reaches the logs late."""
+    """Direction a node reads reaches it late for a while, or what it writes reaches the logs late."""
 
     node: str
-    what: What
+    what: Direction
     since: float
     until: float
     seconds: float
@@ -41,9 +41,9 @@ class Connection:
 
     node: Node
     broker: Broker
-    weather: Weather
+    faults: FaultInjector
     lags: tuple[Lag, ...] = ()
-    acted: Callable[[Node], None] = lambda _: None
+    on_request: Callable[[Node], None] = lambda _: None
     """Is told of every request: the moments at which stopping a process is interesting."""
 
     async def request(
@@ -51,11 +51,11 @@ class Connection:
         act: Callable[[Callable[[T], None]], None],
         *,
         wait: float = ANSWER_SECONDS,
-        what: What | None = None,
+        what: Direction | None = None,
     ) -> T | None:
         """One try. `act` happens at the broker and is handed the way back; None: it broke, or took too long."""
         node, timeline = self.node, self.node.timeline
-        fate = self.weather.fate(node.name, writes=True, now=timeline.now)
+        fate = self.faults.fate(node.name, writes=True, now=timeline.now)
         late = self._lag(what)
         future: asyncio.Future[T | None] = node.loop.create_future()
 
@@ -73,22 +73,22 @@ class Connection:
         broken = fate.breaks if fate.answer is None else fate.answers
         if broken is not None:
             timeline.after(broken, lambda: node.deliver(lambda: arrives(None)))
-        self.acted(node)
+        self.on_request(node)
         with anyio.move_on_after(wait + late):
             return await future
         return None
 
-    async def ask(self, act: Callable[[], T], *, what: What | None = None) -> T | None:
+    async def call(self, act: Callable[[], T], *, what: Direction | None = None) -> T | None:
         """One try of what the broker answers at once."""
         return await self.request(lambda reply: reply(act()), what=what)
 
-    async def insist(self, act: Callable[[], T], *, what: What | None = None) -> T:
+    async def call_until_answered(self, act: Callable[[], T], *, what: Direction | None = None) -> T:
         """Ask until there is an answer: what is asked must bear to be done more than once."""
-        while (answer := await self.ask(act, what=what)) is None:
-            await anyio.sleep(AGAIN_SECONDS)
+        while (answer := await self.call(act, what=what)) is None:
+            await anyio.sleep(RETRY_SECONDS)
         return answer
 
-    def _lag(self, what: What | None) -> float:
+    def _lag(self, what: Direction | None) -> float:
         now = self.node.timeline.now
         return sum(
             each.seconds
@@ -96,7 +96,7 @@ class Connection:
             if each.what == what and each.node == self.node.name and each.since <= now < each.until
         )
 
-    def up_from(self, at: float) -> float:
+    def reachable_from(self, at: float) -> float:
         """From when on, at that time or later, the broker can be reached by those whom nothing else cuts off."""
-        outages = [each for each in self.weather.climate.spells if each.what == "outage"]
+        outages = [each for each in self.faults.profile.periods if each.what == "outage"]
         return max([at, *(each.until for each in outages if each.since <= at < each.until)])

@@ -7,20 +7,20 @@ conflict; nothing here asks the code that is tested, but for G7, which compares 
 | --- | --- |
 | one grant | two transactions hold grants of one table that have time left by their own writers' clocks (G1) |
 | no foreign holder | a grant has time left while a writer that does not ask the agent believes in the lock object (G1) |
-| no longer than granted | a writer's deadline is later, in true time, than that of the agent which granted (G1) |
+| deadline within grant | a writer's deadline is later, in true time, than that of the agent which granted (G1) |
 | no overlap | two commits conflict, and each began before the other had landed, the window set aside (G2) |
 | one victim | two transactions lose the same conflict, each against the other (G3) |
 | right victim | who loses is not the one that the rules say: the protected one wins, then the priority, then the order (G3) |
-| granted is safe | a granted transaction is aborted for a conflict (G3) |
-| granted before | a commit lands whose transaction has no grant that counts, or that was not asked for (G4) |
+| granted never aborted | a granted transaction is aborted for a conflict (G3) |
+| no commit without grant | a commit lands whose transaction has no grant that counts, or that was not asked for (G4) |
 | once | a table that can tell, or that nobody left unknown, has a batch twice, the window set aside (G6) |
-| known is skipped | a batch that the log knows as committed is granted again, or one is skipped that isn't in the table (G6) |
-| one verdict | decisions that count contradict one another (G7) |
-| a replay agrees | the log, replayed from the committed position, gives another state than the living owner has (G7) |
-| last take | who lives as a partition's owner in the end is not the one whose take stands last in the log |
-| lag is not death | a writer or a grant is given up while its word lies in the log, unread (design.md §4) |
-| it goes on | a program breaks, or a table is stopped because its state contradicts itself |
-| all get it | after the faults, a batch is not in its table when the run's bound has passed (G5) |
+| committed batch skipped | a batch that the log knows as committed is granted again, or one is skipped that isn't in the table (G6) |
+| consistent decisions | decisions that count contradict one another (G7) |
+| replay matches | the log, replayed from the committed position, gives another state than the living owner has (G7) |
+| last take-over owns | who lives as a partition's owner in the end is not the one whose take stands last in the log |
+| lag loses no writer | a writer or a grant is given up while its word lies in the log, unread (design.md §4) |
+| no crash | a program breaks, or a table is stopped because its state contradicts itself |
+| every batch commits | after the faults, a batch is not in its table when the run's bound has passed (G5) |
 
 The *window*: where the publish isn't fenced, a commit that lands after its grant's end is no violation, because no lock can
 stop it. `windows` counts them.
@@ -55,14 +55,14 @@ from tests.simulation.node import Node
 from tests.simulation.oracles import Assumed, when_wall_shows
 from tests.simulation.oracles import Oracles as LockOracles
 from tests.simulation.timeline import Timeline
-from tests.simulation.violations import Watching
+from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 
 UNREAD_SECONDS = 2.6
 """How old may be what the agent knew of the end of the log when it judged: asked, and judged a stalled check later."""
-HEARD_SECONDS = 3.0
+TAKEOVER_NOTICE_SECONDS = 3.0
 """After so long an owner has heard that another took its partition, where nothing goes wrong any more."""
 SAME_INSTANT = 1e-6
 
@@ -90,13 +90,13 @@ class History:
     ended: Abort | None = None
     """The abort that ended it."""
     lost_to: set[str] = field(default_factory=set)
-    words: list[int] = field(default_factory=list)
+    event_offsets: list[int] = field(default_factory=list)
     """Offsets of all that its writer said."""
     completed: int | None = None
     abandoned: bool = False
 
 
-class Oracles(Watching):
+class Oracles(ViolationRecorder):
     """The whole's."""
 
     def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
@@ -126,17 +126,17 @@ class Oracles(Watching):
 
     # -- the logs ----------------------------------------------------------------------------------------------------
 
-    def wrote(self, record: Record) -> None:
+    def on_record(self, record: Record) -> None:
         """A record is in a log."""
         if record.topic == TOPICS.writers:
-            self._heard_writer(record)
+            self._on_writer_record(record)
         elif record.topic == TOPICS.decisions:
-            self._heard_decision(record)
+            self._on_decision_record(record)
 
-    def _heard_writer(self, record: Record) -> None:
+    def _on_writer_record(self, record: Record) -> None:
         event = decode(WRITER_EVENT, record.value)
         assert not isinstance(event, Undecodable)
-        self._timeline.say(
+        self._timeline.log(
             "log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}"
         )
         if isinstance(event, CommitIntent):
@@ -147,7 +147,7 @@ class Oracles(Watching):
         history = self._histories.get(event.transaction)
         if history is None:
             return
-        history.words.append(record.offset)
+        history.event_offsets.append(record.offset)
         if isinstance(event, CommitRequested) and history.requested is None:
             history.requested = record.offset
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
@@ -156,91 +156,97 @@ class Oracles(Watching):
             if event.batch_id is not None:
                 self._committed[history.table, history.writer].append((record.offset, event.batch_id))
 
-    def _heard_decision(self, record: Record) -> None:
+    def _on_decision_record(self, record: Record) -> None:
         event = decode(DECISION_RECORD, record.value)
         assert not isinstance(event, Undecodable)
         if isinstance(event, PartitionTaken):
             self._terms[record.partition] = event.term
             self._taken_at[record.partition] = record.at
-            self._timeline.say("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
+            self._timeline.log("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
             return
         counted = event.term == self._terms.get(record.partition)
         reason = f" {event.reason}" if isinstance(event, Abort) else ""
-        self._timeline.say(
+        self._timeline.log(
             "log",
             f"decisions-{record.partition} {record.offset}: {event.type}{reason} {event.transaction}"
             f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
         )
         history = self._histories.get(event.transaction)
         if counted and history is not None:
-            self._judge(event, history)
+            self._check_decision(event, history)
 
-    def judge_owner(self, partition: int, term: str, agent: str) -> None:
+    def check_owner(self, partition: int, term: str, agent: str) -> None:
         """A partition's owner that lives when all is over: the last take in the log must be its own."""
         taken, at = self._terms[partition], self._taken_at[partition]
-        if taken != term and self._timeline.now - at > HEARD_SECONDS:
+        if taken != term and self._timeline.now - at > TAKEOVER_NOTICE_SECONDS:
             self.violated(
-                "last take", f"{agent} decides on partition {partition}, which another took after it did"
+                "last take-over owns",
+                f"{agent} decides on partition {partition}, which another took after it did",
             )
 
-    def _judge(self, event: DecisionEventUnion, history: History) -> None:
+    def _check_decision(self, event: DecisionEventUnion, history: History) -> None:
         name = event.transaction
         match event:
             case Admitted():
                 if history.admitted or history.ended:
-                    self.violated("one verdict", f"{name} is admitted, and was {history.ended or 'admitted'}")
+                    self.violated(
+                        "consistent decisions", f"{name} is admitted, and was {history.ended or 'admitted'}"
+                    )
                 history.admitted = True
             case CommitGranted():
-                self._judge_grant(event, history)
+                self._check_grant(event, history)
                 history.granted = history.granted or event
             case Abort():
-                self._judge_abort(event, history)
+                self._check_abort(event, history)
             case AlreadyCommitted():
                 table = self._tables[history.table]
                 if history.batch is None or table.find(history.writer, history.batch) is None:
                     self.violated(
-                        "known is skipped", f"{name} skips batch {history.batch}, which is in no table"
+                        "committed batch skipped", f"{name} skips batch {history.batch}, which is in no table"
                     )
             case GrantRenewed():
                 pass
 
-    def _judge_grant(self, event: CommitGranted, history: History) -> None:
+    def _check_grant(self, event: CommitGranted, history: History) -> None:
         name = event.transaction
         if history.granted is not None:
             self.violated(
-                "one verdict", f"{name} is granted twice: {history.granted.grant} and {event.grant}"
+                "consistent decisions", f"{name} is granted twice: {history.granted.grant} and {event.grant}"
             )
         if history.ended is not None:
-            self.violated("one verdict", f"{name} is granted after abort {history.ended.reason}")
+            self.violated("consistent decisions", f"{name} is granted after abort {history.ended.reason}")
         if history.requested is None or history.requested > event.cause_offset:
-            self.violated("granted before", f"{name} is granted and had not asked")
+            self.violated("no commit without grant", f"{name} is granted and had not asked")
         for offset, batch in self._committed[history.table, history.writer]:
             if offset <= event.cause_offset and history.batch is not None and history.batch <= batch:
                 self.violated(
-                    "known is skipped", f"{name} is granted batch {history.batch}; {batch} is committed"
+                    "committed batch skipped",
+                    f"{name} is granted batch {history.batch}; {batch} is committed",
                 )
 
-    def _judge_abort(self, event: Abort, history: History) -> None:
+    def _check_abort(self, event: Abort, history: History) -> None:
         name = event.transaction
         if event.reason == "unknown-transaction":
             if history.ended is None and history.completed is None and not history.abandoned:
-                self.violated("one verdict", f"{name} is open, and said to be unknown")
+                self.violated("consistent decisions", f"{name} is open, and said to be unknown")
             return
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
             if history.granted is not None:
-                self.violated("granted is safe", f"{name} is granted, and aborted for a conflict")
+                self.violated("granted never aborted", f"{name} is granted, and aborted for a conflict")
             if history.ended is None:  # else told once more
-                self._judge_victim(event, history)
+                self._check_victim(event, history)
         if event.losses is not None:
             self._losses[history.table, history.writer] = (event.losses, event.cause_offset)
         if history.granted is None and history.ended is None:
             history.ended = event
         elif history.ended is not None and history.ended.reason != event.reason:
-            self.violated("one verdict", f"{name} is aborted for {event.reason} after {history.ended.reason}")
+            self.violated(
+                "consistent decisions", f"{name} is aborted for {event.reason} after {history.ended.reason}"
+            )
         elif event.reason == "outcome-unknown" and not event.conflicts:
             history.ended = event
 
-    def _judge_victim(self, event: Abort, history: History) -> None:
+    def _check_victim(self, event: Abort, history: History) -> None:
         for entry in event.conflicts:
             other = self._histories.get(entry.other_transaction)
             if other is None:
@@ -249,9 +255,9 @@ class Oracles(Watching):
             if event.transaction in other.lost_to:
                 self.violated("one victim", f"{event.transaction} and {entry.other_transaction} both lose")
             if entry.kind == "marker" and other.granted is None:
-                self._judge_order(event, history, entry.other_transaction, other)
+                self._check_order(event, history, entry.other_transaction, other)
 
-    def _judge_order(self, event: Abort, history: History, name: str, other: History) -> None:
+    def _check_order(self, event: Abort, history: History, name: str, other: History) -> None:
         """By design.md §4. Where it is not clear whether a writer is protected, either may lose."""
         if self._lost(other) >= self._max_losses:
             return
@@ -270,7 +276,7 @@ class Oracles(Watching):
 
     # -- what agents decide ------------------------------------------------------------------------------------------
 
-    def decided(self, node: Node, partition: int, value: bytes, writers: list[Record]) -> None:
+    def on_decision(self, node: Node, partition: int, value: bytes, writers: list[Record]) -> None:
         """An agent decides this now; whether it counts is settled when it is in the log."""
         event = decode(DECISION_RECORD, value)
         if isinstance(event, CommitGranted | GrantRenewed):
@@ -278,27 +284,27 @@ class Oracles(Watching):
             key = (event.grant, event.seq)
             self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
         if isinstance(event, Abort):
-            self._judge_lag(event, writers)
+            self._check_lag(event, writers)
 
-    def _judge_lag(self, event: Abort, writers: list[Record]) -> None:
+    def _check_lag(self, event: Abort, writers: list[Record]) -> None:
         history = self._histories.get(event.transaction)
         lapse = event.reason == "outcome-unknown" and not event.conflicts
         if history is None or not (lapse or event.reason == "writer-lost"):
             return
         known = self._timeline.now - UNREAD_SECONDS
         completed = [] if history.completed is None else [history.completed]
-        for offset in completed if lapse else history.words:
+        for offset in completed if lapse else history.event_offsets:
             if offset > event.cause_offset and writers[offset].at < known:
                 old = self._timeline.now - writers[offset].at
                 self.violated(
-                    "lag is not death",
+                    "lag loses no writer",
                     f"{event.transaction} gets {event.reason}; its word at {offset} has been in the log for {old:.3f} s",
                 )
                 return
 
     # -- what writers believe ----------------------------------------------------------------------------------------
 
-    def holds(self, transaction: str, node: Node, grant: str, until: float) -> None:
+    def on_grant(self, transaction: str, node: Node, grant: str, until: float) -> None:
         """A writer has heard a grant, or that it is renewed; true time."""
         now = self._timeline.now
         history = self._histories[transaction]
@@ -307,7 +313,7 @@ class Oracles(Watching):
         latest = max((each for (name, _), each in self._deadlines.items() if name == grant), default=0.0)
         if until > latest + SAME_INSTANT:
             self.violated(
-                "no longer than granted",
+                "deadline within grant",
                 f"{transaction} believes for {until - latest:.3f} s longer than the agent that granted",
             )
         held = self._held[history.table]
@@ -318,31 +324,33 @@ class Oracles(Watching):
                     f"{transaction} and {name} hold grants, the latter for {other.until - now:.3f} s",
                 )
         held[transaction] = Held(node, until)
-        self._judge_foreign(history.table)
+        self._check_foreign(history.table)
 
-    def publishes(self, transaction: str, deadline: float) -> None:
+    def on_publish(self, transaction: str, deadline: float) -> None:
         """A writer has looked, and writes to the table now."""
         late = self._timeline.now - deadline
         if late > SAME_INSTANT:
-            self.violated("granted before", f"{transaction} publishes {late:.3f} s after its grant's end")
+            self.violated(
+                "no commit without grant", f"{transaction} publishes {late:.3f} s after its grant's end"
+            )
 
-    def let_go(self, transaction: str) -> None:
+    def on_grant_finished(self, transaction: str) -> None:
         """Its writer is done with the grant: committed, or never to publish."""
         self._done.add(transaction)
         history = self._histories.get(transaction)
         if history is not None:
             self._held[history.table].pop(transaction, None)
 
-    def foreign(self, table: str, node: Node, until: float) -> None:
+    def on_foreign_acquired(self, table: str, node: Node, until: float) -> None:
         """A writer that does not ask the agent believes in the lock object until then."""
         self._foreign[table] = (node, until)
-        self._judge_foreign(table)
+        self._check_foreign(table)
 
-    def foreign_ends(self, table: str) -> None:
+    def on_foreign_released(self, table: str) -> None:
         """And now no more."""
         self._foreign.pop(table, None)
 
-    def _judge_foreign(self, table: str) -> None:
+    def _check_foreign(self, table: str) -> None:
         now = self._timeline.now
         node, until = self._foreign.get(table, (None, 0.0))
         if node is None or until <= now:
@@ -356,16 +364,16 @@ class Oracles(Watching):
 
     # -- the tables --------------------------------------------------------------------------------------------------
 
-    def landed(self, table: LakeTable, landed: Landed) -> None:
+    def on_landed(self, table: LakeTable, landed: Landed) -> None:
         """A commit is in its table."""
         commit, now = landed.commit, self._timeline.now
         late = landed.late
-        self._timeline.say(
+        self._timeline.log(
             "table", f"{table.uri} {landed.version}: {commit.transaction}{', late' if late else ''}"
         )
         history = self._histories[commit.transaction]
         if history.granted is None:
-            self.violated("granted before", f"{commit.transaction} lands and nobody granted it")
+            self.violated("no commit without grant", f"{commit.transaction} lands and nobody granted it")
         if late and not table.fenced:
             self.windows += 1
             return
@@ -386,7 +394,7 @@ class Oracles(Watching):
         first, again = self._histories[other.commit.transaction], self._histories[landed.commit.transaction]
         known = first.completed is not None and again.granted is not None
         heard = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
-        if table.tells or heard:
+        if table.records_batches or heard:
             batch = landed.commit.batch
             self.violated(
                 "once",
@@ -407,23 +415,25 @@ class LockWatch(LockOracles):
         self._table_of = tables
         """By lock."""
 
-    def sent(self, node: object, uri: str, body: bytes | None) -> None:
+    def on_request(self, node: object, uri: str, body: bytes | None) -> None:
         """Nothing is judged: the lock's own simulation does."""
 
-    def heard(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
+    def on_answer(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
         """Likewise."""
 
-    def acted(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
+    def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
         """Likewise."""
 
-    def told(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
+    def on_keeper_event(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
         """Likewise."""
 
-    def hudi_holds(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
+    def on_hudi_acquired(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
         """Its PUT was confirmed to it."""
         now = self._timeline.now
-        self._whole.foreign(self._table_of[uri], node, when_wall_shows(node.clock, valid_until, now))
+        self._whole.on_foreign_acquired(
+            self._table_of[uri], node, when_wall_shows(node.clock, valid_until, now)
+        )
 
-    def hudi_ends(self, node: Node, uri: str) -> None:
+    def on_hudi_released(self, node: Node, uri: str) -> None:
         """It gives it back."""
-        self._whole.foreign_ends(self._table_of[uri])
+        self._whole.on_foreign_released(self._table_of[uri])

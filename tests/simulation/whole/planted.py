@@ -2,24 +2,24 @@
 
 | bug | found by | the rule without which it is there |
 | --- | --- | --- |
-| fence off: terms | granted before | what an agent says after another has taken over does not count |
-| fence off: publish | no overlap | a fenced publish lands only on the snapshot that its writer looked at |
-| fence off: deadline | granted before | a writer looks at its lease right before it publishes |
-| lease from the wrong clock | no longer than granted | a writer counts from when it sent the `seq`, not from the answer |
-| victim rule asymmetric | right victim | who loses does not depend on who arrives last |
-| both lose | one victim | a batch of markers that loses aborts nobody else |
-| granted may lose | granted is safe | a granted transaction is never a victim |
-| landed is forgotten | no overlap | what landed since a transaction began counts against it |
-| replay that decides | a replay agrees | during a replay nothing is decided |
-| published is forgotten | one verdict | a published decision is a fact for whoever comes after |
-| takes not heard | last take | an owner whose partition was taken after it did begins anew |
-| expiry while lagging | lag is not death | silence counts only while everything in the log has been read |
-| lapse too soon | one grant | nobody is granted before the running grant's end |
-| lock not waited for | no foreign holder | a grant is given under the lock alone |
-| ledger not asked | known is skipped | a batch that is known as committed is skipped |
-| table not asked | once | a batch that is in the table is not written again |
-| line never moves | all get it | whoever waits in line is admitted when nobody is ahead |
-| index leaks | it goes on | the index and the transactions agree |
+| terms ignored | no commit without grant | what an agent says after another has taken over does not count |
+| unfenced publish | no overlap | a fenced publish lands only on the snapshot that its writer looked at |
+| deadline not checked | no commit without grant | a writer looks at its lease right before it publishes |
+| lease counted from the grant | deadline within grant | a writer counts from when it sent the `seq`, not from the answer |
+| asymmetric victim rule | right victim | who loses does not depend on who arrives last |
+| both aborted | one victim | a batch of markers that loses aborts nobody else |
+| granted may be a victim | granted never aborted | a granted transaction is never a victim |
+| landed commits ignored | no overlap | what landed since a transaction began counts against it |
+| decisions during replay | replay matches | during a replay nothing is decided |
+| published decisions ignored | consistent decisions | a published decision is a fact for whoever comes after |
+| take-overs ignored | last take-over owns | an owner whose partition was taken after it did begins anew |
+| expiry while lagging | lag loses no writer | silence counts only while everything in the log has been read |
+| lapse too early | one grant | nobody is granted before the running grant's end |
+| grant without lock | no foreign holder | a grant is given under the lock alone |
+| ledger ignored | committed batch skipped | a batch that is known as committed is skipped |
+| table not queried | once | a batch that is in the table is not written again |
+| queue never moves | every batch commits | whoever waits in line is admitted when nobody is ahead |
+| index leaks | no crash | the index and the transactions agree |
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
 from lakewarden.spark_jobs.gate.progress import Progress
-from tests.simulation.batch import Bugs, Plant
+from tests.simulation.batch import Bugs, Patch
 from tests.simulation.whole import writers
-from tests.simulation.whole.processes import here
+from tests.simulation.whole.processes import current_process
 from tests.simulation.whole.scenario import Kind
 from tests.simulation.whole.table import Commit, LakeTable
 
 
-def _terms() -> list[Plant]:
+def _terms() -> list[Patch]:
     def anybody(_: DecisionEvent, __: str | None) -> bool:
         return True
 
     return [(replay, "counts", anybody), (writers, "counts", anybody)]
 
 
-def _publish() -> list[Plant]:
+def _publish() -> list[Patch]:
     land = LakeTable.publish
 
     def unfenced(self: LakeTable, commit: Commit, _: int | None, now: float) -> int | None:
@@ -64,18 +64,18 @@ def _publish() -> list[Plant]:
     return [(LakeTable, "publish", unfenced), (LakeTable, "unchanged", lambda *_: True)]
 
 
-def _deadline_not_looked_at() -> list[Plant]:
+def _deadline_not_looked_at() -> list[Patch]:
     return [(Progress, "_expired", staticmethod(lambda *_: None))]
 
 
-def _wrong_clock() -> list[Plant]:
+def _wrong_clock() -> list[Patch]:
     def from_the_answer(self: SendTimes, _: int, lease_seconds: float) -> float:
-        return here().node.now() + lease_seconds - self.margin_seconds
+        return current_process().node.now() + lease_seconds - self.margin_seconds
 
     return [(SendTimes, "deadline", from_the_answer)]
 
 
-def _asymmetric() -> list[Plant]:
+def _asymmetric() -> list[Patch]:
     def arriver(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
@@ -86,7 +86,7 @@ def _asymmetric() -> list[Plant]:
     return [(detection, "loser_of", arriver)]
 
 
-def _both_lose() -> list[Plant]:
+def _both_lose() -> list[Patch]:
     judge = detection.judge_markers
 
     def judging(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
@@ -101,7 +101,7 @@ def _both_lose() -> list[Plant]:
     return [(table, "judge_markers", judging)]
 
 
-def _granted_may_lose() -> list[Plant]:
+def _granted_may_lose() -> list[Patch]:
     def anybody(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
@@ -119,31 +119,35 @@ def _granted_may_lose() -> list[Plant]:
     return [(detection, "loser_of", anybody), (detection, "_abort_losers", abort_others)]
 
 
-def _landed_is_forgotten() -> list[Plant]:
+def _landed_is_forgotten() -> list[Patch]:
     def alive(overlaps: Iterable[Overlap]) -> list[Overlap]:
         return [each for each in conflicting(overlaps) if each.other.transaction.phase not in LANDED]
 
     return [(detection, "conflicting", alive), (detection, "judge_landing", lambda *_: None)]
 
 
-def _replay_that_decides() -> list[Plant]:
+def _replay_that_decides() -> list[Patch]:
     def deciding_replay(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
         step(state, EventRead(event, offset, now, now))
 
     return [(partition, "replay_event", deciding_replay)]
 
 
-def _published_is_forgotten() -> list[Plant]:
+def _published_is_forgotten() -> list[Patch]:
     return [
-        (partition, "published", lambda start, _: PublishedDecisions(Position(start.offset, start.term), ()))
+        (
+            partition,
+            "decoded_decisions",
+            lambda start, *_: PublishedDecisions(Position(start.offset, start.term), ()),
+        )
     ]
 
 
-def _takes_not_heard() -> list[Plant]:
+def _takes_not_heard() -> list[Patch]:
     return [(PartitionOwner, "replaced", False)]
 
 
-def _expiry_while_lagging() -> list[Plant]:
+def _expiry_while_lagging() -> list[Patch]:
     silent, lapse = liveness.abort_silent_writers, grants.publish_lapse
 
     def hasty(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -155,7 +159,7 @@ def _expiry_while_lagging() -> list[Plant]:
     return [(table, "abort_silent_writers", hasty), (table, "publish_lapse", hasty_lapse)]
 
 
-def _lapse_too_soon() -> list[Plant]:
+def _lapse_too_soon() -> list[Patch]:
     lapse = grants.publish_lapse
 
     def early(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -169,7 +173,7 @@ def _lapse_too_soon() -> list[Plant]:
     return [(table, "publish_lapse", early)]
 
 
-def _lock_not_waited_for() -> list[Plant]:
+def _lock_not_waited_for() -> list[Patch]:
     grant = grants.grant_next
 
     def hasty(context: StepContext) -> None:
@@ -180,22 +184,22 @@ def _lock_not_waited_for() -> list[Plant]:
     return [(table, "grant_next", hasty)]
 
 
-def _ledger_not_asked() -> list[Plant]:
+def _ledger_not_asked() -> list[Patch]:
     return [(admission, "_already_committed", lambda *_: False)]
 
 
-def _table_not_asked() -> list[Plant]:
-    return [(LakeTable, "told", lambda *_: None)]
+def _table_not_asked() -> list[Patch]:
+    return [(LakeTable, "look_up_batch", lambda *_: None)]
 
 
-def _line_never_moves() -> list[Plant]:
+def _line_never_moves() -> list[Patch]:
     def whoever_waits_in_line(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
         return iter([transaction] if transaction.admission == "queued" else [])
 
     return [(admission, "blockers", whoever_waits_in_line)]
 
 
-def _index_leaks() -> list[Plant]:
+def _index_leaks() -> list[Patch]:
     remove = Footprints.remove
 
     def leaking(self: Footprints, transaction: Transaction) -> None:
@@ -206,30 +210,30 @@ def _index_leaks() -> list[Plant]:
 
 
 BUGS: Bugs = {
-    "fence off: terms": ("granted before", _terms),
-    "fence off: publish": ("no overlap", _publish),
-    "fence off: deadline": ("granted before", _deadline_not_looked_at),
-    "lease from the wrong clock": ("no longer than granted", _wrong_clock),
-    "victim rule asymmetric": ("right victim", _asymmetric),
-    "both lose": ("one victim", _both_lose),
-    "granted may lose": ("granted is safe", _granted_may_lose),
-    "landed is forgotten": ("no overlap", _landed_is_forgotten),
-    "replay that decides": ("a replay agrees", _replay_that_decides),
-    "published is forgotten": ("one verdict", _published_is_forgotten),
-    "takes not heard": ("last take", _takes_not_heard),
-    "expiry while lagging": ("lag is not death", _expiry_while_lagging),
-    "lapse too soon": ("one grant", _lapse_too_soon),
-    "lock not waited for": ("no foreign holder", _lock_not_waited_for),
-    "ledger not asked": ("known is skipped", _ledger_not_asked),
-    "table not asked": ("once", _table_not_asked),
-    "line never moves": ("all get it", _line_never_moves),
-    "index leaks": ("it goes on", _index_leaks),
+    "terms ignored": ("no commit without grant", _terms),
+    "unfenced publish": ("no overlap", _publish),
+    "deadline not checked": ("no commit without grant", _deadline_not_looked_at),
+    "lease counted from the grant": ("deadline within grant", _wrong_clock),
+    "asymmetric victim rule": ("right victim", _asymmetric),
+    "both aborted": ("one victim", _both_lose),
+    "granted may be a victim": ("granted never aborted", _granted_may_lose),
+    "landed commits ignored": ("no overlap", _landed_is_forgotten),
+    "decisions during replay": ("replay matches", _replay_that_decides),
+    "published decisions ignored": ("consistent decisions", _published_is_forgotten),
+    "take-overs ignored": ("last take-over owns", _takes_not_heard),
+    "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
+    "lapse too early": ("one grant", _lapse_too_soon),
+    "grant without lock": ("no foreign holder", _lock_not_waited_for),
+    "ledger ignored": ("committed batch skipped", _ledger_not_asked),
+    "table not queried": ("once", _table_not_asked),
+    "queue never moves": ("every batch commits", _line_never_moves),
+    "index leaks": ("no crash", _index_leaks),
 }
 
 
-SHOWN_BY: dict[str, Kind] = {
-    "fence off: publish": "publish overslept",
-    "fence off: terms": "grant overslept",
-    "takes not heard": "takes crossed",
+REVEALED_BY: dict[str, Kind] = {
+    "unfenced publish": "suspended before publish",
+    "terms ignored": "suspended after grant",
+    "take-overs ignored": "take-overs reordered",
 }
 """The kind of run that aims at what the rule is for; all others show themselves soon in hard ones."""

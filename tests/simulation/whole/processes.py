@@ -27,14 +27,14 @@ class Process:
     random: Random
     kafka: Connection
     store: Wire
-    oracle: Callable[[str, str], None]
+    report_violation: Callable[[str, str], None]
     """Says that something was violated."""
 
 
 _processes: dict[asyncio.AbstractEventLoop, Process] = {}
 
 
-def here() -> Process:
+def current_process() -> Process:
     """The process that runs."""
     return _processes[asyncio.get_running_loop()]
 
@@ -75,4 +75,4 @@ def _unwind(node: Node, tasks: list[asyncio.Task[Any]]) -> None:
         if when is None or all(each.done() for each in tasks):
             return
         node.timeline.now = max(node.timeline.now, node.clock.when(when) + 1e-6)
-        node.loop.ripen()
+        node.loop.queue_due_timers()

@@ -10,17 +10,17 @@ from random import Random
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease.machine import LeaseSettings
-from tests.simulation.agents import Habits
+from tests.simulation.agents import LockUsage
 from tests.simulation.batch import Outcome
+from tests.simulation.environment import Environment
+from tests.simulation.faults import FaultInjector
 from tests.simulation.hudi import HudiSettings, HudiWriter
 from tests.simulation.network import Network
-from tests.simulation.node import Node, SpinningError
+from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Assumed
-from tests.simulation.site import Site
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
-from tests.simulation.weather import Weather
-from tests.simulation.whole.agents import Watched, simulated
+from tests.simulation.whole.agents import ObservedOwner, simulated
 from tests.simulation.whole.broker import Broker
 from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.oracles import LockWatch, Oracles
@@ -32,10 +32,10 @@ from tests.simulation.whole.scenario import (
     Stop,
     TablePlan,
     draw,
-    draw_sleep_after_grant,
-    draw_sleep_before_publish,
     draw_stop,
     draw_stop_at_publish,
+    draw_suspension_after_grant,
+    draw_suspension_before_publish,
 )
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
@@ -73,18 +73,20 @@ class World:
         self.seed = seed
         self.scenario = scenario
         self.timeline = Timeline()
-        self.owners: list[Watched] = []
+        self.owners: list[ObservedOwner] = []
         self.tables = {
-            plan.uri: LakeTable(plan.uri, fenced=plan.fenced, tells=plan.tells, lock=plan.lock)
+            plan.uri: LakeTable(
+                plan.uri, fenced=plan.fenced, records_batches=plan.records_batches, lock=plan.lock
+            )
             for plan in scenario.tables
         }
         self.oracles = Oracles(self.timeline, scenario.settings.max_losses, self.tables)
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
-        self.broker.wrote = self.oracles.wrote
-        self._kafka_weather = Weather(scenario.kafka, stream(seed, "kafka"))
-        self._store_weather = Weather(scenario.store, stream(seed, "store"))
-        self._table_weather = Weather(scenario.store, stream(seed, "tables"))
+        self.broker.on_record = self.oracles.on_record
+        self._kafka_faults = FaultInjector(scenario.kafka, stream(seed, "kafka"))
+        self._store_faults = FaultInjector(scenario.store, stream(seed, "store"))
+        self._table_faults = FaultInjector(scenario.store, stream(seed, "tables"))
         self._watch = LockWatch(
             self.timeline,
             self._assumed(),
@@ -99,9 +101,9 @@ class World:
         self._jobs: list[Job] = []
         self._agents_left: dict[str, bool] = {}
         self._restarts = 0
-        self._looking: list[asyncio.Task[None]] = []
+        self._comparisons: list[asyncio.Task[None]] = []
         for table in self.tables.values():
-            table.watch = self.oracles.landed
+            table.on_landed = self.oracles.on_landed
 
     def run(self) -> CountedOutcome:
         """From the start until every batch is in its table, or something was violated."""
@@ -114,18 +116,18 @@ class World:
             timeline.plan(at, self._compare)
         try:
             timeline.run(scenario.bound, self._is_over)
-        except SpinningError as error:
-            self.oracles.violated("it goes on", str(error))
+        except BusyLoopError as error:
+            self.oracles.violated("no crash", str(error))
         if not self.oracles.violations:
             self._compare()
         for process in self._processes:
-            if (why := process.node.failure()) is not None:
-                self.oracles.violated("it goes on", f"{process.node.name} broke: {why}")
-        for each in self._looking:
+            if (failure := process.node.failure()) is not None:
+                self.oracles.violated("no crash", f"{process.node.name} failed: {failure}")
+        for each in self._comparisons:
             if each.done() and not each.cancelled():
                 each.result()
         if not self.oracles.violations:
-            self._judge_liveness()
+            self._check_liveness()
         return CountedOutcome(
             self.seed,
             tuple(self.oracles.violations),
@@ -143,15 +145,17 @@ class World:
     def _is_over(self) -> bool:
         if self.oracles.violations:
             return True
-        return self.timeline.now > self.scenario.calm_from and all(job.done for job in self._jobs)
+        return self.timeline.now > self.scenario.fault_free_from and all(job.done for job in self._jobs)
 
-    def _judge_liveness(self) -> None:
+    def _check_liveness(self) -> None:
         for owner in self.owners:
             if owner.phase == "live" and owner.node.state == "running":
-                self.oracles.judge_owner(owner.number, owner.term, owner.node.name)
+                self.oracles.check_owner(owner.number, owner.term, owner.node.name)
         for job in self._jobs:
             if not job.done:
-                self.oracles.violated("all get it", f"{job.writer} is still at batch {job.next_batch}")
+                self.oracles.violated(
+                    "every batch commits", f"{job.writer} is still at batch {job.next_batch}"
+                )
             for batch in range(job.next_batch):
                 if job.table.find(job.writer, batch) is None:
                     self.oracles.violated("once", f"batch {batch} of {job.writer} is nowhere")
@@ -161,10 +165,10 @@ class World:
         for owner in self.owners:
             node = owner.node
             if node.state == "running" and owner.phase == "live":
-                node.deliver(partial(self._look, owner))
+                node.deliver(partial(self._start_comparison, owner))
 
-    def _look(self, owner: Watched) -> None:
-        self._looking.append(owner.node.loop.create_task(owner.compare()))
+    def _start_comparison(self, owner: ObservedOwner) -> None:
+        self._comparisons.append(owner.node.loop.create_task(owner.compare()))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class World:
         process = self._process(machine, name)
         agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name}))
         self._programs[name] = agent
-        process.node.say("starts")
+        process.node.log("starts")
         process.node.start(agent.run())
         for stop in machine.stops if first else ():
             self._plan_stop(process.node, machine, stop)
@@ -194,7 +198,7 @@ class World:
             process,
             job,
             self.oracles,
-            self._table_weather,
+            self._table_faults,
             timing=WriterTiming(),
             before_publish=self._before_publish,
             after_publish=self._at_publish,
@@ -207,18 +211,18 @@ class World:
         process = self._process(machine, machine.name)
         settings = self.scenario.settings
         hudi = HudiSettings(settings.hudi_validity_seconds, settings.hudi_renew_seconds, poll=0.5, buffer=0.5)
-        habits = Habits(hold=0.6, think=4.0, gives_up=0.0, waits_for_release=1.0)
-        site = Site(process.store, self._watch, process.random, self.scenario.calm_from)
-        HudiWriter(lock, site, settings=hudi, habits=habits).start()
+        habits = LockUsage(hold=0.6, think=4.0, stops_waiting=0.0, waits_for_release=1.0)
+        environment = Environment(process.store, self._watch, process.random, self.scenario.fault_free_from)
+        HudiWriter(lock, environment, settings=hudi, habits=habits).start()
 
     def _process(self, machine: Machine, name: str) -> Process:
         node = Node(name, machine.clock, self.timeline, stream(self.seed, f"{name}/order"))
-        kafka = Connection(node, self.broker, self._kafka_weather, self.scenario.lags, self._at_request)
+        kafka = Connection(node, self.broker, self._kafka_faults, self.scenario.lags, self._at_request)
         store = Wire(
             node,
             self._objects,
             self._network,
-            self._store_weather,
+            self._store_faults,
             self.scenario.settings.request_timeout_seconds,
         )
         process = register(Process(node, stream(self.seed, name), kafka, store, self.oracles.violated))
@@ -239,7 +243,7 @@ class World:
             drift=settings.hudi_drift_seconds,
             margin=settings.margin_seconds,
         )
-        return Assumed(lease, clocks_agree=True, hudi_buffer=0.5, calm=False)
+        return Assumed(lease, clocks_agree=True, hudi_buffer=0.5, fault_free=False)
 
     # -- stopping them -----------------------------------------------------------------------------------------------
 
@@ -250,7 +254,7 @@ class World:
         if node.state != "running":
             return
         if stop.orderly:
-            node.say("is asked to stop")
+            node.log("is asked to stop")
             node.deliver(self._programs[node.name].stop)
         else:
             until = None if stop.seconds is None else self.timeline.now + stop.seconds
@@ -273,31 +277,33 @@ class World:
 
     def _at_request(self, node: Node) -> None:
         """A node sends a request or takes an answer."""
-        if self._strikes(node, self.scenario.stops_at_requests):
-            stop = draw_stop(self._stops, self.timeline.now, self.scenario.calm_from, node.name)
+        if self._draws_stop(node, self.scenario.stops_at_requests):
+            stop = draw_stop(self._stops, self.timeline.now, self.scenario.fault_free_from, node.name)
             self._stop(node, self._machine(node), stop)
 
     def _before_publish(self, node: Node) -> None:
         """A driver has looked for the last time, and writes to its table next."""
-        if self._strikes(node, self.scenario.sleeps_before_publish):
+        if self._draws_stop(node, self.scenario.suspensions_before_publish):
             self._stop(
-                node, self._machine(node), draw_sleep_before_publish(self._stops, self.timeline.now), 1
+                node, self._machine(node), draw_suspension_before_publish(self._stops, self.timeline.now), 1
             )
         self._at_publish(node)
 
     def _at_publish(self, node: Node) -> None:
         """A driver writes to its table, or has just written."""
-        if self._strikes(node, self.scenario.stops_at_publish):
+        if self._draws_stop(node, self.scenario.stops_at_publish):
             stop = draw_stop_at_publish(self._stops, self.timeline.now)
             self._stop(node, self._machine(node), stop, callbacks=2)
 
     def after_grant(self, node: Node) -> None:
         """An agent has granted, and sends that next."""
-        if self._strikes(node, self.scenario.sleeps_after_grant):
-            self._stop(node, self._machine(node), draw_sleep_after_grant(self._stops, self.timeline.now), 4)
+        if self._draws_stop(node, self.scenario.suspensions_after_grant):
+            self._stop(
+                node, self._machine(node), draw_suspension_after_grant(self._stops, self.timeline.now), 4
+            )
 
-    def _strikes(self, node: Node, chance: float) -> bool:
-        over = self.timeline.now >= self.scenario.calm_from or node.name.startswith("hudi")
+    def _draws_stop(self, node: Node, chance: float) -> bool:
+        over = self.timeline.now >= self.scenario.fault_free_from or node.name.startswith("hudi")
         return not over and self._stops.random() < chance
 
     def _machine(self, node: Node) -> Machine:

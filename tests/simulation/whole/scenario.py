@@ -1,17 +1,17 @@
 """What a seed means: everything that is drawn before the run.
 
 Lengths are a third of the production defaults or so (a lock lease of 10 s, a session of 4 s), as far apart as the settings
-demand it, and as the agent's own constants, which are seconds, allow. A run has faults for `calm_from` seconds, and then none
+demand it, and as the agent's own constants, which are seconds, allow. A run has faults for `fault_free_from` seconds, and then none
 until every batch of every writer is in its table, at the latest `bound` seconds after the start.
 
 | kind | what goes wrong |
 | --- | --- |
-| calm | nothing |
+| fault-free | nothing |
 | usual | this or that |
 | hard | as much at a time as the promises are meant for |
-| publish overslept | one thing: a writer sleeps between its last look and its publish, and others want what it writes |
-| grant overslept | one thing: an agent sleeps between granting and sending that, and another owns the partition when it wakes |
-| takes crossed | one thing: a former owner's take reaches the log after that of its successor |
+| suspended before publish | one thing: a writer sleeps between its last look and its publish, and others want what it writes |
+| suspended after grant | one thing: an agent sleeps between granting and sending that, and another owns the partition when it wakes |
+| take-overs reordered | one thing: a former owner's take reaches the log after that of its successor |
 
 The last three are met by chance in so few of the others that a missing fence would go unnoticed there: leases cover for it.
 
@@ -29,24 +29,24 @@ from lakewarden.events import TABLE_SERVICE_PRIORITY, ConflictRule, Marker, Oper
 from lakewarden.handlers.lease.placement import HUDI_LOCK
 from tests.simulation import scenario as lock
 from tests.simulation.clocks import draw_clock
-from tests.simulation.weather import Climate, Spell, Weathers
+from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
 VERSION = 2
 TOPICS = Topics("sim")
 
-Amount: TypeAlias = Literal["calm", "usual", "hard"]
+Amount: TypeAlias = Literal["fault-free", "usual", "hard"]
 """How much goes wrong."""
-Aim: TypeAlias = Literal["publish overslept", "grant overslept", "takes crossed"]
+Aim: TypeAlias = Literal["suspended before publish", "suspended after grant", "take-overs reordered"]
 """What goes wrong, and nothing else does."""
 Kind: TypeAlias = Amount | Aim
 SHARES: dict[Kind, float] = {
-    "calm": 0.05,
+    "fault-free": 0.05,
     "usual": 0.42,
     "hard": 0.38,
-    "publish overslept": 0.05,
-    "grant overslept": 0.05,
-    "takes crossed": 0.05,
+    "suspended before publish": 0.05,
+    "suspended after grant": 0.05,
+    "take-overs reordered": 0.05,
 }
 """Of all seeds."""
 
@@ -95,7 +95,7 @@ class TablePlan:
 
     uri: str
     fenced: bool
-    tells: bool
+    records_batches: bool
     lock: str | None
     writers: tuple[tuple[Machine, WriterHabits], ...]
     hudi: Machine | None
@@ -111,20 +111,20 @@ class Scenario:
     partitions: int
     agents: tuple[Machine, ...]
     tables: tuple[TablePlan, ...]
-    kafka: Climate
-    store: Climate
+    kafka: FaultProfile
+    store: FaultProfile
     lags: tuple[Lag, ...]
     stops_at_requests: float
     """Chance that a process is stopped as it sends a request or takes an answer."""
     stops_at_publish: float
     """Chance that a driver is stopped between its last look and its publish, or right after."""
-    sleeps_before_publish: float
+    suspensions_before_publish: float
     """Chance that a driver is paused between its last look and its publish, until its grant is over."""
-    sleeps_after_grant: float
+    suspensions_after_grant: float
     """Chance that an agent is paused between granting and sending that, until its session is over."""
     checks: tuple[float, ...]
     """When a replay is compared with the living."""
-    calm_from: float
+    fault_free_from: float
     bound: float
 
 
@@ -150,21 +150,21 @@ SETTINGS = Settings(
 )
 
 
-STOPS: dict[Amount, tuple[int, ...]] = {"calm": (0,), "usual": (0, 0, 1, 1, 2), "hard": (1, 2, 3)}
+STOPS: dict[Amount, tuple[int, ...]] = {"fault-free": (0,), "usual": (0, 0, 1, 1, 2), "hard": (1, 2, 3)}
 """Of each process, at times that are drawn."""
 STOPS_AT_REQUESTS: dict[Amount, tuple[float, ...]] = {
-    "calm": (0.0,),
+    "fault-free": (0.0,),
     "usual": (0.0, 0.001, 0.004),
     "hard": (0.001, 0.004),
 }
 STOPS_AT_PUBLISH: dict[Amount, tuple[float, ...]] = {
-    "calm": (0.0,),
+    "fault-free": (0.0,),
     "usual": (0.0, 0.1, 0.3),
     "hard": (0.2, 0.4),
 }
-LAGS: dict[Amount, float] = {"calm": 0.0, "usual": 0.5, "hard": 0.9}
+LAGS: dict[Amount, float] = {"fault-free": 0.0, "usual": 0.5, "hard": 0.9}
 """Chance of each agent that it reads or writes late for a while."""
-SPELLS: dict[Amount, tuple[int, ...]] = {"calm": (0,), "usual": (0, 1, 1, 2), "hard": (0, 1, 2)}
+PERIODS: dict[Amount, tuple[int, ...]] = {"fault-free": (0,), "usual": (0, 1, 1, 2), "hard": (0, 1, 2)}
 
 
 def draw_kind(random: Random) -> Kind:
@@ -176,12 +176,12 @@ def draw(random: Random) -> Scenario:
     """The scenario of a seed."""
     kind = draw_kind(random)
     match kind:
-        case "publish overslept":
-            return _publish_overslept(random, _draw(random, "calm"))
-        case "grant overslept":
-            return _grant_overslept(random, _draw(random, "calm"))
-        case "takes crossed":
-            return _takes_crossed(random, _draw(random, "calm"))
+        case "suspended before publish":
+            return _suspended_before_publish(random, _draw(random, "fault-free"))
+        case "suspended after grant":
+            return _suspended_after_grant(random, _draw(random, "fault-free"))
+        case "take-overs reordered":
+            return _takeovers_reordered(random, _draw(random, "fault-free"))
         case _:
             return _draw(random, kind)
 
@@ -194,84 +194,85 @@ def _draw(random: Random, kind: Amount) -> Scenario:
             "hold": random.choice(("while-active", "per-commit")),
         }
     )
-    calm_from = random.uniform(14.0, 24.0) if kind == "hard" else random.uniform(8.0, 20.0)
+    fault_free_from = random.uniform(14.0, 24.0) if kind == "hard" else random.uniform(8.0, 20.0)
     agents = random.choice((2, 2, 3)) if kind == "hard" else random.choices((1, 2, 3), (0.25, 0.5, 0.25))[0]
     names = [f"a{n + 1}" for n in range(agents)]
     machines = tuple(
         _machine(
             random,
             name,
-            calm_from,
+            fault_free_from,
             kind=kind,
-            starts=random.choice((0.0, 0.0, random.uniform(0, calm_from / 2))),
+            starts=random.choice((0.0, 0.0, random.uniform(0, fault_free_from / 2))),
         )
         for name in names
     )
     machines = (replace(machines[0], starts=0.0), *machines[1:])
     tables = tuple(
-        _table(random, number, calm_from, kind=kind)
+        _table(random, number, fault_free_from, kind=kind)
         for number in range(1 if kind == "hard" else random.choices((1, 2), (0.6, 0.4))[0])
     )
     everybody = [*names, *(machine.name for table in tables for machine, _ in table.writers)]
-    lags = tuple(_lag(random, name, calm_from) for name in names if random.random() < LAGS[kind])
+    lags = tuple(_lag(random, name, fault_free_from) for name in names if random.random() < LAGS[kind])
     return Scenario(
         kind=kind,
         settings=settings,
         partitions=random.choice((1, 2, 3)),
         agents=machines,
         tables=tables,
-        kafka=_climate(random, calm_from, [*everybody, *names, *names], kind=kind, late=6.0),
-        store=_climate(random, calm_from, everybody, kind=kind, late=12.0),
+        kafka=_fault_profile(random, fault_free_from, [*everybody, *names, *names], kind=kind, late=6.0),
+        store=_fault_profile(random, fault_free_from, everybody, kind=kind, late=12.0),
         lags=lags,
         stops_at_requests=random.choice(STOPS_AT_REQUESTS[kind]),
         stops_at_publish=random.choice(STOPS_AT_PUBLISH[kind]),
-        sleeps_before_publish=0.0,
-        sleeps_after_grant=0.0,
-        checks=tuple(random.uniform(1.0, calm_from * 1.3) for _ in range(4)),
-        calm_from=calm_from,
-        bound=calm_from + 240.0,
+        suspensions_before_publish=0.0,
+        suspensions_after_grant=0.0,
+        checks=tuple(random.uniform(1.0, fault_free_from * 1.3) for _ in range(4)),
+        fault_free_from=fault_free_from,
+        bound=fault_free_from + 240.0,
     )
 
 
 # -- runs in which one thing goes wrong ------------------------------------------------------------------------------
 
 
-def _publish_overslept(random: Random, scenario: Scenario) -> Scenario:
+def _suspended_before_publish(random: Random, scenario: Scenario) -> Scenario:
     """Writers of one file group, so that whoever is granted meanwhile writes what the sleeper writes."""
     place = (("d=1", "f1"),)
     return replace(
         scenario,
-        kind="publish overslept",
-        agents=(_machine(random, "a1", scenario.calm_from, kind="calm"),),
+        kind="suspended before publish",
+        agents=(_machine(random, "a1", scenario.fault_free_from, kind="fault-free"),),
         tables=(
             replace(
                 scenario.tables[0],
                 fenced=True,
-                tells=True,
+                records_batches=True,
                 lock=None,
                 hudi=None,
                 writers=tuple(
                     (
-                        _machine(random, f"w0{each + 1}", scenario.calm_from, kind="calm"),
+                        _machine(random, f"w0{each + 1}", scenario.fault_free_from, kind="fault-free"),
                         _quick(random, place),
                     )
                     for each in range(random.choice((3, 4)))
                 ),
             ),
         ),
-        sleeps_before_publish=0.3,
+        suspensions_before_publish=0.3,
     )
 
 
-def _grant_overslept(random: Random, scenario: Scenario) -> Scenario:
+def _suspended_after_grant(random: Random, scenario: Scenario) -> Scenario:
     """A grant outlives its agent's session, as with the defaults: what the sleeper granted has time left when it is heard."""
     agents = random.choice((2, 3))
     return replace(
         scenario,
-        kind="grant overslept",
+        kind="suspended after grant",
         settings=scenario.settings.model_copy(update={"grant_seconds": 9.0}),
         agents=tuple(
-            _machine(random, f"a{each + 1}", scenario.calm_from, kind="calm") for each in range(agents)
+            _machine(random, f"a{each + 1}", scenario.fault_free_from, kind="fault-free")
+            for each in range(agents)
         ),
         tables=tuple(
             replace(
@@ -285,19 +286,19 @@ def _grant_overslept(random: Random, scenario: Scenario) -> Scenario:
             )
             for table in scenario.tables
         ),
-        sleeps_after_grant=0.2,
+        suspensions_after_grant=0.2,
     )
 
 
-def _takes_crossed(random: Random, scenario: Scenario) -> Scenario:
+def _takeovers_reordered(random: Random, scenario: Scenario) -> Scenario:
     """The first owner's take is on its way for long, the second agent's isn't; and then nobody takes anything any more."""
     first, second = (
-        _machine(random, f"a{each + 1}", scenario.calm_from, kind="calm", starts=starts)
+        _machine(random, f"a{each + 1}", scenario.fault_free_from, kind="fault-free", starts=starts)
         for each, starts in enumerate((0.0, random.uniform(0.3, 2.5)))
     )
     return replace(
         scenario,
-        kind="takes crossed",
+        kind="take-overs reordered",
         agents=(first, second),
         lags=(Lag(first.name, "writes", 0.0, 3.0, random.uniform(5.0, 8.0)),),
     )
@@ -321,21 +322,25 @@ def _quick(random: Random, places: tuple[tuple[str, str], ...]) -> WriterHabits:
 # -- parts of them ---------------------------------------------------------------------------------------------------
 
 
-def _machine(random: Random, name: str, calm_from: float, *, kind: Amount, starts: float = 0.0) -> Machine:
+def _machine(
+    random: Random, name: str, fault_free_from: float, *, kind: Amount, starts: float = 0.0
+) -> Machine:
     drift = SETTINGS.drift_seconds
     clock = draw_clock(
         random,
-        until=calm_from + 300.0,
+        until=fault_free_from + 300.0,
         band=(-drift / 2, drift / 2),
         rate_error=0.5 * drift / SETTINGS.validity_seconds,
         jumps=random.choice((0.0, 0.5)),
     )
     count = random.choice(STOPS[kind])
-    stops = tuple(draw_stop(random, random.uniform(0.5, calm_from), calm_from, name) for _ in range(count))
+    stops = tuple(
+        draw_stop(random, random.uniform(0.5, fault_free_from), fault_free_from, name) for _ in range(count)
+    )
     return Machine(name, clock, stops, starts)
 
 
-def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
+def draw_stop(random: Random, at: float, fault_free_from: float, name: str) -> Stop:
     """A death, an orderly stop, or a pause about as long as the leases; sometimes somebody else has taken over by its end."""
     drawn = random.random()
     is_agent = name.startswith("a")
@@ -344,7 +349,7 @@ def draw_stop(random: Random, at: float, calm_from: float, name: str) -> Stop:
     if is_agent and drawn < 0.5:
         return Stop(at, None, orderly=True, restart=random.choice((0.1, 2.0, 6.0)))
     seconds = min(
-        random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, calm_from - at)
+        random.choice((0.5, 2.0, 4.0, 8.0, 14.0)) * random.uniform(0.5, 1.2), max(0.1, fault_free_from - at)
     )
     return _pause(random, at, seconds, replaceable=not is_agent)
 
@@ -356,12 +361,12 @@ def draw_stop_at_publish(random: Random, at: float) -> Stop:
     return _pause(random, at, random.uniform(3.0, 14.0), replaceable=True)
 
 
-def draw_sleep_before_publish(random: Random, at: float) -> Stop:
+def draw_suspension_before_publish(random: Random, at: float) -> Stop:
     """A pause that its grant does not outlast, nor the next one or two of others."""
     return _pause(random, at, random.uniform(8.0, 16.0), replaceable=False)
 
 
-def draw_sleep_after_grant(random: Random, at: float) -> Stop:
+def draw_suspension_after_grant(random: Random, at: float) -> Stop:
     """A pause as long as it takes others to own the partition; what was granted has a few seconds left then."""
     return _pause(random, at, random.uniform(5.0, 8.0), replaceable=False)
 
@@ -376,7 +381,7 @@ def _pause(random: Random, at: float, seconds: float, *, replaceable: bool) -> S
     )
 
 
-def _table(random: Random, number: int, calm_from: float, *, kind: Amount) -> TablePlan:
+def _table(random: Random, number: int, fault_free_from: float, *, kind: Amount) -> TablePlan:
     uri = f"s3://lake/t{number}"
     shared = random.random() < 0.15
     fenced = not shared and random.random() < 0.6
@@ -390,16 +395,16 @@ def _table(random: Random, number: int, calm_from: float, *, kind: Amount) -> Ta
     return TablePlan(
         uri,
         fenced=fenced,
-        tells=fenced or random.random() < 0.5,
+        records_batches=fenced or random.random() < 0.5,
         lock=uri + HUDI_LOCK if shared else None,
         writers=tuple(
             (
-                _machine(random, f"w{number}{each + 1}", calm_from, kind=kind),
+                _machine(random, f"w{number}{each + 1}", fault_free_from, kind=kind),
                 _habits(random, each, rule, tuple(places)),
             )
             for each in range(writers)
         ),
-        hudi=_machine(random, f"hudi{number}", calm_from, kind="calm") if shared else None,
+        hudi=_machine(random, f"hudi{number}", fault_free_from, kind="fault-free") if shared else None,
     )
 
 
@@ -421,34 +426,38 @@ def _habits(
     )
 
 
-def _lag(random: Random, name: str, calm_from: float) -> Lag:
-    since = random.uniform(0.0, calm_from)
+def _lag(random: Random, name: str, fault_free_from: float) -> Lag:
+    since = random.uniform(0.0, fault_free_from)
     return Lag(
         name,
         random.choice(("reads", "writes")),
         since,
-        min(since + random.uniform(3.0, 14.0), calm_from),
+        min(since + random.uniform(3.0, 14.0), fault_free_from),
         random.choice((0.3, 1.5, 3.0, 6.0)),
     )
 
 
-def _climate(random: Random, calm_from: float, names: list[str], *, kind: Amount, late: float) -> Climate:
-    worst = 0.0 if kind == "calm" else random.choice((0.0, 0.01, 0.05))
-    possible: list[tuple[Weathers, str | None]] = [
+def _fault_profile(
+    random: Random, fault_free_from: float, names: list[str], *, kind: Amount, late: float
+) -> FaultProfile:
+    worst = 0.0 if kind == "fault-free" else random.choice((0.0, 0.01, 0.05))
+    possible: list[tuple[PeriodKind, str | None]] = [
         ("outage", None),
         ("slow", None),
         *(("cut off", name) for name in names),
     ]
-    spells: list[Spell] = []
-    for what, node in random.sample(possible, k=random.choice(SPELLS[kind])):
-        since = random.uniform(0, calm_from)
-        spells.append(Spell(what, since, min(since + random.uniform(0.5, 12.0), calm_from), node))
-    return Climate(
+    periods: list[FaultPeriod] = []
+    for what, node in random.sample(possible, k=random.choice(PERIODS[kind])):
+        since = random.uniform(0, fault_free_from)
+        periods.append(
+            FaultPeriod(what, since, min(since + random.uniform(0.5, 12.0), fault_free_from), node)
+        )
+    return FaultProfile(
         latency=random.choice((0.002, 0.01, 0.03)),
         spread=random.choice((0.1, 0.5)),
         longest_latency=0.1,
-        trouble={"cut": random.uniform(0, worst), "silence": random.uniform(0, worst)},
+        fault={"cut": random.uniform(0, worst), "silence": random.uniform(0, worst)},
         late_seconds=late,
-        spells=tuple(spells),
-        calm_from=calm_from,
+        periods=tuple(periods),
+        fault_free_from=fault_free_from,
     )

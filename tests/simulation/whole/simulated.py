@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.simulation.batch import Simulation
-from tests.simulation.whole.planted import BUGS, SHOWN_BY
+from tests.simulation.whole.planted import BUGS, REVEALED_BY
 from tests.simulation.whole.run import CountedOutcome, run, stream
 from tests.simulation.whole.scenario import VERSION, draw_kind
 
 
-def _may_show(bug: str, seed: int) -> bool:
-    return draw_kind(stream(seed, "scenario")) == SHOWN_BY.get(bug, "hard")
+def _may_reveal(bug: str, seed: int) -> bool:
+    return draw_kind(stream(seed, "scenario")) == REVEALED_BY.get(bug, "hard")
 
 
 def _counts(outcome: CountedOutcome) -> Mapping[str, int]:
@@ -24,8 +24,8 @@ SIMULATION = Simulation(
     version=VERSION,
     run=run,
     bugs=BUGS,
-    kept=Path(__file__).with_name("failing_seeds.txt"),
+    seeds_file=Path(__file__).with_name("failing_seeds.txt"),
     seeds_at_once=5,
-    worth_hunting=_may_show,
+    may_reveal=_may_reveal,
     counts=_counts,
 )

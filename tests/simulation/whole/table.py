@@ -56,16 +56,16 @@ class LakeTable:
 
     uri: str
     fenced: bool
-    tells: bool
+    records_batches: bool
     lock: str | None
     landed: list[Landed] = field(default_factory=list)
-    watch: Callable[[LakeTable, Landed], None] = lambda _, __: None
+    on_landed: Callable[[LakeTable, Landed], None] = lambda _, __: None
 
     def version(self) -> int:
         """Of the newest snapshot; 0 where there is none."""
         return len(self.landed)
 
-    def told(self, writer: str, batch: int) -> int | None:
+    def look_up_batch(self, writer: str, batch: int) -> int | None:
         """What a writer that asks for its batch is told."""
         return self.find(writer, batch)
 
@@ -80,7 +80,7 @@ class LakeTable:
             None,
         )
 
-    def holds(self, transaction: str) -> int | None:
+    def version_of(self, transaction: str) -> int | None:
         """The version that this transaction made."""
         return next((each.version for each in self.landed if each.commit.transaction == transaction), None)
 
@@ -95,7 +95,7 @@ class LakeTable:
             return None
         landed = Landed(commit, self.version() + 1, now)
         self.landed.append(landed)
-        self.watch(self, landed)
+        self.on_landed(self, landed)
         return landed.version
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.simulation.required import (
     require_bug_found,
-    require_every_oracle_proven,
-    require_nothing_left_of_what_was_planted,
-    require_nothing_violated,
-    require_same_run_again,
-    require_same_run_in_another_process,
+    require_every_oracle_has_a_bug,
+    require_no_violation,
+    require_planted_bugs_removed,
+    require_reproducible,
+    require_reproducible_in_another_process,
 )
-from tests.simulation.timeline import spell
+from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
 from tests.simulation.whole.planted import BUGS
 from tests.simulation.whole.run import run, stream
@@ -30,7 +30,7 @@ SEEDS_A_BUG = 300
 
 @pytest.mark.timeout(300)
 def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
-    require_nothing_violated(SIMULATION, SIMULATION.failed_once(), pool)
+    require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
 
 FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
@@ -40,7 +40,7 @@ FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEE
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_nothing_is_violated(first: int, pool: Executor) -> None:
-    results = require_nothing_violated(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
+    results = require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 
     assert sum(result.counts["commits"] for result in results) > SEEDS_A_TEST, (
         "a run in which nobody commits proves nothing"
@@ -59,21 +59,21 @@ def test_a_planted_bug_is_found(bug: str, hunts: dict[str, Future[Counter[str]]]
 
 
 def test_every_oracle_finds_a_bug() -> None:
-    require_every_oracle_proven(SIMULATION, oracles.__doc__)
+    require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__)
 
 
 def test_what_was_planted_is_gone_afterwards() -> None:
-    require_nothing_left_of_what_was_planted(SIMULATION)
+    require_planted_bugs_removed(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_is_the_same_run_again(seed: int) -> None:
-    require_same_run_again(SIMULATION, seed)
+    require_reproducible(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
 def test_a_seed_is_the_same_run_in_another_process() -> None:
-    require_same_run_in_another_process(SIMULATION, 5)
+    require_reproducible_in_another_process(SIMULATION, 5)
 
 
 def test_the_scenarios_have_what_they_are_to_have() -> None:
@@ -87,7 +87,11 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
     assert {scenario.settings.policy for scenario in drawn} == {"first-intent", "first-committer"}
     assert {scenario.settings.hold for scenario in drawn} == {"while-active", "per-commit"}
     assert {scenario.settings.early_detection for scenario in drawn} == {True, False}
-    assert {(table.fenced, table.tells) for table in tables} == {(True, True), (False, True), (False, False)}
+    assert {(table.fenced, table.records_batches) for table in tables} == {
+        (True, True),
+        (False, True),
+        (False, False),
+    }
     assert any(table.hudi for table in tables)
     assert {habits.rule for table in tables for _, habits in table.writers} == {"file-group", "deleted-file"}
     assert {(stop.orderly, stop.seconds is None) for stop in stops} == {
@@ -96,7 +100,7 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
         (False, False),
     }
     assert any(scenario.lags for scenario in drawn)
-    assert {spell.what for scenario in drawn for spell in scenario.kafka.spells} == {
+    assert {period.what for scenario in drawn for period in scenario.kafka.periods} == {
         "outage",
         "slow",
         "cut off",
@@ -104,7 +108,7 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
 
 
 def test_a_trace_tells_what_happened() -> None:
-    trace = "\n".join(spell(line) for line in run(1).trace)
+    trace = "\n".join(format_line(line) for line in run(1).trace)
 
     assert ": commit-intent w0" in trace
     assert ": commit-granted w0" in trace

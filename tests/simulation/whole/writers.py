@@ -44,8 +44,8 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate import progress
 from lakewarden.spark_jobs.gate.progress import GrantLease, Phase, Progress
+from tests.simulation.faults import FaultInjector
 from tests.simulation.node import Node
-from tests.simulation.weather import Weather
 from tests.simulation.whole.clients import SimConsumer, SimProducer
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import Process
@@ -54,15 +54,15 @@ from tests.simulation.whole.table import Commit, LakeTable
 
 T = TypeVar("T")
 
-TABLE_ASKS = 3
+TABLE_TRIES = 3
 """How often a table that does not answer is asked."""
 
 
-class Failed(Exception):
+class DriverFailed(Exception):
     """The query fails; somebody starts it again."""
 
 
-class Stopped(Exception):
+class AttemptStopped(Exception):
     """This attempt is over: again, if `retriable`."""
 
     def __init__(self, why: str, *, retriable: bool, abort: Abort | None = None) -> None:
@@ -94,7 +94,7 @@ class Channel:
         self._job = job
         self._timeout = send_timeout
         self._producer: SimProducer | None = None
-        self._hearers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
+        self._handlers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
         self._term: str | None = None
         self._opening = anyio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,16 +114,16 @@ class Channel:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def listen(self, transaction: str, hear: Callable[[DecisionEventUnion, int], None]) -> None:
+    def subscribe(self, transaction: str, handler: Callable[[DecisionEventUnion, int], None]) -> None:
         """Dispatch what concerns it."""
-        self._hearers[transaction] = hear
+        self._handlers[transaction] = handler
 
-    def forget(self, transaction: str) -> None:
+    def unsubscribe(self, transaction: str) -> None:
         """Dispatch no more of it."""
-        self._hearers.pop(transaction, None)
+        self._handlers.pop(transaction, None)
 
     async def send(self, event: WriterEventUnion) -> int:
-        """Publish, and wait for the acknowledgement; `Failed` if it takes too long."""
+        """Publish, and wait for the acknowledgement; `DriverFailed` if it takes too long."""
         return await self.acknowledged(await self.publish(event))
 
     async def publish(self, event: WriterEventUnion) -> Awaitable[Any]:
@@ -141,7 +141,7 @@ class Channel:
         producer, self._producer = self._producer, None
         if producer is not None:
             self.spawn(_stop(producer))
-        raise Failed("Kafka did not acknowledge in time")
+        raise DriverFailed("Kafka did not acknowledge in time")
 
     async def _read(self, consumer: SimConsumer) -> None:
         while True:
@@ -154,8 +154,8 @@ class Channel:
         assert not isinstance(decision, Undecodable)
         if isinstance(decision, PartitionTaken):
             self._term = decision.term
-        elif counts(decision, self._term) and (hear := self._hearers.get(decision.transaction)):
-            hear(decision, offset)
+        elif counts(decision, self._term) and (handler := self._handlers.get(decision.transaction)):
+            handler(decision, offset)
 
 
 async def _stop(producer: SimProducer) -> None:
@@ -164,7 +164,7 @@ async def _stop(producer: SimProducer) -> None:
 
 
 @dataclass(slots=True)
-class Try:
+class AttemptPlan:
     """As `batches._Attempt`."""
 
     number: int
@@ -180,7 +180,7 @@ class Driver:
         process: Process,
         job: Job,
         oracles: Oracles,
-        weather: Weather,
+        faults: FaultInjector,
         *,
         timing: WriterTiming,
         before_publish: Callable[[Node], None],
@@ -189,36 +189,36 @@ class Driver:
         self.process = process
         self.job = job
         self.oracles = oracles
-        self.weather = weather
+        self.faults = faults
         """Of the way to the table."""
         self.timing = timing
         self.before_publish, self.after_publish = before_publish, after_publish
         """Are told of a publish: the moments at which it matters most to be stopped."""
         self.random = process.random
-        self.calm_from = weather.climate.calm_from
+        self.fault_free_from = faults.profile.fault_free_from
         self.channel = Channel(process, job, timing.send_timeout)
 
     async def run(self) -> None:
         """Batch after batch, until all are done, or a newer driver has taken the job over and this one fails."""
         await self.channel.open()
         while not self.job.done:
-            await anyio.sleep(self.drawn(self.job.habits.think))
+            await anyio.sleep(self.draw_seconds(self.job.habits.think))
             batch, began = self.job.next_batch, self.process.node.timeline.now
             try:
                 await self._batch(batch)
-            except Failed as error:
-                self.process.node.say(f"batch {batch} fails: {error}")
+            except DriverFailed as error:
+                self.process.node.log(f"batch {batch} fails: {error}")
                 if self.job.process != self.process.node.name:
                     return
                 await anyio.sleep(self.timing.restart_after_failure)
                 continue
             # Spark's own commit log, a moment later: whoever dies in between does the batch again.
-            await anyio.sleep(self.drawn(0.02))
+            await anyio.sleep(self.draw_seconds(0.02))
             self.job.next_batch = max(self.job.next_batch, batch + 1)
-            if began > self.calm_from:
+            if began > self.fault_free_from:
                 self.job.done = True
 
-    def drawn(self, mean: float) -> float:
+    def draw_seconds(self, mean: float) -> float:
         """Some seconds."""
         return min(self.random.expovariate(1 / mean), 5 * mean)
 
@@ -226,25 +226,25 @@ class Driver:
         """As `BatchWriter.__call__`."""
         touches = self.job.habits.draw_touches(self.random)
         scope = touches if self.job.habits.queued else ()
-        attempt = Try(1, "queued" if scope else "optimistic", tuple(scope))
+        attempt = AttemptPlan(1, "queued" if scope else "optimistic", tuple(scope))
         while True:
             running = Attempt(self, batch, attempt, touches)
             try:
                 await running.run()
-            except Stopped as stopped:
-                self.process.node.say(f"{running.name} stops: {stopped}")
+            except AttemptStopped as stopped:
+                self.process.node.log(f"{running.name} stops: {stopped}")
                 if not stopped.retriable or attempt.number >= self.timing.max_attempts:
-                    raise Failed(str(stopped)) from None
+                    raise DriverFailed(str(stopped)) from None
                 attempt = await self._next(attempt, running, stopped)
             else:
                 return
 
-    async def _next(self, last: Try, running: Attempt, stopped: Stopped) -> Try:
-        touched = dict.fromkeys((*last.scope, *running.said))
+    async def _next(self, last: AttemptPlan, running: Attempt, stopped: AttemptStopped) -> AttemptPlan:
+        touched = dict.fromkeys((*last.scope, *running.published_markers))
         touched.update(dict.fromkeys(await running.read_back()))
         if stopped.abort is None or not stopped.abort.conflicts:
             await anyio.sleep(self.random.uniform(0, min(2.0, 0.1 * 2**last.number)))
-        return Try(last.number + 1, "queued", tuple(touched))
+        return AttemptPlan(last.number + 1, "queued", tuple(touched))
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,13 +274,13 @@ class Publish:
 class Attempt:
     """One transaction: `transaction.Transaction`, and a body as the Paimon sink has one."""
 
-    def __init__(self, driver: Driver, batch: int, attempt: Try, touches: tuple[Marker, ...]) -> None:
+    def __init__(self, driver: Driver, batch: int, attempt: AttemptPlan, touches: tuple[Marker, ...]) -> None:
         self.driver = driver
         self.job = driver.job
         self.batch = batch
         self.id = f"{self.job.writer}-{batch}-{driver.process.random.getrandbits(32):08x}"
-        self.said: list[Marker] = []
-        self._try = attempt
+        self.published_markers: list[Marker] = []
+        self._plan = attempt
         self._touches = touches
         self._channel = driver.channel
         self._node = driver.process.node
@@ -300,16 +300,18 @@ class Attempt:
         return self.id
 
     async def run(self) -> None:
-        """From the intent to the end; `Stopped` or `Failed` where it wasn't committed, or nobody knows."""
+        """From the intent to the end; `AttemptStopped` or `DriverFailed` where it wasn't committed, or nobody knows."""
         try:
             await self._open()
             await self._body()
-        except (Stopped, Failed) as error:
+        except (AttemptStopped, DriverFailed) as error:
             await self._finish(str(error))
             raise
         await self._finish(None)
         if self._progress.abort is not None:
-            raise Stopped("aborted", retriable=self._progress.abort.retriable, abort=self._progress.abort)
+            raise AttemptStopped(
+                "aborted", retriable=self._progress.abort.retriable, abort=self._progress.abort
+            )
 
     async def read_back(self) -> list[Marker]:
         """What was said of it in the log, by executors too; nothing where Kafka doesn't answer."""
@@ -318,7 +320,7 @@ class Attempt:
         where = TopicPartition(TOPICS.writers, self.job.partition)
         if start is None:
             return []
-        records = await kafka.ask(lambda: kafka.broker.logs[where][start:])
+        records = await kafka.call(lambda: kafka.broker.logs[where][start:])
         found: list[Marker] = []
         for record in records or []:
             if self.id.encode() in record.value:
@@ -329,31 +331,31 @@ class Attempt:
     # -- opening -----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        self._channel.listen(self.id, self._hear)
+        self._channel.subscribe(self.id, self._apply_decision)
         habits = self.job.habits
         self._intent_offset = await self._channel.send(
             CommitIntent(
                 **self._common(),
                 batch_id=self.batch,
-                admission=self._try.admission,
+                admission=self._plan.admission,
                 priority=habits.priority,
                 conflict_rule=habits.rule,
-                scope=self._try.scope,
+                scope=self._plan.scope,
                 lock=self.job.table.lock,
                 heartbeat_seconds=self._timing.heartbeat,
             )
         )
         self._channel.spawn(self._beat())
-        queued = self._try.admission == "queued"
+        queued = self._plan.admission == "queued"
         timeout = self._timing.queue_timeout if queued else self._timing.admission_timeout
         await self._until(
             lambda: self._progress.phase is not Phase.OPENING or self._progress.abort is not None, timeout
         )
-        self._check()
+        self._raise_if_aborted()
         if self._progress.committed is not None:
             return
         if self._progress.phase is Phase.OPENING:
-            raise Failed("nobody answered the intent")
+            raise DriverFailed("nobody answered the intent")
 
     async def _beat(self) -> None:
         while True:
@@ -363,7 +365,7 @@ class Attempt:
             try:
                 with anyio.move_on_after(self._timing.send_timeout):
                     await self._counted(lambda seq: WriterHeartbeat(**self._common(), seq=seq))
-            except Failed:
+            except DriverFailed:
                 continue
 
     async def _counted(self, event: Callable[[int], WriterEventUnion]) -> None:
@@ -377,30 +379,30 @@ class Attempt:
         if self._progress.committed is not None:
             return
         table = self.job.table
-        if table.tells:
-            found = await self._ask_table(lambda: table.told(self.job.writer, self.batch))
+        if table.records_batches:
+            found = await self._query_table(lambda: table.look_up_batch(self.job.writer, self.batch))
             if found is not None:
                 await self._commit(None, 0.0, replayed=found)
                 return
         await self._touch(self._touches[:1], executors=False)
-        base = await self._ask_table(table.version)
+        base = await self._query_table(table.version)
         assert base is not None
         began = self._node.timeline.now
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
-            await anyio.sleep(self.driver.drawn(self.job.habits.compute))
-            self._check()
+            await anyio.sleep(self.driver.draw_seconds(self.job.habits.compute))
+            self._raise_if_aborted()
         await self._commit(base, began, replayed=None)
 
     async def _touch(self, markers: tuple[Marker, ...], *, executors: bool) -> None:
-        self._check()
+        self._raise_if_aborted()
         self._touched.update(dict.fromkeys(markers))
         if executors:
             await self._run_tasks(markers)
         else:
             await self._channel.send(MarkerCreated(**self._common(), markers=markers))
-            self.said.extend(markers)
-        self._check()
+            self.published_markers.extend(markers)
+        self._raise_if_aborted()
 
     async def _run_tasks(self, markers: tuple[Marker, ...]) -> None:
         """Executors say what they touch, before they write: the first copy that Kafka has ends the task."""
@@ -411,16 +413,16 @@ class Attempt:
             event = MarkerCreated(**self._common(), markers=markers)
             value, late = encode(event), random.random() < 0.3
 
-            def say(value: bytes = value) -> None:
+            def publish(value: bytes = value) -> None:
                 kafka.broker.append(where, key, value)
                 self._node.deliver(ended.set)
 
             seconds = random.expovariate(1 / 5.0) if copy and late else random.expovariate(1 / 0.05)
-            timeline.plan(kafka.up_from(timeline.now + seconds), say)
+            timeline.plan(kafka.reachable_from(timeline.now + seconds), publish)
         with anyio.move_on_after(self._timing.send_timeout) as waiting:
             await ended.wait()
         if waiting.cancelled_caught:
-            raise Failed("the tasks could not reach Kafka")
+            raise DriverFailed("the tasks could not reach Kafka")
 
     async def _commit(self, base: int | None, began: float, *, replayed: int | None) -> None:
         """Ask for the grant, and publish under it."""
@@ -432,39 +434,39 @@ class Attempt:
         )
         if self._progress.lease is None and self._progress.abort is None:
             self._progress.end()
-            raise Failed("no grant came in time")
-        self._require_held(self._progress.begin_publish(self._node.now()))
+            raise DriverFailed("no grant came in time")
+        self._require_grant(self._progress.begin_publish(self._node.now()))
         table = self.job.table
-        if replayed is None and table.tells:
-            replayed = await self._ask_table(lambda: table.told(self.job.writer, self.batch))
+        if replayed is None and table.records_batches:
+            replayed = await self._query_table(lambda: table.look_up_batch(self.job.writer, self.batch))
         if replayed is not None:
             self._publish.version = replayed
         else:
             assert base is not None
             await self._land(base, began)
-        self._oracles.let_go(self.id)
+        self._oracles.on_grant_finished(self.id)
         held = self._progress.lease
         assert held is not None
-        await self._say_completed(held.grant, self._publish.version)
+        await self._publish_completion(held.grant, self._publish.version)
 
     async def _land(self, base: int, began: float) -> None:
         """As `paimon_commit.publish`: look, write, and where there was no answer, read back."""
         table = self.job.table
         touched, rule = frozenset(self._touched), self.job.habits.rule
         while self._publish.version is None:
-            await anyio.sleep(self.driver.drawn(self.job.habits.publish))
+            await anyio.sleep(self.driver.draw_seconds(self.job.habits.publish))
             after: int | None = None
             if table.fenced:
-                after = await self._ask_table(table.version)
-                same = await self._ask_table(lambda: table.unchanged(base, touched, rule))
+                after = await self._query_table(table.version)
+                same = await self._query_table(lambda: table.unchanged(base, touched, rule))
                 if not same:
-                    raise Stopped("the base changed", retriable=True)
-            self._require_held(self._progress.check_lease(self._node.now()))
+                    raise AttemptStopped("the base changed", retriable=True)
+            self._require_grant(self._progress.check_lease(self._node.now()))
             held = self._progress.lease
             assert held is not None
             assert held.deadline is not None
             deadline = self._node.clock.when(held.deadline)
-            self._oracles.publishes(self.id, deadline)
+            self._oracles.on_publish(self.id, deadline)
             commit = Commit(self.id, self.job.writer, self.batch, touched, rule, began, deadline)
             await self._write(commit, after)
 
@@ -472,7 +474,7 @@ class Attempt:
         table, timeline = self.job.table, self._node.timeline
         self._publish.begun = True
         before, self._publish.unanswered = self._publish.unanswered, True
-        self._node.say(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
+        self._node.log(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
         self.driver.before_publish(self._node)
         await anyio.lowlevel.checkpoint()  # the window: stopped here, it writes when it wakes
         answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
@@ -481,22 +483,22 @@ class Attempt:
             self._publish.unanswered = before
             self._publish.version = answered[0]
             return
-        found = await self._ask_table(lambda: table.holds(self.id))
+        found = await self._query_table(lambda: table.version_of(self.id))
         if found is None:
-            raise Failed("whether the publish landed is not known")
+            raise DriverFailed("whether the publish landed is not known")
         self._publish.version = found
 
-    async def _ask_table(self, question: Callable[[], T]) -> T:
-        for _ in range(TABLE_ASKS):
-            answer = await self._request(lambda: (question(),), writes=False)
+    async def _query_table(self, query: Callable[[], T]) -> T:
+        for _ in range(TABLE_TRIES):
+            answer = await self._request(lambda: (query(),), writes=False)
             if answer is not None:
                 return answer[0]
-        raise Failed("the table does not answer")
+        raise DriverFailed("the table does not answer")
 
     async def _request(self, act: Callable[[], tuple[T]], *, writes: bool) -> tuple[T] | None:
         """One request to the table's storage; None where there was no answer."""
         timeline, node = self._node.timeline, self._node
-        fate = self.driver.weather.fate(node.name, writes=writes, now=timeline.now)
+        fate = self.driver.faults.fate(node.name, writes=writes, now=timeline.now)
         future: asyncio.Future[tuple[T] | None] = node.loop.create_future()
 
         def arrives(answer: tuple[T] | None) -> None:
@@ -510,17 +512,17 @@ class Attempt:
 
         if fate.acts is not None:
             timeline.after(fate.acts, acts)
-        self.driver.process.kafka.acted(node)
+        self.driver.process.kafka.on_request(node)
         with anyio.move_on_after(self._timing.table_timeout):
             return await future
         return None
 
-    async def _say_completed(self, grant: str, version: int | None) -> None:
+    async def _publish_completion(self, grant: str, version: int | None) -> None:
         event = CommitCompleted(**self._common(), grant=grant, version=str(version), batch_id=self.batch)
         for _ in range(2):
             try:
                 await self._channel.send(event)
-            except Failed:
+            except DriverFailed:
                 continue
             return
 
@@ -530,22 +532,22 @@ class Attempt:
         published = self._publish.version is not None
         unknown = self._publish.unanswered and not published
         if not published and not unknown:
-            self._oracles.let_go(self.id)
+            self._oracles.on_grant_finished(self.id)
             if not known and self._intent_offset is not None:
-                with suppress(Failed):
+                with suppress(DriverFailed):
                     await self._channel.send(TransactionAbandoned(**self._common(), reason=why or "nothing"))
-        self._channel.forget(self.id)
+        self._channel.unsubscribe(self.id)
 
     # -- hearing and waiting -----------------------------------------------------------------------------------------
 
-    def _hear(self, decision: DecisionEventUnion, offset: int) -> None:
+    def _apply_decision(self, decision: DecisionEventUnion, offset: int) -> None:
         before = self._progress.lease
         change = self._progress.apply(decision, offset)
         held = self._progress.lease
         if held is not None and held is not before and held.deadline is not None:
-            self._oracles.holds(self.id, self._node, held.grant, self._node.clock.when(held.deadline))
+            self._oracles.on_grant(self.id, self._node, held.grant, self._node.clock.when(held.deadline))
         if change is not progress.Change.NONE:
-            self._node.say(
+            self._node.log(
                 f"{self.id} applies {decision.type}{getattr(decision, 'reason', '') and ' ' + getattr(decision, 'reason', '')}"
             )
         self._changed.set()
@@ -556,17 +558,17 @@ class Attempt:
             while not holds():
                 await self._changed.wait()
 
-    def _check(self) -> None:
+    def _raise_if_aborted(self) -> None:
         abort = self._progress.abort
         if abort is not None:
-            raise Stopped(f"abort {abort.reason}", retriable=abort.retriable, abort=abort)
+            raise AttemptStopped(f"abort {abort.reason}", retriable=abort.retriable, abort=abort)
 
-    def _require_held(self, verdict: Any) -> None:
+    def _require_grant(self, verdict: Any) -> None:
         if isinstance(verdict, GrantLease):
             return
         if isinstance(verdict, Abort):
-            raise Stopped(f"abort {verdict.reason}", retriable=verdict.retriable, abort=verdict)
-        raise Stopped("the lease has run out", retriable=True)
+            raise AttemptStopped(f"abort {verdict.reason}", retriable=verdict.retriable, abort=verdict)
+        raise AttemptStopped("the lease has run out", retriable=True)
 
     def _common(self) -> dict[str, Any]:
         self._events += 1

@@ -1,4 +1,4 @@
-"""What becomes of requests: one draw a request, and spells of bad weather.
+"""What becomes of requests: one draw a request, and periods of bad weather.
 
 Each fault has two sides, because what the caller hears says nothing about what the store did:
 
@@ -13,8 +13,8 @@ Each fault has two sides, because what the caller hears says nothing about what 
 "Much later" is up to `late_seconds`, several leases: whatever the caller has done about it by then, its write still lands if
 its condition holds.
 
-A spell is bad weather for a while: for everybody (outage, throttling, conflicts, a slow store) or for one node (it is
-cut off, and what it sent may arrive when that is over). From `calm_from` on there are no faults; what is on its way stays so.
+A period is bad weather for a while: for everybody (outage, throttling, conflicts, a slow store) or for one node (it is
+cut off, and what it sent may arrive when that is over). From `fault_free_from` on there are no faults; what is on its way stays so.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Literal, TypeAlias, get_args
 
 from lakewarden.agent.stores.classify import Answer
 
-Trouble: TypeAlias = Literal["cut", "silence", "conflict", "error", "throttle"]
-TROUBLES: tuple[Trouble, ...] = get_args(Trouble)
+Fault: TypeAlias = Literal["cut", "silence", "conflict", "error", "throttle"]
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 Side: TypeAlias = Literal["never acts", "acts", "acts later"]
 
 
-Weathers: TypeAlias = Literal["outage", "throttling", "conflicts", "slow", "cut off"]
+PeriodKind: TypeAlias = Literal["outage", "throttling", "conflicts", "slow", "cut off"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class FaultPeriod:
     """Bad weather for a while."""
 
-    what: Weathers
+    what: PeriodKind
     since: float
     until: float
     node: str | None = None
@@ -45,7 +45,7 @@ class Spell:
 
 
 @dataclass(frozen=True, slots=True)
-class Climate:
+class FaultProfile:
     """What a run's weather is drawn from. Times in seconds."""
 
     latency: float
@@ -53,15 +53,15 @@ class Climate:
     spread: float
     """Of the latency's logarithm."""
     longest_latency: float
-    trouble: dict[Trouble, float]
+    fault: dict[Fault, float]
     """Chance of each, a request."""
     late_seconds: float
-    spells: tuple[Spell, ...]
-    calm_from: float
+    periods: tuple[FaultPeriod, ...]
+    fault_free_from: float
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class RequestFate:
     """What becomes of one request, in seconds from now; None: that never happens."""
 
     acts: float | None
@@ -71,77 +71,77 @@ class Fate:
     """In place of the store's own."""
     breaks: float | None = None
     """The caller notices that the connection is gone."""
-    trouble: str = ""
+    fault: str = ""
 
 
-class Weather:
+class FaultInjector:
     """Draws the fate of each request."""
 
-    def __init__(self, climate: Climate, random: Random) -> None:
-        self.climate = climate
+    def __init__(self, profile: FaultProfile, random: Random) -> None:
+        self.profile = profile
         self._random = random
 
     def latency(self, now: float) -> float:
         """One way over the network."""
-        climate = self.climate
-        slow = 8.0 if self._spell(now, "slow") else 1.0
-        drawn = slow * climate.latency * self._random.lognormvariate(0.0, climate.spread)
+        profile = self.profile
+        slow = 8.0 if self._period(now, "slow") else 1.0
+        drawn = slow * profile.latency * self._random.lognormvariate(0.0, profile.spread)
         return min(
-            drawn, climate.longest_latency if now >= climate.calm_from else 40 * climate.longest_latency
+            drawn, profile.longest_latency if now >= profile.fault_free_from else 40 * profile.longest_latency
         )
 
-    def fate(self, node: str, *, writes: bool, now: float) -> Fate:
+    def fate(self, node: str, *, writes: bool, now: float) -> RequestFate:
         """What becomes of a request that this node sends now."""
         there, back = self.latency(now), self.latency(now)
-        if now >= self.climate.calm_from:
-            return Fate(there, back)
-        if (spell := self._spell(now, "cut off", node)) is not None:
+        if now >= self.profile.fault_free_from:
+            return RequestFate(there, back)
+        if (period := self._period(now, "cut off", node)) is not None:
             arrives = self._random.random() < 0.3
-            return Fate(spell.until - now + there if arrives else None, None, trouble="cut off")
-        trouble = self._trouble(now)
-        if trouble is None:
-            return Fate(there, back)
-        if trouble == "throttle":
-            return Fate(None, there + back, self._random.choice(THROTTLES), trouble=trouble)
+            return RequestFate(period.until - now + there if arrives else None, None, fault="cut off")
+        fault = self._draw_fault(now)
+        if fault is None:
+            return RequestFate(there, back)
+        if fault == "throttle":
+            return RequestFate(None, there + back, self._random.choice(THROTTLES), fault=fault)
         side: Side = self._random.choice(SIDES) if writes else "never acts"
         acts: float | None = there
         if side == "acts later":
             acts = there + self._lateness()
         elif side == "never acts":
             acts = None
-        trouble_told = f"{trouble}, {side}"
-        if trouble == "cut":
-            return Fate(acts, None, breaks=there + back, trouble=trouble_told)
-        if trouble == "silence":
-            return Fate(acts, None, trouble=trouble_told)
-        return Fate(acts, there + back, ANSWERS[trouble], trouble=trouble_told)
+        description = f"{fault}, {side}"
+        if fault == "cut":
+            return RequestFate(acts, None, breaks=there + back, fault=description)
+        if fault == "silence":
+            return RequestFate(acts, None, fault=description)
+        return RequestFate(acts, there + back, ANSWERS[fault], fault=description)
 
     def _lateness(self) -> float:
         """As often within what the caller does next, a few round trips, as of any order of magnitude up to leases."""
         if self._random.random() < 0.5:
-            return self._random.uniform(0, 12) * self.climate.latency
-        return self.climate.late_seconds * float(10.0 ** self._random.uniform(-3.0, 0.0))
+            return self._random.uniform(0, 12) * self.profile.latency
+        return self.profile.late_seconds * float(10.0 ** self._random.uniform(-3.0, 0.0))
 
-    def _trouble(self, now: float) -> Trouble | None:
-        for what, troubles in SPELLS.items():
-            if self._spell(now, what) and self._random.random() < 0.9:
-                return self._random.choice(troubles)
+    def _draw_fault(self, now: float) -> Fault | None:
+        for what, faults in PERIOD_FAULTS.items():
+            if self._period(now, what) and self._random.random() < 0.9:
+                return self._random.choice(faults)
         drawn = self._random.random()
-        for trouble, chance in self.climate.trouble.items():
+        for fault, chance in self.profile.fault.items():
             drawn -= chance
             if drawn < 0:
-                return trouble
+                return fault
         return None
 
-    def _spell(self, now: float, what: str, node: str | None = None) -> Spell | None:
-        for spell in self.climate.spells:
-            if spell.what == what and spell.since <= now < spell.until and spell.node == node:
-                return spell
+    def _period(self, now: float, what: str, node: str | None = None) -> FaultPeriod | None:
+        for period in self.profile.periods:
+            if period.what == what and period.since <= now < period.until and period.node == node:
+                return period
         return None
 
 
 SIDES: tuple[Side, ...] = get_args(Side)
-SPELLS: dict[str, tuple[Trouble, ...]] = {
+PERIOD_FAULTS: dict[str, tuple[Fault, ...]] = {
     "outage": ("silence", "cut", "error"),
     "throttling": ("throttle",),
     "conflicts": ("conflict",),

@@ -1,4 +1,4 @@
-"""What a program of the simulation is given: its node, its way to the store, who watches, chance, and when the run is calm."""
+"""What a program of the simulation is given: its node, its way to the store, who watches, chance, and when the run is fault_free."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.simulation.store import Wire
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class Environment:
     """A node, and what is at hand there."""
 
     wire: Wire
     oracles: Oracles
     random: Random
-    calm_from: float
+    fault_free_from: float
 
     @property
     def node(self) -> Node:
@@ -25,6 +25,6 @@ class Site:
         return self.wire.node
 
     @property
-    def calm(self) -> bool:
+    def fault_free(self) -> bool:
         """Whether the faults are over: from now on everybody finishes."""
-        return self.node.timeline.now >= self.calm_from
+        return self.node.timeline.now >= self.fault_free_from

@@ -10,10 +10,10 @@ from random import Random
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.simulation.oracles import Oracles
-from tests.simulation.store import name_of
+from tests.simulation.store import short_name
 from tests.simulation.timeline import Timeline
 
-RUBBISH = (
+INVALID_OBJECTS = (
     b"",
     b"locked by hand, ask Ana",
     b"{}",
@@ -24,7 +24,7 @@ RUBBISH = (
 )
 
 
-def meddle(
+def tamper(
     uri: str,
     objects: Objects,
     oracles: Oracles,
@@ -32,16 +32,16 @@ def meddle(
     random: Random,
     *,
     at: float,
-    mended_at: float,
+    repaired_at: float,
 ) -> None:
     """Plan the two writes."""
-    rubbish = random.choice(RUBBISH)
-    mended = render(LockRecord(expired=True, valid_until=1_799_999_999_000, owner=f"person-{at:.6f}"))
+    invalid = random.choice(INVALID_OBJECTS)
+    repaired = render(LockRecord(expired=True, valid_until=1_799_999_999_000, owner=f"person-{at:.6f}"))
 
     def put(body: bytes) -> None:
         objects.contents[uri] = body
-        oracles.overwritten(uri, body)
-        timeline.say("person", f"puts into {name_of(uri)}: {body.decode()!r}")
+        oracles.on_tampering(uri, body)
+        timeline.log("person", f"puts into {short_name(uri)}: {body.decode()!r}")
 
-    timeline.plan(at, lambda: put(rubbish))
-    timeline.plan(mended_at, lambda: put(mended))
+    timeline.plan(at, lambda: put(invalid))
+    timeline.plan(repaired_at, lambda: put(repaired))
