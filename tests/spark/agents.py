@@ -14,31 +14,32 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.spark_jobs import AgentUnreachable, CommitGate
 from tests.kafka_fixture import KafkaServer
 
-READY_SECONDS = 60
+READY_SECONDS = 120
+"""It only ends a hang."""
 
 
 @contextmanager
 def running_agent(
     kafka: KafkaServer, topic_prefix: str, folder: Path, **settings: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """An agent that answers, with settings by their environment's names; it must end in order."""
+    """Run an agent that answers. `settings` are its environment variables without `LAKEWARDEN_`. It must exit with 0."""
     command = [str(Path(sys.executable).with_name("lakewarden")), "agent"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers]
     command += ["--allow", "file:///*", "--allow", "s3://*", "--lock-root", (folder / "locks").as_uri()]
-    given = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
-    environment = os.environ | {f"LAKEWARDEN_{name}": value for name, value in given.items()}
-    said = folder / "agent.log"
-    with said.open("wb") as log:
+    variables = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
+    environment = os.environ | {f"LAKEWARDEN_{name}": value for name, value in variables.items()}
+    log_file = folder / "agent.log"
+    with log_file.open("wb") as log:
         agent = subprocess.Popen(bound(command), stdout=log, stderr=log, env=environment)
     try:
-        _wait_until_it_answers(kafka, topic_prefix, agent, folder)
+        _wait_until_ready(kafka, topic_prefix, agent, folder)
         yield agent
     finally:
         agent.terminate()
-        assert agent.wait(30) == 0, said.read_text()[-3000:]
+        assert agent.wait(READY_SECONDS) == 0, log_file.read_text()[-3000:]
 
 
-def _wait_until_it_answers(
+def _wait_until_ready(
     kafka: KafkaServer, topic_prefix: str, agent: subprocess.Popen[bytes], folder: Path
 ) -> None:
     deadline = time.monotonic() + READY_SECONDS
@@ -48,7 +49,7 @@ def _wait_until_it_answers(
         while True:
             assert agent.poll() is None, (folder / "agent.log").read_text()[-3000:]
             try:
-                with gate.transaction(table=str(folder / "nothing"), writer="knocking"):
+                with gate.transaction(table=str(folder / "nothing"), writer="probe"):
                     return
             except AgentUnreachable:
                 assert time.monotonic() < deadline, (folder / "agent.log").read_text()[-3000:]

@@ -1,4 +1,4 @@
-"""One Spark for all tests here, small; and Paimon tables to write to."""
+"""Fixtures: one small SparkSession for all tests here, a harness, and Paimon tables."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def harness(kafka: KafkaServer, topic_prefix: str) -> Iterator[Harness]:
-    """Agents and gates for one test."""
+    """Agents and gates of one test."""
     with Harness(kafka, topic_prefix) as harness:
         yield harness
 
 
 @pytest.fixture
 def make_table(tmp_path: Path) -> MakeTable:
-    """Make an empty append table partitioned by month and day; its path."""
+    """A function that creates an append table, by default partitioned by month and day, and returns its path."""
 
     def make(
         name: str = "flights",
@@ -65,7 +65,7 @@ def make_table(tmp_path: Path) -> MakeTable:
 
 
 def rows_of(table: str) -> list[dict[str, Any]]:
-    """All rows that the table holds, sorted."""
+    """Return all rows of the table, sorted."""
     from lakewarden.spark_jobs.sinks.paimon.table import address
 
     builder = address(table).open().new_read_builder()
@@ -74,19 +74,19 @@ def rows_of(table: str) -> list[dict[str, Any]]:
 
 
 def snapshots_of(table: str) -> list[Any]:
-    """All its snapshots, oldest first."""
+    """Return all snapshots of the table, oldest first."""
     from lakewarden.spark_jobs.sinks.paimon.table import address
 
     return list(address(table).open().snapshot_manager().list_snapshots())
 
 
 def data_files_of(table: str) -> set[str]:
-    """Names of the data files on disk, committed or not."""
+    """Return the names of the data files on disk, committed or not."""
     return {path.name for path in Path(table).rglob("data-*.parquet")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """PySpark leaves the sockets that it collects results through to the garbage collector; that is no failure."""
+    """PySpark leaves the sockets of collected results to the garbage collector, which is no failure of a test."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_socket_outlives_its_test() -> Iterator[None]:
-    """They are collected here, so that no later test is blamed for them."""
+    """Collect PySpark's sockets here, so that no later test fails for them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -48,6 +48,9 @@ Script = Callable[[WriterEventUnion, int], Iterable[DecisionRecord]]
 
 PARTITIONS = 3
 
+LEASE_SECONDS = 600.0
+"""Of a grant, unless a test is about leases: longer than any stall of a busy machine."""
+
 PATIENCE_SECONDS = 60.0
 """For a step of another thread or process. It only ends a hang: a busy machine is ten times slower."""
 
@@ -186,7 +189,9 @@ def admitted(event: WriterEventUnion) -> Admitted:
     return Admitted(**_common(event))
 
 
-def granted(event: CommitRequested, *, lease_seconds: float = 20.0, seq: int | None = None) -> CommitGranted:
+def granted(
+    event: CommitRequested, *, lease_seconds: float = LEASE_SECONDS, seq: int | None = None
+) -> CommitGranted:
     return CommitGranted(
         **_common(event),
         grant=f"g-{event.transaction[:6]}",
@@ -195,7 +200,7 @@ def granted(event: CommitRequested, *, lease_seconds: float = 20.0, seq: int | N
     )
 
 
-def renewed(event: Any, *, lease_seconds: float = 20.0) -> GrantRenewed:
+def renewed(event: Any, *, lease_seconds: float = LEASE_SECONDS) -> GrantRenewed:
     return GrantRenewed(
         **_common(event), grant=f"g-{event.transaction[:6]}", lease_seconds=lease_seconds, seq=event.seq
     )

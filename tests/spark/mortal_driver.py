@@ -1,7 +1,7 @@
-"""A driver that is killed at a step of its own choosing: with its JVM and Python workers, as when its machine dies.
+"""A driver that kills itself at a chosen step, with its JVM and Python workers, as if its machine had failed.
 
-The step is `none`, or `<step>:<batch>`. It appends rows to a Paimon table, a source file a batch, until its source is
-used up. Every step of its gate is appended to a file: what it lived through.
+The step is `none`, or `<step>:<batch>`. The driver appends rows to a Paimon table, one source file per batch, until its source
+is used up. It appends every step of its gate to a file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from lakewarden.spark_jobs.jobs.spark_session import spark_session
 SHORT_LIVED_JVM: dict[str, Any] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 }
-"""It lives for seconds: optimising its code costs more than it gains."""
+"""The JVM runs for seconds, so compiling its code costs more time than it saves."""
 
 STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
-"""In the order in which a batch goes through them. All but two are the gate's own; `staging` is when one task has
-written its file and another has not, `published` when the snapshot is durable and nobody has been told."""
+"""In the order in which a batch goes through them. All but two are steps of the gate. At `staging`, one task has written its
+file and another has not. At `published`, the snapshot is durable and not yet reported."""
 
 
 def die() -> None:
-    """Everything of this session, then this process: nothing is left that could finish what was begun."""
+    """Kill every process of this session, then this one, so that none can finish what it began."""
     me = os.getpid()
     for other in posix_session_members(os.getsid(0)):
         if other != me:
@@ -41,7 +41,7 @@ def die() -> None:
     os.kill(me, signal.SIGKILL)
 
 
-def note_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent], None]:
+def record_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent], None]:
     def observe(event: GateEvent) -> None:
         with events.open("a") as file:
             file.write(f"{json.dumps([event.batch_id, event.what, event.transaction])}\n")
@@ -52,7 +52,7 @@ def note_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent], N
 
 
 def die_once_published(batch: int) -> None:
-    """Before pypaimon, let alone the gate, hears that its snapshot is there."""
+    """Die before pypaimon, and then the gate, learns that its snapshot was written."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
     publish = RenamingSnapshotCommit.commit
@@ -67,7 +67,7 @@ def die_once_published(batch: int) -> None:
 
 
 def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
-    """The task with the row of day 2 waits until the other one has written its file."""
+    """Let the task with the row of day 2 wait until the other one has written its file; then die."""
     before = len(list(table.rglob("data-*.parquet")))
 
     def waiting(batches: Iterable[Any]) -> Iterator[Any]:
@@ -94,8 +94,9 @@ def main() -> None:
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,
-        heartbeat_seconds=0.5,
-        observer=note_and_die(Path(options.events), step, batch),
+        heartbeat_seconds=2.0,
+        admission_timeout_seconds=120.0,
+        observer=record_and_die(Path(options.events), step, batch),
     )
 
     def write(rows: DataFrame, txn: Transaction) -> None:

@@ -1,4 +1,4 @@
-"""docs/writers.md and its example: every block runs, every default is the code's, the sink is exactly once."""
+"""docs/writers.md and its example: every block runs, the defaults are those of the code, the sink is exactly once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "writers.md").read_text()
@@ -36,7 +36,7 @@ def blocks() -> list[str]:
 def test_every_block_runs_in_the_order_of_the_page(
     harness: Harness, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> None:
-    """With this test's broker and folders in place of the page's, and real streams."""
+    """With the test's broker and table in place of the page's, and real streams."""
     agent, table = harness.agent(grant_everything), make_table()
     published: dict[tuple[str, int], str] = {}
 
@@ -66,7 +66,7 @@ def test_every_block_runs_in_the_order_of_the_page(
         for block in blocks():
             here = block.replace('CommitGate("kafka:9092"', broker).replace("s3://lake/air.db/flights", table)
             names.pop("query", None)
-            exec(compile(here, "docs/writers.md", "exec"), names)  # noqa: S102 - our own page
+            exec(compile(here, "docs/writers.md", "exec"), names)  # noqa: S102 - a page of this repository
             if query := names.get("query"):
                 query.processAllAvailable()
                 query.stop()
@@ -88,21 +88,23 @@ def test_every_block_runs_in_the_order_of_the_page(
     ("heading", "function"),
     [("foreach_batch", CommitGate.foreach_batch), ("CommitGate", CommitGate.__init__)],
 )
-def test_the_defaults_are_the_codes(heading: str, function: Callable[..., object]) -> None:
-    told = TEXT.split(f"| `{heading}(…)` |")[1].split("\n\n")[0]
-    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", told, re.MULTILINE))
+def test_the_defaults_are_those_of_the_code(heading: str, function: Callable[..., object]) -> None:
+    table = TEXT.split(f"| `{heading}(…)` |")[1].split("\n\n")[0]
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", table, re.MULTILINE))
     parameters = inspect.signature(function).parameters
     assert defaults == {name: repr(parameters[name].default).replace("'", '"') for name in defaults}
-    untold = {name for name, p in parameters.items() if p.default is not p.empty} - set(defaults)
-    assert untold <= {"topic_prefix", "kafka", "observer", "clock"}
+    undocumented = {name for name, p in parameters.items() if p.default is not p.empty} - set(defaults)
+    assert undocumented <= {"topic_prefix", "kafka", "observer", "clock"}
 
 
-def test_every_error_has_its_line() -> None:
+def test_every_error_has_its_row() -> None:
     classes = {
         name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, GateError)
     }
-    told = set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", TEXT.split("## When it fails")[1], re.MULTILINE))
-    assert classes - {"GateError"} <= told
+    documented = set(
+        re.findall(r"^\| `(\w+)` \| .* \| .* \|$", TEXT.split("## When it fails")[1], re.MULTILINE)
+    )
+    assert classes - {"GateError"} <= documented
     assert f"(−{-TABLE_SERVICE_PRIORITY})" in TEXT
 
 
@@ -118,14 +120,14 @@ def example() -> ModuleType:
 def test_the_example_table_takes_each_batch_once(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The agent knows of no batch here, and one publish loses its answer: the table alone tells."""
+    """The agent here knows no committed batch, and one publish loses its response. Only the table has the answer."""
     agent = harness.agent(grant_everything)
     table = example().ParquetTable(tmp_path / "clicks")
     sink: Sink = table
     link = table._publish
 
-    def lossy(*given: Any) -> str:
-        link(*given)
+    def lossy(*args: Any) -> str:
+        link(*args)
         raise OSError("connection reset after the link")
 
     write = harness.gate().foreach_batch(sink, table=table.uri, writer="web")
@@ -133,7 +135,7 @@ def test_the_example_table_takes_each_batch_once(
     table._publish = lossy
     write(spark.range(3, 5), 1)
     table._publish = link
-    for batch_id in (0, 1):  # Spark gives them again, and other rows with them
+    for batch_id in (0, 1):  # Spark delivers them again, with other rows
         write(spark.range(100, 101), batch_id)
 
     assert sorted(row.id for row in table.read(spark).collect()) == [0, 1, 2, 3, 4]
@@ -145,18 +147,18 @@ def test_the_example_table_takes_each_batch_once(
 def test_the_example_table_publishes_nothing_without_a_lease(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It lost its lease between the grant and the link, by an abort: what it staged is gone, and the retry commits."""
+    """An abort revokes the lease between the grant and the link. The staged files are removed, and the retry commits."""
     from tests.spark.fake_agent import aborted, wait_until
 
     agent = harness.agent(grant_everything)
     table = example().ParquetTable(tmp_path / "clicks")
     publish = table._publish
 
-    def losing(*given: Any) -> str:
+    def losing(*args: Any) -> str:
         table._publish = publish
         agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
         wait_until(lambda: harness.only("abort"))
-        return str(publish(*given))
+        return str(publish(*args))
 
     table._publish = losing
     with pytest.raises(CommitAborted, match="the agent lost the table's lock"):

@@ -263,11 +263,19 @@ def test_a_grant_that_names_a_seq_never_sent_is_refused(harness: Harness) -> Non
                 pytest.fail("it published")
 
 
+def grant_for_20_seconds(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+    if isinstance(event, CommitRequested):
+        return [granted(event, lease_seconds=20.0)]
+    return grant_everything(event, offset)
+
+
 def test_heartbeats_extend_the_grant_lease(harness: Harness) -> None:
     """The grant's deadline is 19 s after the request. A heartbeat sent after 15 s extends it to 34 s."""
 
-    def renewing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
-        return [renewed(event)] if event.type == "writer-heartbeat" else grant_everything(event)
+    def renewing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "writer-heartbeat":
+            return [renewed(event, lease_seconds=20.0)]
+        return grant_for_20_seconds(event, offset)
 
     harness.agent(renewing)
     clock = ManualClock()
@@ -290,7 +298,7 @@ def deadline_of(txn: Transaction) -> float | None:
 
 def test_a_grant_lease_that_is_not_renewed_expires(harness: Harness) -> None:
     """The agent no longer reads this writer's heartbeats."""
-    agent, clock = harness.agent(grant_everything), ManualClock()
+    agent, clock = harness.agent(grant_for_20_seconds), ManualClock()
     begin = clock.now
     entered = False
     with pytest.raises(LeaseLost, match=r"expired 0\.5 s ago"):  # noqa: SIM117

@@ -1,4 +1,4 @@
-"""Gate, sink and the product's own agent together: two writers, one table, nothing scripted."""
+"""Gate, sink and the product's own agent: two writers, one table, no script."""
 
 from __future__ import annotations
 
@@ -16,41 +16,40 @@ from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 from tests.spark.agents import running_agent
 from tests.spark.conftest import SCHEMA, MakeTable, rows_of, snapshots_of
-from tests.spark.fake_agent import wait_until
+from tests.spark.fake_agent import PATIENCE_SECONDS, wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
 def gate(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Iterator[CommitGate]:
-    """A gate with a running agent behind it; `gate.observer` is the list that it tells its steps to."""
+    """A gate with a running agent."""
     with (
         running_agent(kafka, topic_prefix, tmp_path),
         CommitGate(
             kafka.bootstrap_servers,
             topic_prefix=topic_prefix,
-            heartbeat_seconds=1.0,
-            admission_timeout_seconds=30.0,
+            admission_timeout_seconds=PATIENCE_SECONDS,
         ) as gate,
     ):
         yield gate
 
 
-def test_two_upserts_of_one_partition_collide_and_nothing_is_lost(
+def test_of_two_upserts_in_conflict_one_is_retried_and_no_row_is_lost(
     gate: CommitGate, make_table: MakeTable, spark: SparkSession
 ) -> None:
-    """The older one holds its partition; the younger is aborted in the middle of its job, waits in line and commits."""
+    """The older transaction touches the partition first. The younger is aborted during its job, is queued, and commits."""
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     steps: list[GateEvent] = []
     gate.observer = steps.append
-    held, go_on = threading.Event(), threading.Event()
+    touched, proceed = threading.Event(), threading.Event()
 
     def slow(batch: DataFrame, txn: Transaction) -> None:
         if txn.intent.attempt == 1:
             txn.touch("month=1/day=1", "*", "merge")
-            held.set()
-            assert go_on.wait(60)
+            touched.set()
+            assert proceed.wait(PATIENCE_SECONDS)
         sink(batch, txn)
 
     older = threading.Thread(
@@ -61,27 +60,25 @@ def test_two_upserts_of_one_partition_collide_and_nothing_is_lost(
         ),
     )
     older.start()
-    assert held.wait(30)
+    assert touched.wait(PATIENCE_SECONDS)
     younger = threading.Thread(
         target=gate.foreach_batch(sink, table=table, writer="arrivals"),
         args=(spark.createDataFrame([(1, 1, 10, "a")], "month int, day int, flight long, arrival string"), 0),
     )
     younger.start()
-    wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"], 60)
-    go_on.set()
-    older.join(60)
-    younger.join(60)
+    wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"])
+    proceed.set()
+    older.join(PATIENCE_SECONDS)
+    younger.join(PATIENCE_SECONDS)
 
     assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("d", "a")]
     (aborted,) = [step for step in steps if step.what == "abort"]
     assert (aborted.writer, aborted.detail["others"]) == ("arrivals", ["departures"])
     completed = [(step.writer, step.attempt) for step in steps if step.what == "completed"]
     assert completed == [("departures", 1), ("arrivals", 2)]
-    stopped = next(step for step in steps if step.what == "jobs-stopped")
-    print(f"abort to jobs stopped: {stopped.at - aborted.at:.3f} s")
 
 
-def test_an_abort_cancels_a_running_job_while_it_runs(
+def test_an_abort_cancels_a_running_spark_job(
     gate: CommitGate, make_table: MakeTable, spark: SparkSession
 ) -> None:
     table = make_table()
@@ -106,17 +103,14 @@ def test_an_abort_cancels_a_running_job_while_it_runs(
             target=gate.foreach_batch(victim, table=table, writer="younger"), args=(spark.range(1), 0)
         )
         loser.start()
-        assert running.wait(60)
+        assert running.wait(PATIENCE_SECONDS)
         wait_until(lambda: spark.sparkContext.statusTracker().getActiveJobsIds())
         older.touch("month=1/day=2", "*", "merge")
-        wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"], 30)
+        wait_until(lambda: [step for step in steps if step.what == "jobs-stopped"])
         with older.commit() as grant:
             grant.version = "1"
-    loser.join(60)
+    loser.join(PATIENCE_SECONDS)
 
-    marker = next(step for step in steps if step.what == "markers" and step.writer == "older")
-    stopped = next(step for step in steps if step.what == "jobs-stopped")
-    print(f"marker to jobs stopped: {stopped.at - marker.at:.3f} s")
     assert [step.what for step in steps if step.writer == "younger"][3:] == [
         *("abort", "jobs-stopped", "intent", "admitted", "requested", "granted", "completed")
     ]
@@ -139,7 +133,7 @@ def test_a_committed_batch_is_not_granted_again(gate: CommitGate, make_table: Ma
 def test_a_new_checkpoint_is_a_new_writer(
     gate: CommitGate, make_table: MakeTable, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The same checkpoint goes on where it was; another begins at batch 0 again, and its rows are written."""
+    """A query resumes from its checkpoint. With a new one it begins at batch 0 again, and its rows are written."""
     table = make_table()
     sink = PaimonSink(table)
     source = str(tmp_path / "source")
@@ -165,7 +159,7 @@ def test_a_new_checkpoint_is_a_new_writer(
 
 
 def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSession) -> None:
-    """The table on a real S3 server, written by executors and read back; the gate's part is the same as on disk."""
+    """The table is on an S3 server: executors write it and read it back."""
     from pypaimon import CatalogFactory, Schema
 
     from lakewarden.spark_jobs.sinks.paimon.table import address
@@ -191,12 +185,10 @@ def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSess
     with Harness(kafka, f"s3-{bucket}") as harness:
         harness.agent(grant_everything)
         gate = harness.gate()
-        began = time.monotonic()
         for batch_id, column in enumerate(("departure", "arrival")):
             rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]
             frame = spark.createDataFrame(rows, f"month int, day int, flight long, {column} string")
             gate.foreach_batch(sink, table=sink.table, writer=column)(frame, batch_id)
-        print(f"two upserts of three partitions on {s3_server.used}: {time.monotonic() - began:.2f} s")
 
     builder = address(table, options).open().new_read_builder()
     found = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()

@@ -1,4 +1,4 @@
-"""The operators' query: its columns are the event's, it keeps what it can't read, and it goes on where it stopped."""
+"""Conflicts to Parquet: the columns are the event's, undecodable records are kept, and the query resumes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lakewarden.spark_jobs.jobs.schemas import struct_of
 from lakewarden.spark_jobs.streaming.stopping import reason
 from tests.kafka_fixture import KafkaServer
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
 def conflict(number: int) -> ConflictDetected:
@@ -56,7 +56,7 @@ def conflict(number: int) -> ConflictDetected:
     )
 
 
-def test_a_real_event_comes_out_as_it_went_in(spark: SparkSession) -> None:
+def test_an_event_is_a_row_with_the_same_values(spark: SparkSession) -> None:
     event = conflict(1)
     records = [
         (encode(event), 0, 5),
@@ -87,7 +87,7 @@ def test_a_real_event_comes_out_as_it_went_in(spark: SparkSession) -> None:
     assert all(str(row.day) == "2026-03-01" for row in rows)
 
 
-def test_the_schema_is_that_of_the_event() -> None:
+def test_the_columns_are_the_fields_of_the_event() -> None:
     schema = struct_of(ConflictDetected)
     assert schema.fieldNames() == list(ConflictDetected.model_fields)
     assert schema["at"].dataType.simpleString() == "timestamp"
@@ -95,7 +95,7 @@ def test_the_schema_is_that_of_the_event() -> None:
     assert schema["conflicts"].dataType.simpleString().startswith("array<struct<partition:string")
 
 
-def test_a_field_that_has_no_column_is_an_error_at_start() -> None:
+def test_a_field_without_a_column_type_is_an_error_at_the_start() -> None:
     class Strange(BaseModel):
         mixed: str | int
 
@@ -126,18 +126,18 @@ async def _produce(server: KafkaServer, topic: str, *values: bytes, create: bool
     await producer.stop()
 
 
-def test_it_goes_on_from_its_checkpoint(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:
-    """The program itself, twice, with Spark's Kafka source as Ivy finds it."""
+def test_the_query_resumes_from_its_checkpoint(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:
+    """The program runs twice, with the Kafka source that Spark downloads."""
     topic = f"{topic_prefix}.conflicts"
     command = [sys.executable, "-m", "lakewarden.spark_jobs.conflicts_job", "--once"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
     command += ["--output", str(tmp_path / "out"), "--checkpoint", str(tmp_path / "checkpoint")]
 
     asyncio.run(_produce(kafka, topic, encode(conflict(1)), b"garbage", create=True))
-    subprocess.run(command, check=True, capture_output=True, timeout=180)
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
     first = _read(tmp_path / "out")
     asyncio.run(_produce(kafka, topic, encode(conflict(2))))
-    subprocess.run(command, check=True, capture_output=True, timeout=180)
+    subprocess.run(command, check=True, capture_output=True, timeout=400)
     second = _read(tmp_path / "out")
 
     assert sorted(map(str, (row["victim"] for row in first))) == ["None", "t1"]
@@ -153,7 +153,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_failed_query_is_one_line_that_says_why() -> None:
+def test_the_reason_of_a_failed_query_is_one_line_of_its_error() -> None:
     error = RuntimeError(
         "[STREAM_FAILED] Query [id = 1] terminated with exception: Traceback (most recent call last):\n"
         '  File "x.py", line 3, in y\n    raise\n'

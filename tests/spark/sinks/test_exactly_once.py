@@ -1,4 +1,4 @@
-"""Each batch once, whoever dies where: real Spark, a real Paimon table, the real agent, SIGKILL."""
+"""Each batch is in the table exactly once, wherever the driver dies: real Spark, Paimon and agent, and SIGKILL."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from tests.spark.mortal_driver import STEPS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
+GRANT_SECONDS = "10"
+"""A successor waits so long for the lapse of a dead driver's grant. A live driver must not stall for so long."""
+
 SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
 
 IN_THE_TABLE = {"published", "completed"}
-"""Steps after which the batch is there, though Spark has not noted it."""
+"""Steps after which the batch is in the table, although Spark's checkpoint doesn't have it."""
 
 COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
-"""What a driver goes through with a batch that nobody told it was committed."""
+"""The steps of a driver with a batch that the agent doesn't know to be committed."""
 
 
 def test_a_driver_killed_at_every_step_leaves_each_batch_once(
@@ -45,7 +48,7 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
         rows = [{"month": 1, "day": day, "flight": number} for day in (1, 2)]
         file = source / f"{number}.parquet"
         pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), file)
-        os.utime(file, (number, number))  # the order in which Spark takes them
+        os.utime(file, (number, number))  # the order in which Spark reads them
 
     def drive(die_at: str) -> tuple[int, str]:
         program = [sys.executable, str(Path(__file__).with_name("mortal_driver.py"))]
@@ -56,19 +59,19 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
             program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         )
         try:
-            _, said = driver.communicate(timeout=300)
+            _, stderr = driver.communicate(timeout=300)
         finally:
             signal_posix_session(driver.pid, signal.SIGKILL)
-        return driver.returncode, said.decode()[-3000:]
+        return driver.returncode, stderr.decode()[-3000:]
 
-    lived: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
-    with running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="2", CHECK_SECONDS="0.2"):
+    steps: list[list[tuple[int, str, str]]] = []  # batch, step, transaction: by driver
+    with running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS=GRANT_SECONDS, CHECK_SECONDS="0.2"):
         for batch, step in enumerate((*STEPS, "none")):
-            status, said = drive(f"{step}:{batch}" if step != "none" else step)
-            assert status == (0 if step == "none" else -signal.SIGKILL), said
+            status, stderr = drive(f"{step}:{batch}" if step != "none" else step)
+            assert status == (0 if step == "none" else -signal.SIGKILL), stderr
             there = batch + 1 if step in {"none", *IN_THE_TABLE} else batch
             assert Counter(row["flight"] for row in rows_of(table)) == dict.fromkeys(range(there), 2), step
-            lived.append([json.loads(line) for line in events.read_text().splitlines()])
+            steps.append([json.loads(line) for line in events.read_text().splitlines()])
             events.unlink()
 
     snapshots = snapshots_of(table)
@@ -76,17 +79,19 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
     assert user.startswith("mortal:")
     assert [snapshot.commit_identifier for snapshot in snapshots] == list(range(len(STEPS) + 1))
     for batch, step in enumerate(STEPS):
-        killed = {transaction for number, _, transaction in lived[batch] if number == batch}
-        recovered = [(what, transaction) for number, what, transaction in lived[batch + 1] if number == batch]
-        told = step == "completed"
-        assert [what for what, _ in recovered] == (["intent", "already-committed"] if told else COMMITS), step
-        # Whose files are in the table: those of the driver that was killed, where it had got that far.
+        killed = {transaction for number, _, transaction in steps[batch] if number == batch}
+        recovered = [(what, transaction) for number, what, transaction in steps[batch + 1] if number == batch]
+        agent_knows = step == "completed"
+        assert [what for what, _ in recovered] == (
+            ["intent", "already-committed"] if agent_knows else COMMITS
+        ), step
+        # The files in the table are those of the driver that was killed, if it had published them.
         by = snapshots[batch].properties["lakewarden.transaction"]
         assert by in (killed if step in IN_THE_TABLE else {transaction for _, transaction in recovered}), step
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["after-the-commit", "before-it"])
-def test_a_publish_without_an_answer_is_asked_of_the_table(
+def test_a_publish_without_a_response_is_looked_up_in_the_table(
     *,
     kafka: KafkaServer,
     topic_prefix: str,
@@ -96,15 +101,15 @@ def test_a_publish_without_an_answer_is_asked_of_the_table(
     monkeypatch: pytest.MonkeyPatch,
     durable: bool,
 ) -> None:
-    """Found, it is committed. Not found, a new transaction waits until the grant has lapsed, asks again, and writes."""
+    """If it is found, it is committed. If not, a new transaction waits until the grant has lapsed, looks again, and writes."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
     publish = RenamingSnapshotCommit.commit
 
-    def lossy(*given: Any) -> bool:
+    def lossy(*args: Any) -> bool:
         monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
         if durable:
-            publish(*given)
+            publish(*args)
         raise OSError("connection reset")
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", lossy)
@@ -112,9 +117,13 @@ def test_a_publish_without_an_answer_is_asked_of_the_table(
     sink = PaimonSink(table)
     steps: list[GateEvent] = []
     with (
-        running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS="2", CHECK_SECONDS="0.2"),
+        running_agent(kafka, topic_prefix, tmp_path, GRANT_SECONDS=GRANT_SECONDS, CHECK_SECONDS="0.2"),
         CommitGate(
-            kafka.bootstrap_servers, topic_prefix=topic_prefix, heartbeat_seconds=0.5, observer=steps.append
+            kafka.bootstrap_servers,
+            topic_prefix=topic_prefix,
+            heartbeat_seconds=2.0,
+            admission_timeout_seconds=120.0,
+            observer=steps.append,
         ) as gate,
     ):
         batch = spark.createDataFrame([(1, 1, 7)], "month int, day int, flight long")

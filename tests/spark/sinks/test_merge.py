@@ -1,4 +1,4 @@
-"""The merge as a pure function of DataFrames, against a dictionary that does the same."""
+"""The merge as a function of DataFrames, compared with the same updates of a dictionary."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ TEXT = st.sampled_from(["a", "b", "c"]) | st.none()
     base=st.dictionaries(st.tuples(KEY, KEY), st.tuples(TEXT, TEXT), max_size=8),
     batch=st.lists(st.tuples(KEY, KEY, TEXT), max_size=8),
 )
-def test_merging_is_updating_a_dictionary(
+def test_a_merge_updates_rows_as_a_dictionary_is_updated(
     spark: SparkSession, base: dict[Any, tuple[Any, Any]], batch: list[tuple[Any, Any, Any]]
 ) -> None:
-    """Null keys included. Of equal keys in a batch the greatest value counts; the column not brought stays."""
+    """Null keys included. Of equal keys in a batch the greatest value counts. A column that the batch lacks stays."""
     old = spark.createDataFrame(
         [(*key, *values) for key, values in base.items()], "k1 int, k2 int, brought string, kept string"
     )
@@ -49,7 +49,7 @@ def test_merging_is_updating_a_dictionary(
     assert len(rows) == len(expected)
 
 
-def test_a_column_of_the_batch_chooses_among_equal_keys(spark: SparkSession) -> None:
+def test_order_by_selects_one_of_the_rows_with_equal_keys(spark: SparkSession) -> None:
     changes = spark.createDataFrame([(1, "z", 1), (1, "a", 2)], "k int, value string, version int")
     found = latest(changes, ["k"], "version").collect()
     assert [tuple(row) for row in found] == [(1, "a", 2)]

@@ -1,4 +1,4 @@
-"""The sink on real Paimon tables, with real Spark tasks, through a gate whose agent follows a script."""
+"""The sink on real Paimon tables and real Spark tasks, with an agent that follows a script."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def arrivals(spark: SparkSession) -> Frame:
 
 
 def foreign_append(table: str, *rows: dict[str, Any]) -> None:
-    """A writer that never heard of an agent."""
+    """Append rows as a writer that uses no agent."""
     opened = address(table).open()
     builder = opened.new_batch_write_builder()
     write = builder.new_write()
@@ -52,7 +52,7 @@ def foreign_append(table: str, *rows: dict[str, Any]) -> None:
     write.close()
 
 
-def test_append_adds_rows_and_announces_them_before_it_writes(
+def test_append_adds_rows_and_publishes_their_markers_first(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     agent, table = harness.agent(grant_everything), make_table()
@@ -79,10 +79,10 @@ def test_append_adds_rows_and_announces_them_before_it_writes(
     assert set(snapshot.properties) == {"lakewarden.transaction", "lakewarden.token"}
 
 
-def test_upsert_keeps_columns_that_the_batch_does_not_bring(
+def test_upsert_keeps_columns_that_the_batch_does_not_have(
     harness: Harness, make_table: MakeTable, departures: Frame, arrivals: Frame
 ) -> None:
-    """Two feeds of the same flights, each with half of the columns; three partitions rewritten in one snapshot."""
+    """Two feeds of the same flights have half of the columns each. Three partitions are rewritten in one snapshot."""
     agent, table = harness.agent(grant_everything), make_table()
     sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), harness.gate()
     leave = gate.foreach_batch(sink, table=sink.table, writer="departures")
@@ -109,7 +109,7 @@ def test_upsert_keeps_columns_that_the_batch_does_not_bring(
 def test_a_replayed_batch_is_recognised_and_not_written_twice(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    """Spark gives a batch again when the driver died between the commit and the checkpoint, and the agent forgot."""
+    """The driver died between the commit and Spark's checkpoint, and the agent no longer knows the batch."""
     agent, table = harness.agent(grant_everything), make_table()
     sink, gate = PaimonSink(table), harness.gate()
     write = gate.foreach_batch(sink, table=sink.table, writer="departures")
@@ -125,7 +125,7 @@ def test_a_replayed_batch_is_recognised_and_not_written_twice(
 def test_an_own_commit_found_under_the_grant_is_not_repeated(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    """An older process of the same writer commits the batch while this one computes it."""
+    """An older process of the same writer commits the batch while this process computes it."""
     table = make_table()
     sink, late = PaimonSink(table), PaimonSink(table)
     other = departures((1, 1, 5, "a"))
@@ -147,7 +147,7 @@ def test_an_own_commit_found_under_the_grant_is_not_repeated(
 
     assert [row["flight"] for row in rows_of(table)] == [5]
     assert agent.wait_for("commit-completed")[0].version == "1"
-    assert len(data_files_of(table)) == 1  # what was staged for nothing is gone
+    assert len(data_files_of(table)) == 1, "the files staged in vain are removed"
 
 
 def _schema(opened: Any) -> pa.Schema:
@@ -156,7 +156,7 @@ def _schema(opened: Any) -> pa.Schema:
     return arrow_schema(opened)
 
 
-def test_an_abort_before_the_commit_leaves_no_file(
+def test_an_abort_before_the_grant_leaves_no_file(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
@@ -175,15 +175,15 @@ def test_an_abort_before_the_commit_leaves_no_file(
     assert snapshots_of(table) == []
 
 
-def test_files_of_cancelled_tasks_are_swept(
+def test_files_of_cancelled_tasks_are_removed(
     harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
-    """One task has staged its file when the abort cancels the job; nobody ever gets its commit message."""
+    """One task has staged its file when the abort cancels the job. Its commit message is lost."""
 
     def fast_and_slow(batches: Any) -> Any:
         for batch in batches:
             if 1 in batch.column("flight").to_pylist():
-                time.sleep(30)
+                time.sleep(600)  # until it is cancelled
             yield batch
 
     def conflicting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
@@ -208,10 +208,10 @@ def test_files_of_cancelled_tasks_are_swept(
     assert data_files_of(table) == set()
 
 
-def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
+def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    """It appends between our read of the base and our commit. Its row stays, and the batch is computed again."""
+    """It comes between the read of the base and the commit. Its row stays, and the batch is computed again."""
     table = make_table()
     intruders = iter([1])
 
@@ -239,13 +239,13 @@ def test_a_foreign_writer_in_the_base_is_found_and_not_overwritten(
     intents = agent.wait_for("commit-intent", 2)
     assert [intent.admission for intent in intents] == ["optimistic", "queued"]
     assert {marker.partition for marker in intents[1].scope} == {"month=1/day=1", "month=1/day=2"}
-    assert (
-        len(data_files_of(table)) == 1 + 2
-    )  # the foreign one, now replaced, and ours; none of the first attempt
+    assert len(data_files_of(table)) == 1 + 2, "the foreign file, now replaced, and two of the second attempt"
 
 
-def test_a_base_that_is_gone_is_retriable(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
-    """A foreign writer rewrites the partition: pypaimon itself refuses to remove a file twice."""
+def test_a_rewritten_base_is_a_retriable_error(
+    harness: Harness, make_table: MakeTable, departures: Frame
+) -> None:
+    """A foreign writer rewrites the partition while this one waits for its grant."""
     table = make_table()
     foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "old"})
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
@@ -276,10 +276,10 @@ def test_a_base_that_is_gone_is_retriable(harness: Harness, make_table: MakeTabl
     assert [row["departure"] for row in rows_of(table)] == ["foreign"]
 
 
-def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
+def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody asks for a grant only to be refused by the table."""
+    """The writer doesn't wait for a grant that it could not use."""
     from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
 
     agent, table = harness.agent(grant_everything), make_table()
@@ -301,10 +301,10 @@ def test_a_base_that_changed_while_it_was_rewritten_is_noticed_before_the_line(
     assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
 
 
-def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
+def test_other_rows_under_a_committed_batch_id_are_not_written(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
-    """A source that isn't replayable gives batch 0 again with other rows: the batch id says that it is committed."""
+    """A source that isn't replayable delivers batch 0 again with other rows. The batch id identifies the batch."""
     harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table)
@@ -317,14 +317,14 @@ def test_a_replayed_batch_with_other_rows_stays_as_it_was_committed(
 
 
 @pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
-def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
+def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_same_grant(
     harness: Harness,
     make_table: MakeTable,
     departures: Frame,
     monkeypatch: pytest.MonkeyPatch,
     keys: list[str],
 ) -> None:
-    """Two writers of different partitions race for one snapshot id. Nobody is aborted for it."""
+    """Two writers of different partitions race for one snapshot id. No transaction is aborted."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
     harness.agent(grant_everything)
@@ -349,7 +349,7 @@ def test_a_snapshot_id_that_somebody_took_is_tried_again_under_the_grant(
     assert harness.steps().count("completed") == 1
 
 
-def test_a_publish_whose_answer_was_lost_is_read_back(
+def test_a_publish_whose_response_was_lost_is_found_in_the_table(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
@@ -369,7 +369,7 @@ def test_a_publish_whose_answer_was_lost_is_read_back(
     assert len(rows_of(table)) == 1
 
 
-def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
+def test_a_publish_of_unknown_outcome_keeps_its_files_and_is_not_reported(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
@@ -385,26 +385,26 @@ def test_a_publish_without_any_answer_keeps_its_files_and_claims_nothing(
             departures((1, 1, 1, "a")), 0
         )
 
-    assert caught.value.retriable, "the table can be asked"
+    assert caught.value.retriable, "the table can be looked up"
     assert agent.types()[-1] == "commit-requested"
     assert len(data_files_of(table)) == 1
     assert [event.detail["outcome"] for event in harness.only("failed")] == ["unknown"]
 
 
-def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
+def test_a_lease_lost_during_the_publish_publishes_nothing(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The manifests are written, the snapshot isn't. The files go, and the batch is tried again."""
+    """The manifests are written, the snapshot isn't. The files are removed, and the batch is retried."""
     from pypaimon.write.file_store_commit import FileStoreCommit
 
     agent, table = harness.agent(grant_everything), make_table()
     prepare = FileStoreCommit._try_commit_once
 
-    def losing(self: Any, *given: Any, **named: Any) -> Any:
+    def losing(self: Any, *args: Any, **kwargs: Any) -> Any:
         monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
         agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
         wait_until(lambda: harness.only("abort"))
-        return prepare(self, *given, **named)
+        return prepare(self, *args, **kwargs)
 
     monkeypatch.setattr(FileStoreCommit, "_try_commit_once", losing)
     sink = PaimonSink(table)
@@ -414,10 +414,10 @@ def test_a_lease_lost_in_the_middle_of_the_publish_publishes_nothing(
     assert reason.startswith("CommitAborted: commit aborted: the agent lost the table's lock")
     assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [(1, "a")]
     assert [snapshot.commit_identifier for snapshot in snapshots_of(table)] == [0]
-    assert len(data_files_of(table)) == 1, "the first attempt's file is gone"
+    assert len(data_files_of(table)) == 1, "the first attempt's file is removed"
 
 
-def test_equal_keys_in_one_batch_leave_the_greatest(
+def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
     harness.agent(grant_everything)
@@ -428,10 +428,10 @@ def test_equal_keys_in_one_batch_leave_the_greatest(
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
 
 
-def test_an_unpartitioned_table_and_types_that_differ(
+def test_an_unpartitioned_table_and_columns_of_other_types(
     harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
-    """Spark's instants become the table's wall-clock timestamps; ints widen; nulls in keys are equal."""
+    """Spark's instants become the table's timestamps without zone, ints are widened, and nulls in keys are equal."""
     agent = harness.agent(grant_everything)
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("note", pa.string())])
     table = make_table("plain", partition_keys=(), schema=schema)
@@ -450,9 +450,7 @@ def test_an_unpartitioned_table_and_types_that_differ(
     )
 
 
-def test_a_null_partition_is_rewritten_too(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
+def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     agent = harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
@@ -475,10 +473,10 @@ def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable,
     assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
 
 
-def test_without_an_agent_an_upsert_loses_what_came_in_between(
+def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
     make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plain pypaimon, as the demo shows it: the overwrite removes a row that it never read, and reports success."""
+    """Plain pypaimon, as in the demo: the overwrite removes a row that it never read, and reports success."""
     from lakewarden.spark_jobs.sinks.paimon import frames as paimon_frames
 
     table = make_table()
@@ -498,7 +496,7 @@ def test_without_an_agent_an_upsert_loses_what_came_in_between(
     assert snapshot == 3
 
 
-def test_what_it_cannot_write_it_refuses(
+def test_batches_and_tables_that_it_cannot_write_are_refused(
     make_table: MakeTable, departures: Frame, spark: SparkSession
 ) -> None:
     with pytest.raises(ValueError, match="give `keys` for upsert"):
@@ -510,7 +508,9 @@ def test_what_it_cannot_write_it_refuses(
         PaimonSink(table, mode="upsert", keys=["flight"]).write(spark.sql("select 1 month"), 0)
 
 
-def test_finding_a_commit_walks_no_further_than_needed(make_table: MakeTable, departures: Frame) -> None:
+def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
+    make_table: MakeTable, departures: Frame
+) -> None:
     table = make_table()
     sink = PaimonSink(table)
     for number in range(3):
@@ -518,6 +518,6 @@ def test_finding_a_commit_walks_no_further_than_needed(make_table: MakeTable, de
     opened = address(table).open()
     newest = snapshots_of(table)[-1]
     assert find_commit(opened, newest.commit_user, newest.commit_identifier) == 3
-    assert find_commit(opened, "nobody", 1) is None
+    assert find_commit(opened, "unknown user", 1) is None
     (Path(table) / "snapshot" / "snapshot-1").unlink()  # expired
-    assert find_commit(opened, "nobody", 1) is None
+    assert find_commit(opened, "unknown user", 1) is None

@@ -1,4 +1,4 @@
-"""The states of a transaction as its writer knows them, on a clock of our own; and the lists of markers."""
+"""The states of a transaction as its writer knows them; lists of markers; the text of an abort."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lakewarden.events import (
     encode,
 )
 from lakewarden.spark_jobs.gate.errors import CommitAborted
-from lakewarden.spark_jobs.gate.grant_deadline import MAX_REMEMBERED, SendTimes
+from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
 from lakewarden.spark_jobs.gate.markers import as_scope, event_chunks
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
 
@@ -62,17 +62,17 @@ def requested(*, sent_at: float = 100.0) -> tuple[Progress, int]:
     return progress, progress.send_times.next_seq(sent_at)
 
 
-def test_the_lease_runs_from_before_the_named_seq_was_sent() -> None:
-    """Sent at 100, lease 20, margin 1: the deadline is 119, however late the grant was heard."""
+def test_the_lease_starts_when_its_seq_was_sent() -> None:
+    """Sent at 100, lease 20, margin 1: the deadline is 119, however late the grant arrives."""
     progress, seq = requested(sent_at=100.0)
-    progress.send_times.next_seq(110.0)  # a later heartbeat, which the agent hadn't seen
+    progress.send_times.next_seq(110.0)  # a later heartbeat, which the agent had not read
 
     progress.apply(granted(seq), 77)
 
     assert progress.begin_publish(118.999) == GrantLease("g", 77, seq, 20.0, 119.0)
 
 
-def test_a_grant_at_its_deadline_is_no_grant() -> None:
+def test_a_grant_expires_at_its_deadline() -> None:
     progress, seq = requested(sent_at=100.0)
     progress.apply(granted(seq), 77)
 
@@ -100,7 +100,7 @@ def test_a_renewal_extends_and_never_shortens() -> None:
     assert isinstance(progress.check_lease(129.0), ExpiredLease)
 
 
-def test_an_abort_before_the_publish_wins_over_the_grant() -> None:
+def test_an_abort_before_the_publish_overrides_the_grant() -> None:
     progress, seq = requested()
     progress.apply(granted(seq), 77)
 
@@ -108,7 +108,7 @@ def test_an_abort_before_the_publish_wins_over_the_grant() -> None:
     assert progress.begin_publish(100.0) == ABORT
 
 
-def test_an_abort_after_the_publish_began_is_recorded_only() -> None:
+def test_an_abort_after_the_publish_began_is_only_recorded() -> None:
     progress, seq = requested()
     progress.apply(granted(seq), 77)
     progress.begin_publish(100.0)
@@ -118,7 +118,7 @@ def test_an_abort_after_the_publish_began_is_recorded_only() -> None:
     assert progress.check_lease(100.0) == ABORT
 
 
-def test_the_first_verdict_stands() -> None:
+def test_the_first_decision_wins() -> None:
     progress, seq = requested()
     assert progress.apply(ABORT, 1) is Change.ABORT
     assert progress.apply(ABORT, 2) is Change.NONE
@@ -126,7 +126,7 @@ def test_the_first_verdict_stands() -> None:
     assert progress.lease is None
 
 
-def test_a_grant_counts_only_while_we_wait_for_it() -> None:
+def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
     early = Progress(1.0)
     early.apply(ADMITTED, 0)
     assert early.apply(granted(early.send_times.next_seq(1.0)), 1) is Change.NONE
@@ -136,32 +136,34 @@ def test_a_grant_counts_only_while_we_wait_for_it() -> None:
     assert late.apply(granted(seq), 2) is Change.NONE
 
 
-def test_already_committed_ends_it() -> None:
+def test_already_committed_ends_the_transaction() -> None:
     progress = Progress(1.0)
     assert progress.apply(COMMITTED, 0) is Change.ANSWER
     assert progress.phase is Phase.ENDED
     assert progress.apply(ADMITTED, 1) is Change.NONE
 
 
-def test_committing_twice_is_a_mistake_of_the_caller() -> None:
+def test_a_second_request_is_an_error_of_the_caller() -> None:
     progress, _ = requested()
-    with pytest.raises(RuntimeError, match="commit\\(\\) is asked for once"):
+    with pytest.raises(
+        RuntimeError, match="call commit\\(\\) once, inside the transaction; its phase is requested"
+    ):
         progress.request()
 
 
 def test_send_times_are_bounded() -> None:
     times = SendTimes(1.0)
-    for number in range(MAX_REMEMBERED + 10):
+    for number in range(MAX_SEND_TIMES + 10):
         assert times.next_seq(float(number)) == number
     assert times.deadline(9, 5.0) is None
     assert times.deadline(10, 5.0) == 14.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(1.1, 100.0), st.data())
-def test_our_deadline_is_never_later_than_the_agents(
+def test_the_writers_deadline_is_never_later_than_the_agents(
     gaps: list[float], lease: float, data: st.DataObject
 ) -> None:
-    """The agent counts from when it read a seq, which is never before that seq was sent."""
+    """The agent's lease starts when it read a seq, which is never before that seq was sent."""
     times, now, sent_at = SendTimes(1.0), 0.0, []
     for gap in gaps:
         now += gap
@@ -201,7 +203,7 @@ def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
 @given(
     st.lists(st.tuples(st.text("ä/=1", max_size=1024), st.text("x", min_size=1, max_size=900)), max_size=300)
 )
-def test_markers_are_cut_to_what_a_record_holds(pairs: list[tuple[str, str]]) -> None:
+def test_markers_are_split_into_records_that_fit(pairs: list[tuple[str, str]]) -> None:
     markers = [Marker(partition=p, file_group=g, operation="create") for p, g in pairs]
 
     chunks = list(event_chunks(markers))
@@ -214,7 +216,7 @@ def test_markers_are_cut_to_what_a_record_holds(pairs: list[tuple[str, str]]) ->
         assert len(encode(event)) < MAX_EVENT_BYTES
 
 
-def test_a_scope_that_is_too_long_names_whole_partitions() -> None:
+def test_a_scope_that_is_too_long_becomes_whole_partitions() -> None:
     files = [
         Marker(partition=f"day={number % 3}", file_group=f"f{number}", operation="create")
         for number in range(MAX_MARKERS_PER_EVENT + 1)
@@ -228,7 +230,7 @@ def test_a_scope_that_is_too_long_names_whole_partitions() -> None:
 
 
 def test_the_package_imports_nothing_heavy() -> None:
-    """A driver that only asks for errors pays for nothing; and nothing of the agent is ever pulled in."""
+    """A driver that only imports the errors loads no client, and the writer never imports anything of the agent."""
     import subprocess
     import sys
 
@@ -237,7 +239,7 @@ def test_the_package_imports_nothing_heavy() -> None:
         "heavy = ['pyspark', 'pypaimon', 'pyarrow', 'aiokafka']\n"
         "print([name for name in heavy if name in sys.modules])\n"
         "from lakewarden.spark_jobs import CommitGate, PaimonSink\n"
-        "never = ['pyspark', 'pypaimon', 'aiobotocore', 'typer', 'pydantic_settings', 'lakewarden.agent']\n"
+        "never = ['pyspark', 'pypaimon', 'aiobotocore', 'typer', 'pydantic_settings', 'structlog', 'lakewarden.agent']\n"
         "print([name for name in never if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
