@@ -7,8 +7,8 @@
 - SIGINT, SIGTERM and SIGHUP are passed on to the command. This process exits when the command has ended. Without a command, a
   signal ends the hold.
 - After `seconds` the command gets SIGTERM, and SIGKILL `GRACE_SECONDS` later. The lock is renewed until then.
-- While another owner holds the lock, this process waits up to `wait` seconds; 0 means one try. An error that waiting can't resolve
-  (an object that is no lock record, a store that refuses access) is raised immediately.
+- While another owner holds the lock, this process waits up to `wait` seconds; 0 means one try. An error that waiting does not
+  resolve (an object that is no lock record, a store that refuses access) is raised immediately.
 """
 
 from __future__ import annotations

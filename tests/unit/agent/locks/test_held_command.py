@@ -1,4 +1,4 @@
-"""Starting a command under a lock; what becomes of it then is shown with real locks (`tests/real/locks/test_lock_hold.py`)."""
+"""The start of a command under a lock. tests/real/locks/test_lock_hold.py tests the rest with real locks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import held_command
 
 
-async def test_a_cancellation_during_the_start_leaves_no_command_that_nobody_knows_of() -> None:
-    """The lock is given back on the way out, unless a command runs under it."""
+async def test_a_cancellation_during_the_start_leaves_no_unknown_command() -> None:
+    """After a cancellation the lock is released, so the caller must know of a command that was started."""
     command = None
     with anyio.CancelScope() as scope:
         scope.cancel()

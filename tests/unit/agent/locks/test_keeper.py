@@ -1,4 +1,4 @@
-"""The lock's task over a store with faults, on a real loop and on virtual time."""
+"""The keeper over a store with faults, on asyncio in real time and on trio in virtual time."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 
 
 def clock() -> lease.Moment:
-    """The loop's own time, so that virtual time is the lock's time too."""
+    """The event loop's time, so that the keeper uses virtual time, too."""
     now = anyio.current_time()
     return lease.Moment(now, WALL_MS + round(now * 1000), str(uuid.uuid4()), 0.5)
 
 
 @dataclass
-class Moody:
-    """A store that hangs while it is told to, and counts what it was asked."""
+class HangingFaults:
+    """Lets requests hang while `hangs` is set, and records them."""
 
     hangs: bool = False
-    asked: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
     async def before(self, request: Request) -> Fault | None:
-        self.asked.append(request)
+        self.requests.append(request)
         if self.hangs:
             await anyio.sleep_forever()
         return None
@@ -64,17 +64,17 @@ class Moody:
 
 @dataclass
 class Keeper:
-    """One lock, and what it told."""
+    """A keeper and its events."""
 
     lock: LockKeeper
     scope: anyio.CancelScope
-    told: list[tuple[float, KeeperEvent]]
-    relied: list[bool]
+    events: list[tuple[float, KeeperEvent]]
+    relied_on: list[bool]
     changed: list[anyio.Event]
 
-    async def tells(self, kind: type[KeeperEvent] | Any, count: int = 1) -> tuple[float, Any]:
+    async def wait_for(self, kind: type[KeeperEvent] | Any, count: int = 1) -> tuple[float, Any]:
         with anyio.fail_after(30):
-            while len(found := [each for each in self.told if isinstance(each[1], kind)]) < count:
+            while len(found := [each for each in self.events if isinstance(each[1], kind)]) < count:
                 self.changed[0] = anyio.Event()
                 await self.changed[0].wait()
         return found[-1]
@@ -100,25 +100,25 @@ def _keeper(
     clock: Callable[[], lease.Moment] = clock,
     watch: SleepWatch | None = None,
 ) -> Keeper:
-    told: list[tuple[float, KeeperEvent]] = []
+    events: list[tuple[float, KeeperEvent]] = []
     relied: list[bool] = []
     changed = [anyio.Event()]
 
-    def tell(what: KeeperEvent, relied_on: bool) -> None:
-        told.append((anyio.current_time(), what))
+    def record(event: KeeperEvent, relied_on: bool) -> None:
+        events.append((anyio.current_time(), event))
         relied.append(relied_on)
         changed[0].set()
 
     place = LockPlace(f"memory://locks/{name}.json", shared=False)
     scope = anyio.CancelScope()
-    lock = LockKeeper(place, settings, opened, tell, clock=clock, watch=watch)
+    lock = LockKeeper(place, settings, opened, record, clock=clock, watch=watch)
 
     async def run() -> None:
         with scope:
             await lock.run()
 
     tasks.start_soon(run)
-    return Keeper(lock, scope, told, relied, changed)
+    return Keeper(lock, scope, events, relied, changed)
 
 
 def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
@@ -127,17 +127,17 @@ def _record(objects: dict[str, bytes], name: str = "t") -> LockRecord:
     return record
 
 
-async def test_a_lock_is_taken_renewed_and_given_back() -> None:
+async def test_a_lock_is_acquired_renewed_and_released() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed, 3)
+        await keeper.wait_for(lease.Confirmed, 3)
         assert not _record(objects).expired
         keeper.lock.release()
         await keeper.lock.wait_released()
 
-    assert [told.what for _, told in keeper.told if isinstance(told, lease.Confirmed)] == [
+    assert [event.what for _, event in keeper.events if isinstance(event, lease.Confirmed)] == [
         "acquired",
         "renewed",
         "renewed",
@@ -145,158 +145,160 @@ async def test_a_lock_is_taken_renewed_and_given_back() -> None:
     assert _record(objects).expired
 
 
-async def test_a_store_that_hangs_does_not_delay_giving_the_lease_up() -> None:
-    mood = Moody()
-    store = MemoryStore(request_timeout_seconds=1_000, faults=mood)
+@pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
+async def test_a_hanging_store_does_not_delay_the_end_of_the_lease() -> None:
+    """The assertion is about a moment, so it needs virtual time: a busy machine may delay a real task by more than `margin`."""
+    faults = HangingFaults()
+    store = MemoryStore(request_timeout_seconds=1_000, faults=faults)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        _, confirmed = await keeper.tells(lease.Confirmed)
-        mood.hangs = True
-        at, ended = await keeper.tells(lease.LeaseEnded)
+        _, confirmed = await keeper.wait_for(lease.Confirmed)
+        faults.hangs = True
+        at, ended = await keeper.wait_for(lease.LeaseEnded)
 
     assert at >= confirmed.lease.expires_at - LEASE.margin
     assert at < confirmed.lease.expires_at
     assert "in time" in ended.why
 
 
-async def test_a_store_that_recovers_is_used_again() -> None:
-    mood = Moody()
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=mood)
+async def test_a_store_that_answers_again_is_used_again() -> None:
+    faults = HangingFaults()
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=faults)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
-        mood.hangs = True
-        await keeper.tells(lease.LeaseEnded)
-        mood.hangs = False
-        _, again = await keeper.tells(lease.Confirmed, 2)
+        await keeper.wait_for(lease.Confirmed)
+        faults.hangs = True
+        await keeper.wait_for(lease.LeaseEnded)
+        faults.hangs = False
+        _, again = await keeper.wait_for(lease.Confirmed, 2)
 
     assert again.what == "acquired"
 
 
-async def test_a_confirmation_that_comes_after_the_lock_was_given_back_is_not_relied_upon() -> None:
-    """Under `per-commit` the lock is dropped and wanted again between two grants, while a renewal may be on its way."""
+async def test_a_confirmation_after_the_release_was_requested_may_not_be_relied_upon() -> None:
+    """With `per-commit` the lock is released and requested again between two grants, while a renewal may be outstanding."""
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
-        put = keeper.lock._enqueue
+        await keeper.wait_for(lease.Confirmed)
+        enqueue = keeper.lock._enqueue
 
-        def put_and_wish(given: lease.Input) -> None:
-            put(given)
-            if isinstance(given, lease.WriteDone):
-                keeper.lock._enqueue = put  # type: ignore[method-assign]
+        def enqueue_and_release(step_input: lease.Input) -> None:
+            enqueue(step_input)
+            if isinstance(step_input, lease.WriteDone):
+                keeper.lock._enqueue = enqueue  # type: ignore[method-assign]
                 keeper.lock.release()
                 keeper.lock.acquire(None)
 
-        keeper.lock._enqueue = put_and_wish  # type: ignore[method-assign]
-        await keeper.tells(lease.Confirmed, 3)
+        keeper.lock._enqueue = enqueue_and_release  # type: ignore[method-assign]
+        await keeper.wait_for(lease.Confirmed, 3)
 
     confirmations = [
-        (told.what, relied_on)
-        for (_, told), relied_on in zip(keeper.told, keeper.relied, strict=True)
-        if isinstance(told, lease.Confirmed)
+        (event.what, relied_on)
+        for (_, event), relied_on in zip(keeper.events, keeper.relied_on, strict=True)
+        if isinstance(event, lease.Confirmed)
     ]
     assert confirmations[:3] == [("acquired", True), ("renewed", False), ("acquired", True)]
 
 
 async def test_a_slow_store_of_one_table_delays_no_other() -> None:
-    slow_mood, objects = Moody(), dict[str, bytes]()
-    slow = MemoryStore(request_timeout_seconds=1_000, faults=slow_mood)
+    slow_faults, objects = HangingFaults(), dict[str, bytes]()
+    slow = MemoryStore(request_timeout_seconds=1_000, faults=slow_faults)
     quick = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
-    async with slow, quick, keeping(slow, "slow") as held_up, keeping(quick, "quick") as other:
-        slow_mood.hangs = True
-        held_up.lock.acquire(None)
+    async with slow, quick, keeping(slow, "slow") as blocked, keeping(quick, "quick") as other:
+        slow_faults.hangs = True
+        blocked.lock.acquire(None)
         other.lock.acquire(None)
-        await other.tells(lease.Confirmed, 3)
+        await other.wait_for(lease.Confirmed, 3)
         other.lock.release()
         await other.lock.wait_released()
 
-    assert held_up.told == []
+    assert blocked.events == []
     assert _record(objects, "quick").expired
 
 
-class SleepyClock:
-    """The loop's time, which stands still while the machine sleeps, and how long it has slept."""
+class SuspendedClock:
+    """A clock that includes suspensions of the machine, which the event loop's time does not."""
 
     def __init__(self) -> None:
-        self.slept = 0.0
-        self.looked_at = 0
+        self.suspended = 0.0
+        self.readings = 0
 
     def monotonic(self) -> float:
-        self.looked_at += 1
-        return anyio.current_time() + self.slept
+        self.readings += 1
+        return anyio.current_time() + self.suspended
 
     def moment(self) -> lease.Moment:
         return replace(clock(), now=self.monotonic())
 
 
-SELDOM = replace(LEASE, validity=3_000.0, renew_interval=1_000.0)
+LONG_LEASE = replace(LEASE, validity=3_000.0, renew_interval=1_000.0)
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
 @pytest.mark.parametrize("shared", [True, False])
-async def test_a_keeper_learns_soon_after_waking_that_the_machine_slept(shared: bool) -> None:
-    """A closed laptop: a timer comes as much too late as the sleep was long."""
-    sleepy = SleepyClock()
-    watch = SleepWatch(sleepy.monotonic) if shared else None
+async def test_a_keeper_notices_a_suspension_of_the_machine_soon_after_its_end(shared: bool) -> None:
+    """After a closed laptop is opened, timers are late by the length of the suspension."""
+    suspended = SuspendedClock()
+    watch = SleepWatch(suspended.monotonic) if shared else None
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, anyio.create_task_group() as tasks:
         if watch is not None:
             tasks.start_soon(watch.run)
-        async with keeping(store, settings=SELDOM, clock=sleepy.moment, watch=watch) as keeper:
+        async with keeping(store, settings=LONG_LEASE, clock=suspended.moment, watch=watch) as keeper:
             keeper.lock.acquire(None)
-            await keeper.tells(lease.Confirmed)
-            sleepy.slept, woke = 3_600.0, anyio.current_time()
-            at, _ = await keeper.tells(lease.LeaseEnded)
+            await keeper.wait_for(lease.Confirmed)
+            suspended.suspended, woke = 3_600.0, anyio.current_time()
+            at, _ = await keeper.wait_for(lease.LeaseEnded)
         tasks.cancel_scope.cancel()
 
     assert at - woke <= SLEEP_CHECK_SECONDS
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
-async def test_a_keeper_sleeps_until_its_time_has_come_while_one_look_is_had_for_all() -> None:
-    """A thousand keepers that each looked once a second took half as much processor time as their renewals."""
-    everybodys, own = SleepyClock(), SleepyClock()
-    watch = SleepWatch(everybodys.monotonic)
+async def test_one_sleep_watch_checks_the_clock_for_all_keepers() -> None:
+    """A thousand keepers that each checked it every second used half as much processor time as their renewals."""
+    shared, own = SuspendedClock(), SuspendedClock()
+    watch = SleepWatch(shared.monotonic)
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, anyio.create_task_group() as tasks:
         tasks.start_soon(watch.run)
-        async with keeping(store, settings=SELDOM, clock=own.moment, watch=watch) as keeper:
+        async with keeping(store, settings=LONG_LEASE, clock=own.moment, watch=watch) as keeper:
             keeper.lock.acquire(None)
-            await keeper.tells(lease.Confirmed)
+            await keeper.wait_for(lease.Confirmed)
             await anyio.sleep(SLEEP_CHECK_SECONDS)
-            before, looks = own.looked_at, everybodys.looked_at
+            own_before, shared_before = own.readings, shared.readings
             await anyio.sleep(100 * SLEEP_CHECK_SECONDS)
         tasks.cancel_scope.cancel()
 
-    assert own.looked_at == before
-    assert everybodys.looked_at - looks in range(99, 102)
+    assert own.readings == own_before
+    assert shared.readings - shared_before in range(99, 102)
 
 
-async def test_whoever_has_ended_is_watched_no_more() -> None:
-    """An agent keeps a lock for each table that it ever had, one after the other."""
+async def test_a_keeper_that_has_ended_is_not_watched_any_more() -> None:
+    """Otherwise an agent would keep every keeper that it ever had."""
     watch = SleepWatch()
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS)
     async with store, keeping(store, watch=watch) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
+        await keeper.wait_for(lease.Confirmed)
         assert list(watch.keepers) == [keeper.lock]
 
     assert not watch.keepers
 
 
-async def test_who_is_cancelled_leaves_a_lease_that_lapses() -> None:
+async def test_a_cancelled_keeper_leaves_a_lease_that_expires() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
+        await keeper.wait_for(lease.Confirmed)
         keeper.scope.cancel()
         left = _record(objects)
-        async with keeping(store) as heir:
-            heir.lock.acquire(None)
-            _, refused = await heir.tells(lease.LockDenied)
-            at, confirmed = await heir.tells(lease.Confirmed)
+        async with keeping(store) as successor:
+            successor.lock.acquire(None)
+            _, refused = await successor.wait_for(lease.LockDenied)
+            at, confirmed = await successor.wait_for(lease.Confirmed)
 
     assert not left.expired
     assert refused.holder == left.owner
@@ -304,21 +306,21 @@ async def test_who_is_cancelled_leaves_a_lease_that_lapses() -> None:
     assert confirmed.lease.record.owner != left.owner
 
 
-async def test_who_holds_the_lock_instead_is_told_to_whoever_relied_on_it() -> None:
+async def test_the_end_of_a_lease_names_the_new_holder() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
+        await keeper.wait_for(lease.Confirmed)
         objects["memory://locks/t.json"] = render(
             LockRecord(expired=False, valid_until=WALL_MS + 10**9, owner="x")
         )
-        _, ended = await keeper.tells(lease.LeaseEnded)
+        _, ended = await keeper.wait_for(lease.LeaseEnded)
 
     assert ended.holder == "x"
 
 
-async def test_a_wish_dropped_before_it_came_true_leaves_nothing_behind() -> None:
+async def test_a_request_that_is_withdrawn_before_the_acquisition_leaves_no_live_lock() -> None:
     objects: dict[str, bytes] = {}
     store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects)
     async with store, keeping(store) as keeper:
@@ -330,14 +332,16 @@ async def test_a_wish_dropped_before_it_came_true_leaves_nothing_behind() -> Non
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_store_that_can_not_be_opened_refuses_the_lock_and_ends_nothing(tmp_path: Path) -> None:
+async def test_a_store_that_can_not_be_opened_denies_the_lock_and_the_keeper_continues(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     settings = Settings.load(allow=(f"file://{tmp_path}/file/*",))
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         stores = Stores(settings, stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/file/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
-        _, denied = await keeper.tells(lease.LockDenied)
+        _, denied = await keeper.wait_for(lease.LockDenied)
         tasks.cancel_scope.cancel()
 
     assert denied.fatal
@@ -345,13 +349,13 @@ async def test_a_store_that_can_not_be_opened_refuses_the_lock_and_ends_nothing(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_store_that_is_being_opened_holds_up_no_other(
+async def test_a_store_that_is_slow_to_open_delays_no_other_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging = anyio.Event()
 
     async def probe(store: ConditionalStore, root: str) -> None:
-        if "slow" in root:
+        if root.endswith("/slow"):
             hanging.set()
             await anyio.sleep_forever()
 
@@ -367,10 +371,10 @@ async def test_a_store_that_is_being_opened_holds_up_no_other(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_probe_that_fails_is_the_answer_to_all_who_waited_for_it(
+async def test_all_callers_that_wait_for_a_probe_get_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket that hangs: were it probed once a lock, one after the other, nobody would be told for minutes."""
+    """With one probe per lock, one after the other, a hanging bucket would be reported only after minutes."""
     probed, answers = 0, list[str]()
     all_wait = anyio.Event()
 
@@ -380,7 +384,7 @@ async def test_a_probe_that_fails_is_the_answer_to_all_who_waited_for_it(
         await all_wait.wait()
         raise StoreUnreachableError("no answer")
 
-    async def ask(stores: Stores, number: int) -> None:
+    async def open_for(stores: Stores, number: int) -> None:
         with pytest.raises(StoreUnreachableError, match="no answer") as raised:
             await stores.for_lock(f"file://{tmp_path}/{number}/lock.json")
         answers.append(str(raised.value))
@@ -390,20 +394,20 @@ async def test_a_probe_that_fails_is_the_answer_to_all_who_waited_for_it(
         stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
         async with anyio.create_task_group() as tasks:
             for number in range(10):
-                tasks.start_soon(ask, stores, number)
+                tasks.start_soon(open_for, stores, number)
             await anyio.wait_all_tasks_blocked()
             all_wait.set()
         assert (probed, len(answers)) == (1, 10)
 
-        await ask(stores, 11)
-        assert probed == 2, "who asks afterwards asks anew"
+        await open_for(stores, 11)
+        assert probed == 2, "a later call probes the store again"
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_store_that_is_out_of_reach_for_the_moment_is_asked_again(
+async def test_a_store_that_was_unreachable_is_probed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket is used for the first time while the network is away: its writers wait, and are not refused."""
+    """A bucket is used for the first time during a network failure: its writers wait and are not refused."""
     probed: list[str] = []
 
     async def probe(store: ConditionalStore, root: str) -> None:
@@ -420,25 +424,25 @@ async def test_a_store_that_is_out_of_reach_for_the_moment_is_asked_again(
         stores = Stores(Settings.load(allow=(f"file://{tmp_path}/*",)), stack)
         keeper = _keeper(lambda: stores.for_lock(f"file://{tmp_path}/t/lock.json"), "t", tasks)
         keeper.lock.acquire(None)
-        await keeper.tells(lease.Confirmed)
+        await keeper.wait_for(lease.Confirmed)
         tasks.cancel_scope.cancel()
 
     assert len(probed) == 2
-    assert not [told for _, told in keeper.told if isinstance(told, lease.LockDenied)]
+    assert not [event for _, event in keeper.events if isinstance(event, lease.LockDenied)]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_store_that_ignores_conditions_is_refused_at_the_start(
+async def test_a_store_that_ignores_conditions_fails_the_probe_and_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[MemoryStore] = []
 
-    class Dishonest(MemoryStore):
+    class UnconditionalStore(MemoryStore):
         def _put(self, key: str, body: bytes, condition: Condition) -> WriteOutcome:
             return Won('"1"')
 
     def open_store(root: str, **options: Any) -> MemoryStore:
-        store = Dishonest(request_timeout_seconds=1)
+        store = UnconditionalStore(request_timeout_seconds=1)
         opened.append(store)
         return store
 
@@ -451,15 +455,15 @@ async def test_a_store_that_ignores_conditions_is_refused_at_the_start(
         assert [store._is_open for store in opened] == [False, False]
 
 
-class Log:
-    """The audit topic: what each keeper tells is heard by all, this one too, a moment later and in one order."""
+class AuditTopic:
+    """Delivers each keeper's events to all keepers, its own included, after a delay and in one order."""
 
     def __init__(self, tasks: Any) -> None:
         self.keepers: list[LockKeeper] = []
         self._tasks = tasks
 
-    def tell(self, agent: str, place: LockPlace, told: KeeperEvent) -> None:
-        event = wire_events.lock_event(agent, TABLE, place.uri, told)
+    def publish(self, agent: str, place: LockPlace, step: KeeperEvent) -> None:
+        event = wire_events.lock_event(agent, TABLE, place.uri, step)
         self._tasks.start_soon(self._deliver, event)
 
     async def _deliver(self, event: AuditEventUnion) -> None:
@@ -471,26 +475,27 @@ class Log:
 TABLE = "memory://lake/t"
 
 
-async def test_eight_agents_that_hear_each_other_take_turns() -> None:
-    """Hudi's eight: one got nothing for 40 s. Here nobody gets ahead by more than one turn, and nobody polls."""
-    mood, objects = Moody(), dict[str, bytes]()
+@pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
+async def test_eight_agents_that_observe_each_other_acquire_the_lock_in_turn() -> None:
+    """Of eight Hudi writers, one waited for 40 s. Here no agent is ahead of another by more than one turn, and none polls."""
+    faults, objects = HangingFaults(), dict[str, bytes]()
     cycles: list[str] = []
     place = LockPlace("memory://locks/t.json", shared=False)
-    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=mood)
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, objects=objects, faults=faults)
 
     async def opened() -> ConditionalStore:
         return store
 
-    async def contend(agent: str, log: Log) -> None:
+    async def contend(agent: str, audit: AuditTopic) -> None:
         acquired = anyio.Event()
 
-        def tell(told: KeeperEvent, relied_on: bool) -> None:
-            log.tell(agent, place, told)
-            if isinstance(told, lease.Confirmed) and told.what == "acquired":
+        def report(event: KeeperEvent, relied_on: bool) -> None:
+            audit.publish(agent, place, event)
+            if isinstance(event, lease.Confirmed) and event.what == "acquired":
                 acquired.set()
 
-        keeper = LockKeeper(place, LEASE, opened, tell, name=Contender(agent, TABLE), clock=clock)
-        log.keepers.append(keeper)
+        keeper = LockKeeper(place, LEASE, opened, report, name=Contender(agent, TABLE), clock=clock)
+        audit.keepers.append(keeper)
         tasks.start_soon(keeper.run)
         while len(cycles) < 160:
             acquired = anyio.Event()
@@ -502,21 +507,21 @@ async def test_eight_agents_that_hear_each_other_take_turns() -> None:
             await keeper.wait_released()
 
     async with store, anyio.create_task_group() as tasks:
-        log = Log(tasks)
+        audit = AuditTopic(tasks)
         async with anyio.create_task_group() as contenders:
             for number in range(8):
-                contenders.start_soon(contend, f"agent-{number}", log)
+                contenders.start_soon(contend, f"agent-{number}", audit)
         tasks.cancel_scope.cancel()
 
     settled = cycles[16:152]
     counts = [settled.count(f"agent-{number}") for number in range(8)]
     assert max(counts) - min(counts) <= 2, counts
-    assert len(mood.asked) <= 4 * len(cycles), "acquiring takes 2 requests, releasing 1"
+    assert len(faults.requests) <= 4 * len(cycles), "an acquisition takes 2 requests, a release 1"
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio-virtual-time"], indirect=True)
-async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_left() -> None:
-    """Cut off before or after the n-th request acted, whichever n: nothing is left that only a person could mend."""
+async def test_a_keeper_that_is_cancelled_at_any_request_leaves_a_lease_that_expires() -> None:
+    """Before or after the effect of the n-th request, for every n: an operator never has to repair the lock object."""
     cut_offs = 0
     for acted in (False, True):
         for count in range(1, 12):
@@ -538,17 +543,17 @@ async def test_wherever_a_keeper_is_cancelled_a_lease_that_ends_by_itself_is_lef
                 assert ends <= clock().wall_ms + round(LEASE.validity * 1000) + 1
             async with (
                 MemoryStore(request_timeout_seconds=1, objects=objects) as healthy,
-                keeping(healthy) as heir,
+                keeping(healthy) as successor,
             ):
-                heir.lock.acquire(None)
-                _, confirmed = await heir.tells(lease.Confirmed)
+                successor.lock.acquire(None)
+                _, confirmed = await successor.wait_for(lease.Confirmed)
                 assert confirmed.what == "acquired"
-    assert cut_offs >= 12, "requests that were there to be cut off"
+    assert cut_offs >= 12, "requests that were cancelled"
 
 
 @dataclass
 class CutOff:
-    """Cancels the keeper in the middle of its n-th request."""
+    """Cancels the keeper during its n-th request, before or after the store acted."""
 
     count: int
     acted: bool

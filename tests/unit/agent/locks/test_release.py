@@ -1,4 +1,4 @@
-"""Giving a lock back by hand, over a store that loses answers."""
+"""The manual release of a lock, over a store that loses answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOST_ANSWER = Unknown("no answer")
 
 @dataclass
 class Trouble:
-    """What befalls the writes, one after the other; `meanwhile` happens just before the first."""
+    """The faults of the writes, in their order. `meanwhile` runs before the first write, `then` after a lost answer."""
 
     before_writes: list[Fault | None] = field(default_factory=list)
     after_writes: list[Unknown | None] = field(default_factory=list)
@@ -69,18 +69,18 @@ def record(objects: dict[str, bytes]) -> LockRecord:
     return found
 
 
-async def test_an_answer_that_was_lost_after_the_store_acted_is_read_back() -> None:
+async def test_a_release_whose_answer_was_lost_is_read_back() -> None:
     objects, trouble = {URI: render(HELD)}, Trouble(after_writes=[LOST_ANSWER])
 
-    given = await released(objects, trouble)
+    result = await released(objects, trouble)
 
-    assert (given.owner, given.current_owner, given.valid_until_ms) == ("x", None, UNTIL)
+    assert (result.owner, result.current_owner, result.valid_until_ms) == ("x", None, UNTIL)
     assert record(objects) == LockRecord(expired=True, valid_until=UNTIL, owner="x")
     assert trouble.writes == 1
 
 
 @pytest.mark.parametrize("fault", [LOST_ANSWER, Throttled("slow down")])
-async def test_a_write_that_did_not_take_effect_is_sent_again(fault: Fault) -> None:
+async def test_a_write_without_effect_is_retried(fault: Fault) -> None:
     objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[fault])
 
     await released(objects, trouble)
@@ -89,18 +89,18 @@ async def test_a_write_that_did_not_take_effect_is_sent_again(fault: Fault) -> N
     assert trouble.writes == 2
 
 
-async def test_a_renewal_in_between_is_seen_and_the_newer_lease_released() -> None:
+async def test_a_renewal_meanwhile_is_read_and_the_newer_lease_released() -> None:
     objects = {URI: render(HELD)}
     renewed = LockRecord(expired=False, valid_until=UNTIL + 3_000, owner="x")
     trouble = Trouble(meanwhile=lambda: objects.update({URI: render(renewed)}))
 
-    given = await released(objects, trouble)
+    result = await released(objects, trouble)
 
-    assert given.valid_until_ms == UNTIL + 3_000
+    assert result.valid_until_ms == UNTIL + 3_000
     assert record(objects) == LockRecord(expired=True, valid_until=UNTIL + 3_000, owner="x")
 
 
-async def test_another_owner_in_between_is_left_alone() -> None:
+async def test_the_lock_of_another_owner_that_acquired_it_meanwhile_is_not_changed() -> None:
     objects = {URI: render(HELD)}
     other = render(LockRecord(expired=False, valid_until=UNTIL, owner="y"))
 
@@ -110,18 +110,18 @@ async def test_another_owner_in_between_is_left_alone() -> None:
     assert objects[URI] == other
 
 
-async def test_a_release_that_landed_unheard_and_was_followed_by_another_owner_is_told_as_that() -> None:
+async def test_the_result_names_an_owner_that_acquired_the_lock_after_an_unanswered_release() -> None:
     objects = {URI: render(HELD)}
     other = render(LockRecord(expired=False, valid_until=UNTIL, owner="y"))
     trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
 
-    given = await released(objects, trouble)
+    result = await released(objects, trouble)
 
-    assert given.current_owner == "y"
+    assert result.current_owner == "y"
     assert objects[URI] == other
 
 
-async def test_who_took_it_and_gave_it_back_since_is_not_told_to_have_it() -> None:
+async def test_the_result_does_not_name_an_owner_that_has_released_the_lock_since() -> None:
     objects = {URI: render(HELD)}
     other = render(LockRecord(expired=True, valid_until=UNTIL, owner="y"))
     trouble = Trouble(after_writes=[LOST_ANSWER], then=lambda: objects.update({URI: other}))
@@ -130,24 +130,26 @@ async def test_who_took_it_and_gave_it_back_since_is_not_told_to_have_it() -> No
 
 
 @pytest.mark.parametrize(
-    ("writes", "said"),
+    ("writes", "message"),
     [
         (0, "memory://locks/t.json could not be read in 3 tries"),
         (1, "whether memory://locks/t.json was released is not known: no answer; then"),
     ],
 )
-async def test_a_store_that_falls_silent_is_told_with_what_may_have_been_done(writes: int, said: str) -> None:
-    """Once something was sent, "could not be read" alone would pass for "nothing was done"."""
+async def test_the_error_about_a_silent_store_states_what_may_have_been_written(
+    writes: int, message: str
+) -> None:
+    """After a write was sent, "could not be read" alone would read as "nothing was changed"."""
     objects = {URI: render(HELD)}
     trouble = Trouble(after_writes=[LOST_ANSWER], silent_after_writes=writes)
 
-    with pytest.raises(StoreUnavailableError, match=said):
+    with pytest.raises(StoreUnavailableError, match=message):
         await released(objects, trouble)
 
     assert trouble.writes == writes
 
 
-async def test_doubt_without_end_is_told_as_doubt() -> None:
+async def test_an_outcome_that_stays_unknown_is_reported_as_unknown() -> None:
     objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[LOST_ANSWER] * 99)
 
     with pytest.raises(AgentError, match="was released is not known"):
@@ -156,7 +158,7 @@ async def test_doubt_without_end_is_told_as_doubt() -> None:
     assert trouble.writes == RELEASE_TRIES
 
 
-async def test_a_store_that_forbids_is_told_as_that_and_not_asked_again() -> None:
+async def test_a_refusal_is_reported_and_not_retried() -> None:
     objects, trouble = {URI: render(HELD)}, Trouble(before_writes=[Refused("forbidden")] * 99)
 
     with pytest.raises(AgentError, match="can't be written: forbidden"):

@@ -38,6 +38,8 @@ class ScriptedStores:
             case anyio.Event() as reached:
                 reached.set()
                 await anyio.sleep_forever()
+            case None:
+                return
 
 
 class AgentWithoutKafka(Agent):

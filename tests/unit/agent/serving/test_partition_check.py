@@ -1,4 +1,4 @@
-"""The periodic check of a partition's owner: what it may judge, and when."""
+"""The periodic check of a partition's owner: which writers and grants it may judge, and when."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tests.own_task import in_own_task
 TABLE = "s3://lake/orders"
 OTHER_TABLE = "s3://lake/trips"
 TOPICS = Settings(allow=(TABLE,)).topics
-READ = -1
-"""All that is in the log."""
+CONSUMED = -1
+"""An end of the log up to which the owner has consumed."""
 
 
-class Told:
-    """In place of the publisher: keeps what is said."""
+class RecordingPublisher:
+    """In place of the publisher: keeps the records."""
 
     def __init__(self) -> None:
         self.records: list[Outgoing] = []
@@ -51,27 +51,27 @@ class Told:
         self.records.append(record)
 
     def aborts(self) -> dict[str, str]:
-        """Whom, and why."""
+        """The reasons of the aborts, by transaction."""
         decided: dict[str, str] = {}
         for each in [each for each in self.records if each.topic == TOPICS.decisions]:
-            said = decode(DECISION_RECORD, each.value)
-            assert not isinstance(said, Undecodable)
-            if isinstance(said, Abort):
-                decided[said.transaction] = said.reason
+            decision = decode(DECISION_RECORD, each.value)
+            assert not isinstance(decision, Undecodable)
+            if isinstance(decision, Abort):
+                decided[decision.transaction] = decision.reason
         return decided
 
 
 class Scene:
-    """An owner, and the clock that it reads."""
+    """An owner and its simulated clock."""
 
     def __init__(self, settings: Settings, tasks: anyio.abc.TaskGroup) -> None:
         self.now = 1_000.0
-        self.told = Told()
-        publisher: Any = self.told
+        self.published = RecordingPublisher()
+        publisher: Any = self.published
         self.owner = PartitionOwner(0, settings, publisher, Stores(settings, AsyncExitStack()), tasks)
         self.owner.load(0, 0, Position(0, None), [], [])
 
-    def read(self, kind: type[WriterEventUnion], **fields: Any) -> None:
+    def consume(self, kind: type[WriterEventUnion], **fields: Any) -> None:
         offset = self.owner.position
         common: dict[str, Any] = {"table": TABLE, "transaction": "T", "writer": "w", "at": datetime.now(UTC)}
         event = kind(**{"event_id": f"e{offset}", **common, **fields})
@@ -80,11 +80,11 @@ class Scene:
         self.owner.consume([record], self.now)
 
     async def check(
-        self, *, after: float, asked: float = 0.0, end: int | None = READ, stalled: bool = False
+        self, *, after: float, asked: float = 0.0, end: int | None = CONSUMED, stalled: bool = False
     ) -> None:
-        """Time passes, and the check comes, so many seconds after it asked for the log's end: what was read, or another."""
+        """Let `after` seconds pass, then check. The end offset (default: the owner's position) is `asked` seconds old."""
         self.now += after
-        end = self.owner.position if end == READ else end
+        end = self.owner.position if end == CONSUMED else end
         await self.owner.tick(self.now, self.now - asked, end, stalled=stalled)
 
 
@@ -98,92 +98,94 @@ async def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterato
         tasks.cancel_scope.cancel()
 
 
-async def test_a_grant_is_not_given_up_by_a_check_that_stood_still(scene: Scene) -> None:
-    """Stopped between asking for the log's end and judging, it knows an old end: the completion may be in the log."""
-    scene.read(CommitIntent)
-    scene.read(CommitRequested, seq=0)
+async def test_a_check_that_was_suspended_does_not_end_a_grant(scene: Scene) -> None:
+    """A suspension between the request of the end offset and the decision: the completion may be in the log since."""
+    scene.consume(CommitIntent)
+    scene.consume(CommitRequested, seq=0)
     scene.owner._step(TABLE, LockConfirmed(scene.now, 1, LockView("owner", scene.now + 29.0, 0.0)))
     await scene.check(after=1.0)
 
     await scene.check(after=25.0, asked=24.0, stalled=True)
 
-    assert scene.told.aborts() == {}
+    assert scene.published.aborts() == {}
 
     await scene.check(after=1.0)
 
-    assert scene.told.aborts() == {"T": "outcome-unknown"}
+    assert scene.published.aborts() == {"T": "outcome-unknown"}
 
 
 @pytest.mark.parametrize("behind", [0.5, 3.0, 14.0])
-async def test_silence_counts_until_the_logs_end_was_asked_however_late_the_check_is(
+async def test_silence_counts_up_to_the_request_of_the_end_offset_however_late_the_check_is(
     scene: Scene, behind: float
 ) -> None:
-    """Nothing says that the process stood still: Kafka, the reading or the other tables took their time."""
+    """The process was not suspended: Kafka, the consumption or the other tables took that long."""
     await scene.check(after=1.0)
-    scene.read(CommitIntent, heartbeat_seconds=5.0)
+    scene.consume(CommitIntent, heartbeat_seconds=5.0)
     await scene.check(after=10.0)
 
     await scene.check(after=5.0 + behind, asked=behind)
 
-    assert scene.told.aborts() == {}, "three intervals, and no more, had passed when the end was asked"
+    assert scene.published.aborts() == {}, (
+        "exactly three intervals had passed at the request of the end offset"
+    )
 
     await scene.check(after=0.1, asked=behind)
 
-    assert scene.told.aborts() == {"T": "writer-lost"}
+    assert scene.published.aborts() == {"T": "writer-lost"}
 
 
-async def test_a_writer_is_not_lost_because_the_agent_stood_still(scene: Scene) -> None:
-    """Perhaps its machine did, and the writer too: its silence counts from when the agent reads again."""
-    scene.read(CommitIntent, heartbeat_seconds=5.0)
+async def test_a_writer_is_not_lost_because_the_agent_was_suspended(scene: Scene) -> None:
+    """The writer's machine may have been suspended, too. Its silence counts from the agent's next check."""
+    scene.consume(CommitIntent, heartbeat_seconds=5.0)
     await scene.check(after=1.0)
 
     await scene.check(after=25.0, stalled=True)
     await scene.check(after=1.0)
     await scene.check(after=14.0)
 
-    assert scene.told.aborts() == {}
+    assert scene.published.aborts() == {}
 
     await scene.check(after=2.0)
 
-    assert scene.told.aborts() == {"T": "writer-lost"}
+    assert scene.published.aborts() == {"T": "writer-lost"}
 
 
-async def test_silence_counts_anew_after_kafka_did_not_answer(scene: Scene) -> None:
-    """Its writers could not reach it either."""
-    scene.read(CommitIntent, heartbeat_seconds=5.0)
+async def test_silence_counts_from_zero_after_kafka_did_not_answer(scene: Scene) -> None:
+    """The writers could not reach Kafka either."""
+    scene.consume(CommitIntent, heartbeat_seconds=5.0)
     await scene.check(after=1.0)
 
     await scene.check(after=60.0, end=None)
     await scene.check(after=1.0)
     await scene.check(after=15.0)
 
-    assert scene.told.aborts() == {}
+    assert scene.published.aborts() == {}
 
     await scene.check(after=0.1)
 
-    assert scene.told.aborts() == {"T": "writer-lost"}
+    assert scene.published.aborts() == {"T": "writer-lost"}
 
 
-async def test_a_check_that_has_not_read_to_the_end_judges_nobody(scene: Scene) -> None:
-    """What lies unread may be the word that is waited for."""
-    scene.read(CommitIntent, heartbeat_seconds=5.0)
+async def test_a_check_before_the_end_of_the_log_ends_no_transaction(scene: Scene) -> None:
+    """An unread event may be the missing heartbeat."""
+    scene.consume(CommitIntent, heartbeat_seconds=5.0)
     await scene.check(after=1.0)
 
     await scene.check(after=60.0, end=scene.owner.position + 1)
 
-    assert scene.told.aborts() == {}
+    assert scene.published.aborts() == {}
 
 
-async def test_between_two_tables_the_check_lets_the_reading_go_on(scene: Scene) -> None:
-    """A check of many tables would else hold up every event that comes meanwhile, for the sum of their audits."""
-    scene.read(CommitIntent, heartbeat_seconds=5.0)
-    scene.read(CommitIntent, heartbeat_seconds=5.0, table=OTHER_TABLE, transaction="U")
+async def test_between_two_tables_the_check_yields_to_the_consumption(scene: Scene) -> None:
+    """Otherwise a check of many tables would delay every event that arrives meanwhile by the sum of their checks."""
+    scene.consume(CommitIntent, heartbeat_seconds=5.0)
+    scene.consume(CommitIntent, heartbeat_seconds=5.0, table=OTHER_TABLE, transaction="U")
     await scene.check(after=1.0)
     seen: list[set[str]] = []
 
     async def watch() -> None:
         while len(seen) < 10:
-            seen.append(set(scene.told.aborts()))
+            seen.append(set(scene.published.aborts()))
             await anyio.lowlevel.checkpoint()
 
     async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""The locks of a partition's tables when it is given up, or a table stopped: what is given back, and what is said of the rest."""
+"""The locks of a partition's tables when the partition is released or a table is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORDERS, TRIPS = TABLES
 
 @dataclass
 class Trouble:
-    """What befalls each request for the lock of `table`, once there is any."""
+    """The fault of each request for the lock of `table`."""
 
     table: str
     fault: Fault | None = None
@@ -48,7 +48,7 @@ class Trouble:
 
 @dataclass
 class Scene:
-    """An owner that holds the locks of both tables; what it publishes goes nowhere."""
+    """An owner that holds the locks of both tables. Its records are discarded."""
 
     owner: PartitionOwner
     trouble: Trouble
@@ -63,13 +63,17 @@ async def scene() -> AsyncIterator[Scene]:
         async def for_lock(self, _: str) -> MemoryStore:
             return store
 
-    class Nowhere:
+    class DiscardingPublisher:
         def put(self, _: Outgoing) -> None:
             return
 
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
-            0, Settings(allow=TABLES), cast("Publisher", Nowhere()), cast("Stores", TheStore()), tasks
+            0,
+            Settings(allow=TABLES),
+            cast("Publisher", DiscardingPublisher()),
+            cast("Stores", TheStore()),
+            tasks,
         )
         owner.load(0, 0, Position(0, None), [], [])
         owner.consume([_intent(offset, table) for offset, table in enumerate(TABLES)], 0.0)
@@ -89,8 +93,8 @@ def _intent(offset: int, table: str) -> ConsumerRecord:
     return record
 
 
-async def test_tables_whose_locks_were_not_given_back_in_time_are_named(scene: Scene) -> None:
-    """The time may have been short, or the store slow: whoever wants these tables next waits for the leases."""
+async def test_tables_whose_locks_were_not_released_in_time_are_listed(scene: Scene) -> None:
+    """The store may be slow. The next owner of these tables waits until their leases have expired."""
     scene.trouble.hangs = True
     scene.owner.stop_deciding()
 
@@ -104,22 +108,22 @@ async def test_tables_whose_locks_were_not_given_back_in_time_are_named(scene: S
     assert scene.owner.unreleased() == [ORDERS]
 
 
-async def test_a_lock_that_the_store_does_not_let_us_give_back_is_told(scene: Scene) -> None:
-    """Nothing is wrong with this table that its log would show, and the next grant waits for the end of the lease."""
+async def test_a_release_that_the_store_refuses_is_logged(scene: Scene) -> None:
+    """No event shows it, but the next grant waits for the end of the lease."""
     scene.trouble.fault = Refused("403")
     scene.owner.stop_deciding()
 
     with capture_logs() as logs:
         await scene.owner.release()
 
-    [told] = [each for each in logs if each["log_level"] == "warning"]
-    assert (told["event"], told["table"]) == ("lock.not-released", ORDERS)
-    assert "403" in told["why"]
+    [warning] = [each for each in logs if each["log_level"] == "warning"]
+    assert (warning["event"], warning["table"]) == ("lock.not-released", ORDERS)
+    assert "403" in warning["why"]
     assert scene.owner.unreleased() == []
 
 
-async def test_a_stopped_tables_keeper_hears_nothing_more(scene: Scene) -> None:
-    """It runs no more: what it is told would be kept until the process ends."""
+async def test_a_stopped_tables_keeper_gets_no_further_hints(scene: Scene) -> None:
+    """It does not run any more, so hints would accumulate until the process ends."""
     keeper, _ = scene.owner.locks._keepers[ORDERS]
     scene.owner._stop_table(ORDERS, scene.owner.tables[ORDERS], AssertionError("two grants"))
     for number in range(3):

@@ -1,4 +1,4 @@
-"""The periodic check, on a clock of its own: what it asks, when, and what it makes of no answer."""
+"""The periodic check with a simulated clock and a simulated Kafka."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SETTINGS = Settings(allow=("s3://lake/orders",), check_seconds=1.0, session_time
 
 @dataclass
 class Owner:
-    """In place of a partition's owner: notes how it is asked to judge."""
+    """In place of a partition's owner: records the calls of `tick`."""
 
     number: int
     phase: Literal["live", "loading"] = "live"
     position: int = 7
-    judged: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
+    ticks: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
-        self.judged.append((now, asked_at, end, stalled))
+        self.ticks.append((now, asked_at, end, stalled))
 
     def advance_to(self, position: int) -> None:
         self.position = position
@@ -37,25 +37,27 @@ class Owner:
 
 @dataclass
 class Scene:
-    """Kafka, as the check sees it, and time: both go only as far as they are told to."""
+    """Kafka as the check sees it, and the time, which moves only as the test sets it."""
 
     now: float = 1_000.0
     end: int | None = 7
-    """Of every partition; None: Kafka does not answer."""
-    takes: float = 0.0
-    """Seconds, to answer or not to."""
-    reading_takes: float = 0.0
+    """The end offset of every partition; None: Kafka does not answer."""
+    answer_seconds: float = 0.0
+    """Until Kafka answers, or fails to."""
+    position_seconds: float = 0.0
     partitions: int = PARTITIONS
     owners: dict[int, Any] = field(default_factory=lambda: {0: Owner(0), 2: Owner(2)})
+    end_offsets_requests: int = 0
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        self.now += self.takes
+        self.end_offsets_requests += 1
+        self.now += self.answer_seconds
         if self.end is None:
             raise KafkaConnectionError
         return dict.fromkeys(partitions, self.end)
 
     async def position(self, _: TopicPartition) -> int:
-        self.now += self.reading_takes
+        self.now += self.position_seconds
         return self.end or 0
 
     def partitions_for_topic(self, _: str) -> set[int]:
@@ -72,20 +74,20 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return made
 
 
-async def test_owners_judge_as_of_when_the_end_was_asked(scene: Scene) -> None:
-    """Whatever was appended between the request and the judging is not in the answer."""
+async def test_owners_judge_as_of_the_request_of_the_end_offset(scene: Scene) -> None:
+    """Events that were appended after the request are not in the answer."""
     checking = scene.check()
-    scene.now, scene.takes, scene.end, scene.reading_takes = 1_001.0, 0.75, 9, 0.25
+    scene.now, scene.answer_seconds, scene.end, scene.position_seconds = 1_001.0, 0.75, 9, 0.25
     del scene.owners[2]
 
     await checking._check()
 
-    assert scene.owners[0].judged == [(1_002.0, 1_001.0, 9, False)]
-    assert scene.owners[0].position == 9, "it waited for the reading"
+    assert scene.owners[0].ticks == [(1_002.0, 1_001.0, 9, False)]
+    assert scene.owners[0].position == 9, "the check waited until the owner had consumed up to the end"
 
 
-async def test_a_partition_that_is_not_loaded_yet_is_not_waited_for(scene: Scene) -> None:
-    scene.owners[0].phase, scene.end, scene.reading_takes = "loading", 9, 0.5
+async def test_the_check_does_not_wait_for_a_partition_that_is_still_loading(scene: Scene) -> None:
+    scene.owners[0].phase, scene.end, scene.position_seconds = "loading", 9, 0.5
 
     await scene.check()._check()
 
@@ -93,8 +95,8 @@ async def test_a_partition_that_is_not_loaded_yet_is_not_waited_for(scene: Scene
     assert (scene.owners[0].position, scene.owners[2].position) == (7, 9)
 
 
-async def test_a_check_that_is_late_by_some_intervals_says_that_the_process_stood_still(scene: Scene) -> None:
-    """Nobody asked Kafka meanwhile: if it answers now, the session lives on."""
+async def test_a_check_that_is_late_by_several_intervals_reports_a_suspension(scene: Scene) -> None:
+    """Kafka was not requested meanwhile. If it answers now, the session continues."""
     checking = scene.check()
     scene.now, scene.end = 1_030.0, None
 
@@ -102,13 +104,13 @@ async def test_a_check_that_is_late_by_some_intervals_says_that_the_process_stoo
     scene.now, scene.end = 1_031.0, 7
     await checking._check()
 
-    assert [stalled for *_, stalled in scene.owners[0].judged] == [True, False]
+    assert [stalled for *_, stalled in scene.owners[0].ticks] == [True, False]
 
 
-async def test_kafkas_silence_is_told_and_ends_the_session_after_its_timeout(scene: Scene) -> None:
-    """Others may own the partitions by then, and need their locks."""
+async def test_kafkas_silence_is_logged_and_ends_the_session_after_the_session_timeout(scene: Scene) -> None:
+    """Other agents may own the partitions by then, and need their locks."""
     checking = scene.check()
-    scene.end, scene.takes = None, 1.0
+    scene.end, scene.answer_seconds = None, 1.0
 
     with capture_logs() as logs:
         for _ in range(10):
@@ -117,36 +119,41 @@ async def test_kafkas_silence_is_told_and_ends_the_session_after_its_timeout(sce
             await checking._check()
 
     assert [each["event"] for each in logs if each["log_level"] != "debug"] == ["kafka.silent"]
-    assert [end for _, _, end, _ in scene.owners[0].judged] == [None] * 10, (
-        "and nobody was judged by an old end"
+    assert [end for _, _, end, _ in scene.owners[0].ticks] == [None] * 10, (
+        "no owner judged by an old end offset"
     )
 
 
-async def test_kafkas_return_is_told(scene: Scene) -> None:
+async def test_kafkas_return_is_logged(scene: Scene) -> None:
     checking = scene.check()
-    scene.end, scene.takes = None, 2.5
+    scene.end, scene.answer_seconds = None, 2.5
 
     with capture_logs() as logs:
         await checking._check()
-        scene.end, scene.takes = 7, 0.0
+        scene.end, scene.answer_seconds = 7, 0.0
         await checking._check()
 
     events = [each["event"] for each in logs if each["log_level"] != "debug"]
     assert events == ["kafka.silent", "kafka.answers-again"]
 
 
-async def test_without_partitions_nobody_is_asked_and_nobody_is_silent(scene: Scene) -> None:
+async def test_without_partitions_the_check_sends_no_request_and_the_session_continues(scene: Scene) -> None:
+    """A group may have more agents than partitions. Such an agent waits, however long Kafka is silent."""
     checking = scene.check()
     scene.owners.clear()
     scene.end = None
 
-    for _ in range(20):
-        scene.now += 1.0
-        await checking._check()
+    with capture_logs() as logs:
+        for _ in range(2 * round(SETTINGS.session_timeout_seconds)):
+            scene.now += SETTINGS.check_seconds
+            await checking._check()
+
+    assert scene.end_offsets_requests == 0
+    assert logs == []
 
 
-async def test_another_number_of_partitions_ends_the_agent(scene: Scene) -> None:
-    """Tables have moved between them."""
+async def test_a_changed_number_of_partitions_ends_the_agent(scene: Scene) -> None:
+    """Tables have moved between partitions."""
     scene.partitions = PARTITIONS + 2
 
     with pytest.raises(PartitionsChangedError, match="has 5 partitions and had 3"):
