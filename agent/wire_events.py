@@ -119,7 +119,7 @@ def conflict(table: str, report: ReportConflict) -> ConflictDetected:
     )
 
 
-def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
+def ledger_entry(term: str, table: str, batch: RecordBatch) -> BatchCommitted:
     """The ledger entry of a writer's last committed batch."""
     return BatchCommitted(
         event_id=fresh_id(),
@@ -129,6 +129,7 @@ def ledger_entry(table: str, batch: RecordBatch) -> BatchCommitted:
         at=utc_now(),
         batch_id=batch.batch_id,
         version=batch.version,
+        term=term,
     )
 
 

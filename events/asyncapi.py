@@ -21,7 +21,7 @@ from pydantic.json_schema import models_json_schema
 from lakewarden.events.base import PROTOCOL
 from lakewarden.events.codec import MAX_EVENT_BYTES
 from lakewarden.events.decision import DecisionRecord
-from lakewarden.events.operator import AuditEventUnion, ConflictDetected, DeadLetter, LedgerEventUnion
+from lakewarden.events.operator import AuditEventUnion, ConflictDetected, DeadLetter, LedgerRecord
 from lakewarden.events.topics import DEFAULT_PREFIX, Topics
 from lakewarden.events.writer import WriterEventUnion
 
@@ -44,7 +44,7 @@ _CHANNELS: dict[str, tuple[str, str, tuple[type[BaseModel], ...]]] = {
     "ledger": (
         "From agents to agents: the last committed batch of each writer, and the conflicts that it lost. Writers don't need it.",
         "The event's `table`, a newline, its `writer`. For `conflicts-lost` followed by a newline and `losses`.",
-        get_args(LedgerEventUnion),
+        get_args(LedgerRecord),
     ),
     "dead_letters": (
         "From agents to operators: the records that agents refused.",

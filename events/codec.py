@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionRecord
-from lakewarden.events.operator import AuditEventUnion, ConflictDetected, LedgerEventUnion
+from lakewarden.events.operator import AuditEventUnion, ConflictDetected, LedgerEventUnion, LedgerRecord
 from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 
@@ -40,9 +40,7 @@ CONFLICT_EVENT: TypeAdapter[ConflictDetected] = TypeAdapter(ConflictDetected)
 AUDIT_EVENT: TypeAdapter[AuditEventUnion] = TypeAdapter(
     Annotated[AuditEventUnion, Field(discriminator="type")]
 )
-LEDGER_EVENT: TypeAdapter[LedgerEventUnion] = TypeAdapter(
-    Annotated[LedgerEventUnion, Field(discriminator="type")]
-)
+LEDGER_EVENT: TypeAdapter[LedgerRecord] = TypeAdapter(Annotated[LedgerRecord, Field(discriminator="type")])
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _TABLE: TypeAdapter[str] = TypeAdapter(TableUri)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from lakewarden.events.base import EventBase, Name, Wire
+from lakewarden.events.decision import PartitionTaken
 from lakewarden.events.markers import ConflictEntry, ConflictKind, Marker
 from lakewarden.events.writer import ConflictRule
 
@@ -105,13 +106,16 @@ class BatchCommitted(EventBase):
     """The batch, as in the intent."""
     version: str | None = None
     """The version that the transaction committed, as in `commit-completed`."""
+    term: str = ""
+    """The agent's ownership of the partition, as in decisions. Informative: a commit is a fact, whichever agent records it."""
 
 
 class ConflictsLost(EventBase):
     """Ledger entry: how many conflicts a writer has lost in a row.
 
     The topic is compacted. The key is table, newline, writer, newline, `losses`. `transaction` is the one that lost last, empty
-    where none has lost since a commit. If the abort of that transaction does not count, this entry does not count either.
+    where none has lost since a commit or where it is no longer known. The entry counts only if its `term` is that of the last
+    `partition-taken` before it in the ledger, or if there is none before it.
     """
 
     type: Literal["conflicts-lost"] = "conflicts-lost"
@@ -122,10 +126,12 @@ class ConflictsLost(EventBase):
     lost_on: tuple[Marker, ...] = ()
     """The partitions that the losing transactions touched, with file group `*`."""
     term: str = ""
-    """The agent's ownership of the partition, as in decisions. Of two entries, the one of the later term counts."""
+    """The agent's ownership of the partition, as in decisions."""
 
 
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost
+LedgerRecord: TypeAlias = LedgerEventUnion | PartitionTaken
+"""What a record of `ledger` contains. `partition-taken` has the key of its `table`: compaction keeps the last one."""
 
 
 class DeadLetter(Wire):

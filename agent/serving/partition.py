@@ -47,6 +47,7 @@ from lakewarden.events import (
     DeadLetter,
     DecisionRecord,
     LedgerEventUnion,
+    LedgerRecord,
     PartitionTaken,
     Undecodable,
     UndecodableRecords,
@@ -64,6 +65,7 @@ from lakewarden.handlers.table.machine import (
     Input,
     Replayed,
     Tick,
+    record_again,
     replay_event,
     replay_verdict,
     restore_batch,
@@ -134,11 +136,15 @@ class PartitionOwner:
         """Offset of this owner's `partition-taken` in `decisions`, once Kafka has acknowledged it."""
         self._others_takeover = -1
         """Offset of the last `partition-taken` of another owner."""
+        self._own_takeover_in_ledger = -1
+        """Offset of this owner's `partition-taken` in `ledger`, once Kafka has acknowledged it."""
+        self._others_entries: list[LedgerEventUnion] = []
+        """Entries of other agents that were read while this owner was loading."""
 
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def publish_takeover(self) -> None:
-        """Publish `partition-taken`. The decisions must be read only after it is in the log."""
+        """Publish `partition-taken` to the ledger and to the decisions. Both must be read only after it is in the log."""
         taken = PartitionTaken(
             event_id=fresh_id(),
             table=partition_name(self.number),
@@ -146,15 +152,12 @@ class PartitionOwner:
             agent=self._settings.agent_id,
             term=self.term,
         )
-        self._publisher.put(
-            Outgoing(
-                self._topics.decisions,
-                taken.table.encode(),
-                encode(taken),
-                self.number,
-                on_offset=self._takeover_acknowledged,
-            )
-        )
+        key, value = taken.table.encode(), encode(taken)
+        for topic, acknowledged in (
+            (self._topics.ledger, self._takeover_in_ledger_acknowledged),
+            (self._topics.decisions, self._takeover_acknowledged),
+        ):
+            self._publisher.put(Outgoing(topic, key, value, self.number, on_offset=acknowledged))
 
     def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
         """Record the take-over of another owner; this owner's own event is ignored."""
@@ -165,6 +168,24 @@ class PartitionOwner:
     def replaced(self) -> bool:
         """Whether another agent took the partition over after this owner did."""
         return -1 < self._own_takeover < self._others_takeover
+
+    def on_others_entry(self, entry: LedgerEventUnion, offset: int) -> None:
+        """Record in the ledger again what another agent's entry may have replaced there.
+
+        Entries before this owner's `partition-taken` are part of its replay.
+        """
+        if self.phase == "released" or -1 < offset < self._own_takeover_in_ledger:
+            return
+        if self.phase == "loading":
+            self._others_entries.append(entry)
+            return
+        state = self.tables.get(entry.table)
+        if state is not None and entry.table not in self.stopped:
+            record_again(state, entry)
+            self._step(entry.table, Tick(monotonic(), self.position - 1, None))
+
+    def _takeover_in_ledger_acknowledged(self, offset: int) -> None:
+        self._own_takeover_in_ledger = offset
 
     def _takeover_acknowledged(self, offset: int) -> None:
         self._own_takeover = offset
@@ -181,12 +202,15 @@ class PartitionOwner:
         """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read."""
         self.position, self._replay_until = start, end
         self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
-        for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable), self._published):
+        for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable)):
             self._remember(entry, again=not is_last)
         if self._published.term not in (None, self.term):
             self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
         self.phase = "replaying"
+        for entry in self._others_entries:
+            self.on_others_entry(entry, self._own_takeover_in_ledger)
+        self._others_entries.clear()
         backlog, self._backlog = self._backlog, []
         self.consume(backlog, monotonic())
         self.finish_replay(self.position)
@@ -397,7 +421,7 @@ class PartitionOwner:
                 )
                 self._publisher.put(Outgoing(self._topics.conflicts, key, encode(event)))
             case verdicts.RecordBatch():
-                entry = encode(wire_events.ledger_entry(uri, effect))
+                entry = encode(wire_events.ledger_entry(self.term, uri, effect))
                 self._publisher.put(
                     Outgoing(self._topics.ledger, ledger_key(uri, effect.writer), entry, self.number)
                 )
@@ -488,8 +512,8 @@ def decoded_decisions(
 
 def decoded_ledger(
     records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
-) -> Iterator[LedgerEventUnion]:
-    """The entries of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""
+) -> Iterator[LedgerRecord]:
+    """The records of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""
     for record in records:
         entry = decode(LEDGER_EVENT, record.value)
         if isinstance(entry, Undecodable):

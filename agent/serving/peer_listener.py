@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
 | `decisions` | `partition-taken` | detects that this agent was replaced |
+| `ledger` | an entry of another agent | the owner records its own entry again: compaction keeps the last one only |
 
 An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
 (`handlers/table/replay.py`), so the session ends, and the next one takes the partition over again.
@@ -23,6 +24,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     AUDIT_EVENT,
     DECISION_RECORD,
+    LEDGER_EVENT,
     PartitionTaken,
     Undecodable,
     UndecodableRecords,
@@ -51,7 +53,11 @@ class PeerListener:
     async def open(self, partitions: int) -> None:
         """Start the consumer. It reads every event that is published after this returns."""
         assigned = await partitions_of(self._settings, self._topics.audit)
-        assigned += [TopicPartition(self._topics.decisions, number) for number in range(partitions)]
+        assigned += [
+            TopicPartition(topic, number)
+            for topic in (self._topics.decisions, self._topics.ledger)
+            for number in range(partitions)
+        ]
         await start_client(self.consumer, self._settings)
         self.consumer.assign(assigned)
         await self.consumer.seek_to_end(*assigned)
@@ -65,6 +71,8 @@ class PeerListener:
                 for record in records:
                     if partition.topic == self._topics.audit:
                         self._on_lock_event(record)
+                    elif partition.topic == self._topics.ledger:
+                        self._on_ledger_record(record)
                     else:
                         self._on_decision(record)
             require_not_replaced(self._owners.values())
@@ -88,6 +96,16 @@ class PeerListener:
             skip_undecodable(record, decision, self._undecodable)
         elif isinstance(decision, PartitionTaken):
             owner.on_partition_taken(decision, record.offset)
+
+    def _on_ledger_record(self, record: ConsumerRecord) -> None:
+        owner = self._owners.get(record.partition)
+        if owner is None or owner.term.encode() in (record.value or b""):
+            return  # nearly all records: this agent published them
+        entry = decode(LEDGER_EVENT, record.value)
+        if isinstance(entry, Undecodable):
+            skip_undecodable(record, entry, self._undecodable)
+        elif not isinstance(entry, PartitionTaken):
+            owner.on_others_entry(entry, record.offset)
 
 
 def require_not_replaced(owners: Iterable[PartitionOwner]) -> None:

@@ -34,6 +34,8 @@ from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
     CommitRequested,
+    ConflictsLost,
+    LedgerEventUnion,
     WriterEventUnion,
     WriterHeartbeat,
 )
@@ -182,6 +184,17 @@ def restore_batch(
         state.ledger[writer] = batch
     if record_again:
         state.unrecorded_batches.add(writer)
+
+
+def record_again(state: TableState, entry: LedgerEventUnion) -> None:
+    """Have the ledger's record of a writer repeated, after a replaced agent's `entry`. The entry itself changes nothing.
+
+    A larger batch than the known one is a completion that this agent has not read yet; it is recorded then.
+    """
+    if isinstance(entry, ConflictsLost):
+        state.unrecorded_losses.setdefault(entry.writer, "")
+    elif (known := state.ledger.get(entry.writer)) is not None and entry.batch_id < known.batch_id:
+        state.unrecorded_batches.add(entry.writer)
 
 
 def restore_losses(state: TableState, lost: RecordLosses, *, record_again: bool = False) -> None:

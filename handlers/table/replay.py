@@ -12,9 +12,10 @@ Terms
    So an owner reads `decisions` for later `partition-taken` records, and restarts its session when it finds one.
 
 Ledger
-5. A replaced agent may write to the ledger after the owner, or its entry may be the only one, and compaction keeps the last
-   entry of a key. `entries_in_force` selects the entry that counts by its content. If that entry is not the last of its key,
-   the agent records it again.
+5. The agent publishes its `partition-taken` to the ledger too. From that record on, a `conflicts-lost` of another term doesn't
+   count: a replaced agent published it. A `batch-committed` always counts, and the largest batch of a writer is in force.
+6. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
+   entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lakewarden.events import (
-    Abort,
     BatchCommitted,
     ConflictsLost,
     DecisionEventUnion,
     DecisionRecord,
     LedgerEventUnion,
+    LedgerRecord,
     PartitionTaken,
     counts,
 )
@@ -47,20 +48,12 @@ class PublishedDecisions:
 
     def __init__(self, start: Position, records: Iterable[tuple[int, DecisionRecord]]) -> None:
         term = start.term
-        self.terms: dict[str, int] = {} if term is None else {term: start.offset - 1}
-        """Each known term, with the offset at or before which it came into force."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
-        void: set[str] = set()
         for offset, record in records:
             if isinstance(record, PartitionTaken):
                 term = record.term
-                self.terms[term] = offset
             elif counts(record, term):
                 self._decisions.append((Position(offset, term), record))
-            elif _is_loss(record):
-                void.add(record.transaction)
-        self.void = void - {each.transaction for each in self.all() if _is_loss(each)}
-        """Transactions whose conflict aborts don't count, so that their writers lost nothing."""
         self._applied = 0
         self.term = term
         """The term in force at the end."""
@@ -87,31 +80,29 @@ class PublishedDecisions:
         return [decision for _, decision in self._decisions[first : self._applied]]
 
 
-def entries_in_force(
-    entries: Iterable[LedgerEventUnion], published: PublishedDecisions
-) -> list[tuple[LedgerEventUnion, bool]]:
-    """For each writer and kind of entry, return the entry that counts, and whether it is the last one.
+def entries_in_force(records: Iterable[LedgerRecord]) -> list[tuple[LedgerEventUnion, bool]]:
+    """For each writer and kind of entry, return the entry in force (rule 5), and whether it is the last of its key.
 
-    - `batch-committed`: the largest batch counts. A commit is a fact, whichever agent recorded it.
-    - `conflicts-lost`: the entry of the latest term counts, unless the abort that it records is void. Unknown terms are older
-      than all known ones. If no entry counts, the writer has lost nothing.
+    A writer of whose `conflicts-lost` none counts has lost nothing: its entry in force says so.
     """
-    selected: dict[tuple[str, str, str], LedgerEventUnion] = {}
+    term: str | None = None
+    in_force: dict[tuple[str, str, str], LedgerEventUnion] = {}
     last: dict[tuple[str, str, str], LedgerEventUnion] = {}
-    for entry in entries:
-        key = (entry.type, entry.table, entry.writer)
-        last[key] = entry
-        if isinstance(entry, ConflictsLost) and entry.transaction in published.void:
-            no_losses = entry.model_copy(update={"losses": 0, "lost_on": (), "transaction": "", "term": ""})
-            selected.setdefault(key, no_losses)
-        elif key not in selected or _order(entry, published.terms) >= _order(selected[key], published.terms):
-            selected[key] = entry
-    return [(entry, last[key] is entry) for key, entry in selected.items()]
+    for record in records:
+        if isinstance(record, PartitionTaken):
+            term = record.term
+            continue
+        key = (record.type, record.table, record.writer)
+        last[key] = record
+        known = in_force.get(key)
+        if isinstance(record, ConflictsLost):
+            if record.term in ("", term) or term is None:
+                in_force[key] = record
+            elif known is None:
+                in_force[key] = record.model_copy(update=_NO_LOSSES)
+        elif not isinstance(known, BatchCommitted) or record.batch_id >= known.batch_id:
+            in_force[key] = record
+    return [(entry, last[key] is entry) for key, entry in in_force.items()]
 
 
-def _is_loss(decision: DecisionEventUnion) -> bool:
-    return isinstance(decision, Abort) and decision.reason == "conflict"
-
-
-def _order(entry: LedgerEventUnion, terms: Mapping[str, int]) -> int:
-    return entry.batch_id if isinstance(entry, BatchCommitted) else terms.get(entry.term, -1)
+_NO_LOSSES: Mapping[str, object] = {"losses": 0, "lost_on": (), "transaction": "", "term": ""}

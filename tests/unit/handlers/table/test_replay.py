@@ -8,17 +8,14 @@ import pytest
 
 from lakewarden import events
 from lakewarden.events import (
-    Abort,
-    AbortReason,
     BatchCommitted,
     ConflictsLost,
     DecisionEventUnion,
-    DecisionRecord,
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.table.machine import restore_batch, restore_losses
-from lakewarden.handlers.table.replay import Position, PublishedDecisions, entries_in_force
+from lakewarden.handlers.table.machine import Tick, record_again, restore_batch, restore_losses, step
+from lakewarden.handlers.table.replay import entries_in_force
 from lakewarden.handlers.table.state import CommittedBatch
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
@@ -173,45 +170,69 @@ def test_losses_in_ledger_and_log_are_not_counted_twice() -> None:
     assert fresh.state.lost_on == w.state.lost_on
 
 
-def test_a_ledger_entry_of_losses_by_a_replaced_agent_does_not_count() -> None:
-    """Found by the storm test: an agent suspended before it sent its entry sends it later, behind those of the owner."""
-    before, owners, replaced = (
-        _losses(losses, term) for losses, term in ((1, "forgotten"), (2, "new"), (1, "old"))
+def test_losses_that_a_replaced_agent_records_after_the_take_over_do_not_count() -> None:
+    """Found by the storm test: an agent suspended before it sent its entry sends it later, after those of the owner."""
+    earlier, owners, replaced = (
+        _losses(losses, term) for losses, term in ((1, "old"), (2, "new"), (3, "old"))
     )
-    published = PublishedDecisions(Position(7, "old"), [(9, _partition_taken("new"))])
+    taken_over = _partition_taken("new")
 
-    assert entries_in_force([before, owners, replaced], published) == [(owners, False)]
-    assert entries_in_force([before, replaced, owners], published) == [(owners, True)]
-    assert entries_in_force([replaced, before], published) == [(replaced, False)], "unknown terms are older"
-    assert entries_in_force([before, replaced], NOTHING_DECIDED) == [(replaced, True)]
+    assert entries_in_force([earlier, taken_over, owners, replaced]) == [(owners, False)]
+    assert entries_in_force([earlier, taken_over, replaced, owners]) == [(owners, True)]
+    assert entries_in_force([earlier, taken_over, replaced]) == [(earlier, False)]
+    assert entries_in_force([earlier, taken_over]) == [(earlier, True)], (
+        "the former owner's entries still count"
+    )
 
 
-def test_a_conflict_whose_abort_does_not_count_is_no_loss() -> None:
-    """Found by the simulation, seed 1602: the abort followed the take-over, and its entry is the writer's only one."""
-    lost, others = _losses(1, "old", "T"), _losses(2, "old", "valid")
-    late: list[tuple[int, DecisionRecord]] = [
-        (9, _partition_taken("new")),
-        (10, _abort("T", "old")),
-        (11, _abort("T", "new", "superseded")),
+def test_losses_count_where_the_ledger_has_no_take_over_before_them() -> None:
+    """Compaction keeps one `partition-taken` only, and agents of earlier releases recorded none."""
+    earlier, later = _losses(1, "older"), _losses(2, "old")
+
+    assert entries_in_force([earlier, later, _partition_taken("new")]) == [(later, True)]
+
+
+def test_a_writer_of_whose_losses_none_counts_has_lost_nothing() -> None:
+    """Found by the simulation, seeds 1602 and 702268: the only entry is one of a replaced agent."""
+    replaced = _losses(1, "old", "T")
+
+    [(entry, is_last)] = entries_in_force([_partition_taken("new"), replaced])
+
+    assert (entry, is_last) == (_losses(0, "").model_copy(update={"event_id": replaced.event_id}), False)
+
+
+def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
+    """Compaction keeps the last entry of a key, which would then be one that does not count."""
+    w = world()
+    restore_batch(w.state, "w", CommittedBatch(7, "T", None))
+    restore_losses(w.state, RecordLosses("v", 2, (m("p/*"),)))
+
+    record_again(w.state, _batch(6))
+    record_again(w.state, _losses(1, "old").model_copy(update={"writer": "v"}))
+
+    effects = step(w.state, Tick(w.now, w.offset, None))
+    assert [each for each in effects if isinstance(each, RecordBatch | RecordLosses)] == [
+        RecordBatch("T", "w", 7, None),
+        RecordLosses("v", 2, (m("p/*"),)),
     ]
 
-    [(nothing, is_last)] = entries_in_force([lost], PublishedDecisions(Position(7, "old"), late))
 
-    assert (nothing, is_last) == (_losses(0, "").model_copy(update={"event_id": lost.event_id}), False)
-    published = PublishedDecisions(Position(7, "old"), [(8, _abort("valid", "old")), *late])
-    assert entries_in_force([others, lost], published) == [(others, False)]
-    owners = PublishedDecisions(Position(7, "old"), [*late, (12, _abort("T", "new"))])
-    assert entries_in_force([lost], owners) == [(lost, True)]
+@pytest.mark.parametrize("batch_id", [7, 8])
+def test_a_batch_that_is_not_smaller_than_the_known_one_is_not_recorded_again(batch_id: int) -> None:
+    """A larger one is a completion that this agent has yet to read. Recording the smaller one would hide it."""
+    w = world()
+    restore_batch(w.state, "w", CommittedBatch(7, "T", None))
+
+    record_again(w.state, _batch(batch_id))
+
+    assert step(w.state, Tick(w.now, w.offset, None)) == []
 
 
 def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
     """The commit is a fact, even if the agent that read its completion no longer owned the partition."""
-    seven, six = (
-        BatchCommitted(event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch)
-        for batch in (7, 6)
-    )
+    seven, six = _batch(7), _batch(6)
 
-    assert entries_in_force([seven, six], NOTHING_DECIDED) == [(seven, False)]
+    assert entries_in_force([_partition_taken("new"), seven, six]) == [(seven, False)]
 
 
 @pytest.mark.parametrize("record_again", [True, False])
@@ -228,7 +249,10 @@ def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(record_again
     assert w.of(RecordLosses) == [lost] * record_again
 
 
-NOTHING_DECIDED = PublishedDecisions(Position(0, None), [])
+def _batch(batch_id: int) -> BatchCommitted:
+    return BatchCommitted(
+        event_id="e", table="s3://lake/t", transaction="T", writer="w", at=AT, batch_id=batch_id
+    )
 
 
 def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
@@ -240,21 +264,6 @@ def _losses(losses: int, term: str, transaction: str = "") -> ConflictsLost:
         at=AT,
         losses=losses,
         term=term,
-    )
-
-
-def _abort(transaction: str, term: str, reason: AbortReason = "conflict") -> Abort:
-    return Abort(
-        event_id=f"{transaction}-{term}",
-        table="s3://lake/t",
-        transaction=transaction,
-        writer="w",
-        at=AT,
-        agent="a",
-        cause_offset=0,
-        term=term,
-        reason=reason,
-        retriable=True,
     )
 
 
