@@ -34,7 +34,7 @@ SEND_TIMEOUT_SECONDS = 10.0
 """For the acknowledgement of one record. Longer than a leader election, which takes a few seconds."""
 
 GRACE_SECONDS = 5.0
-"""Added to the timeout inside the loop. A caller that has waited so long treats the loop as stuck."""
+"""Added to the timeout inside the loop. After the sum of both, a caller treats the loop as stuck."""
 
 STOP_SECONDS = 2.0
 """For a client to close its connections."""

@@ -27,7 +27,7 @@ from tests.spark.mortal_driver import STEPS
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 GRANT_SECONDS = "10"
-"""A successor waits so long for the lapse of a dead driver's grant. A live driver must not stall for so long."""
+"""How long a successor waits for the lapse of a dead driver's grant. A live driver must never stall for this time."""
 
 SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
 
