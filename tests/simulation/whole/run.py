@@ -62,7 +62,10 @@ def run(seed: int) -> CountedOutcome:
 
 
 def stream(seed: int, what: str) -> Random:
-    """Return the random stream of one part of the run. Drawing more from one stream changes no other."""
+    """Return the random stream of one part of the run. Drawing more from one stream changes no other.
+
+    The names of streams are part of what a seed means: renaming one needs a new `VERSION`.
+    """
     return Random(f"whole/{seed}/{what}")
 
 
