@@ -64,7 +64,7 @@ def test_the_version_is_the_installed_one() -> None:
         (["dev"], {}, "--data"),
         (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
         (["dev", "--data", "/w"], {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
-        (["demo", "--s3-bucket", "b"], {}, "give --s3-endpoint"),
+        (["demo", "--s3-bucket", "b"], {}, "--s3-bucket needs --s3-endpoint"),
     ],
 )
 def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
