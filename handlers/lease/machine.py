@@ -41,7 +41,7 @@ Time
 - A lease counts from *before* its write was sent, by the holder's monotonic clock, and the holder stops `drift` early. A
   contender waits until `validUntil` is past by `drift`, by its wall clock.
 - A renewal starts `renew_interval` after the last write was sent. If that write took long, a random delay is added: renewals of
-  many locks that were due at once, and had to wait for each other, drift apart.
+  many locks that were due at once, and had to wait for each other, spread out.
 - A lease that is not confirmed `margin` before its end is ended then. So the caller has that long to stop.
 - `strict`: another owner's lapsed lock is acquired only if its version stayed the same for a whole lease plus the drift, by our
   own monotonic clock. A live holder renews sooner than that, even if its wall clock is wrong. This assumes that no lease is

@@ -107,8 +107,8 @@ def test_without_kafka_or_the_topic_the_command_reports_what_is_missing(
     kafka: KafkaServer, local: Place
 ) -> None:
     failed(local.run("audit", bootstrap_servers=NOWHERE), 1, f"no Kafka broker answers at {NOWHERE}")
-    missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody-made-it")
-    failed(missing, 1, "there is no topic nobody-made-it.audit")
+    missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing")
+    failed(missing, 1, "there is no topic missing.audit")
 
 
 async def _topics(kafka: KafkaServer, prefix: str) -> dict[str, Any]:

@@ -459,7 +459,7 @@ class History:
     ) -> None:
         clock = self.offsets[agent]
         made = event(kind, true + clock, owner, agent, valid_until=sent + clock + VALIDITY, **fields)
-        self.published.append((true, made))  # type: ignore[arg-type]  # the parameter says that it is one of the union
+        self.published.append((true, made))  # type: ignore[arg-type]  # the type of `kind` is one of the union
 
     def log(self, data: st.DataObject) -> Log:
         """A log as Kafka may have it: agents are interleaved in any order, some events are repeated, the oldest are gone.

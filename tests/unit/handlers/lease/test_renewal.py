@@ -26,7 +26,7 @@ from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, for
 @pytest.mark.parametrize(
     ("took", "jitter", "spread"), [(0.4, 0.0, 0.0), (0.4, 0.5, 0.2), (0.002, 0.9, 0.0018), (9.0, 0.8, 1.2)]
 )
-def test_renewals_that_had_to_wait_for_each_other_drift_apart(
+def test_renewals_that_had_to_wait_for_each_other_spread_out(
     took: float, jitter: float, spread: float
 ) -> None:
     """A thousand locks were acquired at one moment. A fast answer adds no delay."""
