@@ -258,8 +258,8 @@ def explain_command(
         )
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
-        wanted = None if table is None else canonical_table(table)
-        explanation = run(lambda: explain(settings, transaction, wanted))
+        only_table = None if table is None else canonical_table(table)
+        explanation = run(lambda: explain(settings, transaction, only_table))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except AmbiguousError as ambiguous:

@@ -223,9 +223,11 @@ def audit_command(
     """
     settings = _settings(config, bootstrap_servers=bootstrap_servers)
     only_table = None if table is None else _parsed(lambda: canonical_table(table))
-    ours = settings.drift_seconds if drift is None else drift
-    hudi = settings.hudi_drift_seconds if drift is None else drift
-    audited = _run(lambda: lock_commands.audit(settings, only_table, Drifts(ours * 1000, hudi * 1000)))
+    agents_drift = settings.drift_seconds if drift is None else drift
+    hudi_drift = settings.hudi_drift_seconds if drift is None else drift
+    audited = _run(
+        lambda: lock_commands.audit(settings, only_table, Drifts(agents_drift * 1000, hudi_drift * 1000))
+    )
     if output is Output.JSON:
         typer.echo(json.dumps(lock_text.audit_fields(audited)))
     else:

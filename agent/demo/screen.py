@@ -96,10 +96,10 @@ class Screen:
         return Group(Text(), self._progress, states)
 
     def _state(self, writer: str) -> Text:
-        mine = [attempt for attempt in self.trace.attempts if attempt.writer == writer]
-        if not mine:
+        attempts = [attempt for attempt in self.trace.attempts if attempt.writer == writer]
+        if not attempts:
             return Text("Spark is starting", style="dim")
-        last = mine[-1]
+        last = attempts[-1]
         state = last.outcome.value if last.outcome is not Outcome.RUNNING else _activity(last)
         age = max(0.0, self._now - last.steps[-1].at)
         return Text(f"batch {last.batch_id}: {state}, {age:.0f} s", style="dim")
