@@ -36,13 +36,13 @@ COMPUTING = {
 NAMES = {
     Outcome.COMMITTED: "computing, then committed",
     Outcome.CONFLICT: "computing, then aborted by a conflict",
-    Outcome.ABORTED: "computing, then aborted for another reason",
+    Outcome.ABORTED: "computing, then aborted otherwise",
     Outcome.FAILED: "computing, then failed",
     Outcome.SKIPPED: "skipped: already committed",
     Outcome.RUNNING: "still running",
 }
 
-WAITING_LABEL = "waiting for admission or for the grant"
+WAITING_LABEL = "waiting for admission or grant"
 
 _WIDTH_INCHES = 13.0
 _DOTS_PER_INCH = 110
@@ -211,7 +211,7 @@ def _legend(figure: Figure, shown: dict[str, str], conflicts: int) -> None:
                 markersize=8,
                 color="white",
                 markeredgecolor="#8f1d1a",
-                label="abort received (arrow: from the winner)",
+                label="abort received (arrow: from winner)",
             )
         )
     if handles:

@@ -74,9 +74,7 @@ class Report:
         table.add_column(justify="left")
         table.add_column(justify="right")
         table.add_column(justify="left", style="dim")
-        table.add_row(
-            "rows expected", _count(check.expected), "every flight once, with the columns of both feeds"
-        )
+        table.add_row("rows expected", _count(check.expected), "every flight once, columns of both feeds")
         table.add_row("rows present", _count(check.present), "flights with at least one row")
         for name, found, meaning in (
             ("rows missing", check.missing, "flights without a row"),
@@ -89,7 +87,7 @@ class Report:
             table.add_row(
                 "time to stop, median",
                 _seconds(self.stops.p50),
-                "from the later marker to the end of the loser's Spark jobs",
+                "from the later marker to idle executors",
             )
             table.add_row(
                 "time to stop, maximum", _seconds(self.stops.max), f"of {self.stops.timed} aborted attempts"
@@ -102,7 +100,7 @@ class Report:
             table.add_row(
                 "computing time saved",
                 f"{self.waste.saved:.1f} s",
-                "compared with detecting the conflicts at commit time",
+                "compared with detection at commit time",
             )
         table.add_row("batches committed", _count(self.batches), _restarts(self.restarts))
         table.add_row("run time", f"{self.seconds:.0f} s", "including the start of Kafka and Spark")
