@@ -189,6 +189,6 @@ def unreachable(
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
-        f"kafka is unreachable: {doing} failed: {cause}; this call committed nothing; check the brokers and "
+        f"kafka is unreachable: {doing} failed: {cause}; nothing was committed by this call; check the brokers and "
         f"their security settings, then restart the query; brokers={bootstrap_servers} {facts}".rstrip()
     )
