@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -26,7 +26,8 @@ async def in_own_task(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[
             await leave.wait()
 
     task = asyncio.create_task(own())
-    await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
+    either: set[asyncio.Future[Any]] = {task, entered}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not entered.done():
         await task  # raises what the manager raised instead of starting
     try:

@@ -1,1 +1,1 @@
-"""The command line: what a person types and reads."""
+"""The command line: commands, options, and the text that they print."""

@@ -1,7 +1,8 @@
-"""`lakewarden`, the command line.
+"""The command `lakewarden`, except for its group `lock`.
 
-Exit status: 0 done, 1 it failed, 2 it was asked for wrongly. An error is one line on stderr that says what to do; the traceback
-of a bug comes with `--verbose`. Every setting has an environment variable (`LAKEWARDEN_…`); flags win.
+Exit codes: 0 success, 1 failure, 2 usage error. An error is one line on stderr that says what happened and what to do; with
+`--verbose`, an internal error prints its traceback. Every setting has an environment variable (`LAKEWARDEN_…`). Flags
+override the environment.
 """
 
 from __future__ import annotations
@@ -39,25 +40,27 @@ from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain
 from lakewarden.agent.operators.explain_json import explanation_json
-from lakewarden.agent.operators.status import TableView, conflicts, status
+from lakewarden.agent.operators.status import AUDIT_WINDOW, TableView, conflicts, status
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import ConflictDetected, canonical_table
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-WIDE = 2_000
-"""Columns of a line that no terminal shows."""
+UNLIMITED_COLUMNS = 2_000
+"""The width for output that goes to a file or a pipe."""
 
 app = typer.Typer(
     name="lakewarden",
-    help="Many streaming writers on one lake table: conflicts stopped early, commits granted under a storage lock.",
+    help="Coordinate many streaming writers on one lake table: the agent stops conflicting transactions early, and grants "
+    "commits while it holds a lock in the table's storage.",
+    epilog="Exit codes: 0 success, 1 failure, 2 usage error.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(name="demo", short_help="Watch two Spark queries collide on one table.")(demo_command)
-app.add_typer(lock_app, name="lock", short_help="Look at a table's lock; hold, release, audit it.")
+app.command(name="demo", short_help="Run two Spark queries that collide on one table.")(demo_command)
+app.add_typer(lock_app, name="lock", short_help="Inspect, hold, release or audit a table's lock.")
 
 
 Allow = Annotated[
@@ -65,13 +68,13 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="TABLE_GLOB",
-        help="Tables that events may name: URIs or globs; repeatable. Nothing else is touched.  [env: LAKEWARDEN_ALLOW]",
+        help="URI or glob of tables to serve; repeatable. The agent touches no other table.  [env: LAKEWARDEN_ALLOW]",
     ),
 ]
 
 
-def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
-    if asked:
+def _print_version(flag: bool) -> None:  # noqa: FBT001 - typer calls it with the flag's value
+    if flag:
         typer.echo(f"lakewarden {version('lakewarden')}")
         raise typer.Exit
 
@@ -80,10 +83,13 @@ def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it with t
 def _root(
     context: typer.Context,
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print the traceback of an error.")] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Print the traceback of an internal error, and more messages."),
+    ] = False,
     _: Annotated[
         bool,
-        typer.Option("--version", help="Say which version this is.", callback=_print_version, is_eager=True),
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     if verbose:
@@ -91,7 +97,7 @@ def _root(
     show_help_without_command(context)
 
 
-@app.command()
+@app.command(short_help="Run the agent.")
 def agent(
     bootstrap_servers: BootstrapServers = None,
     allow: Allow = None,
@@ -99,9 +105,10 @@ def agent(
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Run the agent, until SIGTERM or Ctrl-C.
+    """Run the agent until SIGTERM or Ctrl-C.
 
-    Everything else is set by environment variables or the TOML file: see the configuration reference.
+    All other settings are environment variables or keys of the TOML file; see docs/configuration.md. Agents with the same
+    group share the tables.
     """
     settings = Settings.load(
         config,
@@ -114,18 +121,25 @@ def agent(
     run(lambda: serve_until_signal(settings, lambda: _log_ready(settings)))
 
 
-@app.command(short_help="Run a real Kafka and the agent, for development.")
+@app.command(short_help="Run Kafka and the agent on this machine, for development.")
 def dev(
     data: Annotated[
         Path,
         typer.Option(
-            "--data", metavar="DIR", file_okay=False, help="Folder for everything; made if missing."
+            "--data",
+            metavar="DIR",
+            file_okay=False,
+            help="Folder for tables, Kafka's data and locks; created if missing.",
         ),
     ],
     kafka_port: Annotated[
         int,
         typer.Option(
-            "--kafka-port", min=0, max=65535, metavar="P", help="Port of the embedded Kafka; 0: a free one."
+            "--kafka-port",
+            min=0,
+            max=65535,
+            metavar="P",
+            help="Port of the embedded Kafka; 0: any free port.",
         ),
     ] = 0,
     allow: Allow = None,
@@ -134,17 +148,19 @@ def dev(
         typer.Option(
             "--lock-root",
             metavar="URI",
-            help="Where lock objects are kept; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
+            help="Folder for lock objects; default: DIR/.lakewarden.  [env: LAKEWARDEN_LOCK_ROOT]",
         ),
     ] = None,
     s3_endpoint: S3Endpoint = None,
 ) -> None:
-    """Run a real Kafka and the agent in one command, for development; needs a JDK 17 or newer, no Docker.
+    """Run Kafka and the agent on this machine, for development, until SIGTERM or Ctrl-C.
 
-    Tables under DIR are allowed. When everything serves, one JSON line is printed on stdout; logs go to stderr.
+    The command needs a JDK 17 or newer, but no Docker. It downloads Kafka the first time. The agent serves the tables below
+    DIR. When Kafka and the agent are ready, the command prints one line of JSON on stdout; logs go to stderr.
     """
-    wanted = Settings.load(allow=("file:///dev/*",))
-    configure_logging(wanted.log_format, wanted.log_level, stream=sys.stderr)
+    # The real settings need Kafka's address; these only configure the logs.
+    settings = Settings.load(allow=("file:///dev/*",))
+    configure_logging(settings.log_format, settings.log_level, stream=sys.stderr)
     run(
         lambda: run_dev(
             data.resolve(),
@@ -156,15 +172,19 @@ def dev(
     )
 
 
-@app.command(name="conflicts", short_help="Print who lost to whom, and on what.")
+@app.command(
+    name="conflicts", short_help="Print conflicts: the losing writer, the winning writer, and where."
+)
 def conflicts_command(
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the conflicts to come.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep running, and print new conflicts.")
+    ] = False,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
-    """Print the conflicts: who lost to whom, on what, after how long."""
+    """Print each conflict: the losing writer, the winning writer, the file groups that both touched, and the times."""
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
     configure_logging("auto", "warning", stream=sys.stderr)
 
@@ -186,16 +206,19 @@ def status_command(
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
-    """Print who holds each table's lock and until when, and which transactions are open, since when, waiting on what."""
+    """Print the state of each table: its lock with the holder and the end of the lease, and its open transactions.
+
+    The command reads the Kafka topics, so it also works while no agent runs.
+    """
     settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
     configure_logging("auto", "warning", stream=sys.stderr)
     try:
-        wanted = None if table is None else canonical_table(table)
+        only_table = None if table is None else canonical_table(table)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--table") from None
 
     async def show() -> None:
-        views = await status(settings, wanted)
+        views = await status(settings, only_table)
         if output is Output.JSON:
             typer.echo(json.dumps([asdict(view) for view in views]))
         elif views:
@@ -207,30 +230,36 @@ def status_command(
     run(show)
 
 
-@app.command(name="explain", short_help="Print what happened to a transaction, and why.")
+@app.command(name="explain", short_help="Print the history of one transaction, with reasons.")
 def explain_command(
     transaction: Annotated[
-        str, typer.Argument(metavar="TRANSACTION", help="Its id, or the beginning of it that no other has.")
+        str, typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.")
     ],
     table: Annotated[
         str | None,
-        typer.Option("--table", metavar="T", help="Its table, where transactions of several begin so."),
+        typer.Option("--table", metavar="T", help="The transaction's table, if the id is not unique."),
     ] = None,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
-    """Print what happened to a transaction and why, event by event, from the log alone.
+    """Print the history of one transaction, event by event, with the reason of each decision.
 
-    Exit status: 0 told; 1 there is no such transaction, or several begin so (then they are listed).
+    The command reads the Kafka topics, so it also works while no agent runs. If several ids begin with TRANSACTION, it
+    prints them.
+
+    Exit codes: 0 success; 1 no transaction or several transactions found, or another failure; 2 usage error.
     """
     configure_logging("auto", "warning", stream=sys.stderr)
     if not transaction:
-        raise typer.BadParameter("it is empty; see lakewarden status, conflicts", param_hint="TRANSACTION")
+        raise typer.BadParameter(
+            "the transaction id is empty; lakewarden status and lakewarden conflicts print ids",
+            param_hint="TRANSACTION",
+        )
     settings = Settings.load(config, bootstrap_servers=bootstrap_servers)
     try:
-        wanted = None if table is None else canonical_table(table)
-        explanation = run(lambda: explain(settings, transaction, wanted))
+        only_table = None if table is None else canonical_table(table)
+        explanation = run(lambda: explain(settings, transaction, only_table))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     except AmbiguousError as ambiguous:
@@ -246,7 +275,7 @@ def explain_command(
 
 
 def main() -> None:
-    """The entry point: turns errors into one line and an exit status."""
+    """Run the command line: print errors as one line, and exit with the code."""
     try:
         result = app(standalone_mode=False, prog_name="lakewarden")
     except typer.Exit as done:
@@ -260,14 +289,14 @@ def main() -> None:
     except AgentError as error:
         _exit_with_error(str(error), EXIT_FAILED)
     except BrokenPipeError:
-        # Whoever read our output has gone: nothing to tell.
+        # The reader of our output has exited, so no message can reach it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except Exception as error:
         if os.environ.get("LAKEWARDEN_VERBOSE"):
             raise
         _exit_with_error(
-            f"unexpected: {error!r}; run it again with --verbose for the traceback, and report it",
+            f"internal error: {error!r}; run the command with --verbose for the traceback, and report it",
             EXIT_FAILED,
         )
     else:
@@ -281,11 +310,11 @@ def _exit_with_error(message: str, status_code: int) -> None:
 
 
 def _usage_error_text(error: typer.TyperException) -> str:
-    """What was wrong, and which help to read."""
+    """The usage error, followed by the command that prints help."""
     context: typer.Context | None = getattr(error, "ctx", None)
-    told = error.format_message().replace("Value error, ", "").rstrip(".")
-    link = " See" if told.endswith("?") else "; see"
-    return told if context is None else f"{told}{link} {context.command_path} --help"
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    link = " See" if message.endswith("?") else "; see"
+    return message if context is None else f"{message}{link} {context.command_path} --help"
 
 
 def _log_ready(settings: Settings) -> None:
@@ -299,33 +328,33 @@ def _conflict_line(event: ConflictDetected) -> str:
         f"{each.partition or '(unpartitioned)'} {each.file_group}" for each in event.conflicts[:3]
     )
     more = f" and {len(event.conflicts) - 3} more" if len(event.conflicts) > 3 else ""
-    how = "had committed" if event.kind == "commit" else "was first"
+    state = "had committed" if event.kind == "commit" else "was open"
     return (
-        f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  {event.victim_writer} lost to {event.winner_writer}, which {how}: "
-        f"{where}{more}; stopped {event.victim_age_seconds:.1f} s after it began, "
-        f"found {event.detected_after_ms:.1f} ms after the marker"
+        f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  {event.victim_writer} lost to {event.winner_writer}, which {state}: "
+        f"{where}{more}; aborted {event.victim_age_seconds:.1f} s after its intent, "
+        f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
 
 
 def _print_table(view: TableView) -> None:
     lock = view.lock
     if lock is None:
-        held = "lock: never taken in the last quarter of an hour"
+        text = f"lock: not used in the last {AUDIT_WINDOW.total_seconds() / 60:.0f} minutes"
     elif lock.held:
-        held = f"lock: held by agent {lock.agent} until {lock.valid_until}"
+        text = f"lock: held by agent {lock.agent} until {lock.valid_until}"
     elif lock.last_step in ("lock-acquired", "lock-renewed"):
-        held = f"lock: lapsed; held by agent {lock.agent} until {lock.valid_until}"
+        text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}"
     else:
-        held = f"lock: {lock.last_step.removeprefix('lock-')}" + (f" ({lock.detail})" if lock.detail else "")
+        text = f"lock: {lock.last_step.removeprefix('lock-')}" + (f" ({lock.detail})" if lock.detail else "")
     tree = Tree(view.table)
-    tree.add(held)
+    tree.add(text)
     if view.transactions:
         rows = Table(
             "writer",
             "batch",
             "phase",
             "since",
-            "waits on",
+            "waits for",
             "partitions",
             "file groups",
             "transaction",
@@ -345,8 +374,8 @@ def _print_table(view: TableView) -> None:
         tree.add(rows)
     else:
         tree.add("no open transaction")
-    # Into a file or a pipe nothing is cut off.
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else WIDE).print(tree)
+    # Lines in a file or a pipe are not cut.
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(tree)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The configuration reference, written from the settings class.
+"""Generates the configuration reference from the settings class.
 
     python -m lakewarden.agent.cli.configuration_reference > docs/configuration.md
 
-
-A test compares the file with what this prints, so that a setting can't change without its line.
+A test compares the file with the output, so that a setting can't change without its line.
 """
 
 from __future__ import annotations
@@ -29,11 +28,13 @@ _GROUPS = (
 _FLAGS = {"bootstrap_servers", "allow", "lock_root", "s3_endpoint"}
 _INTRODUCTION = f"""# Configuration
 
-Written by `python -m lakewarden.agent.cli.configuration_reference` from `agent/settings.py`; don't edit.
+Generated from `agent/settings.py` by `python -m lakewarden.agent.cli.configuration_reference`; don't edit.
 
-Every setting is an environment variable, or a key of the TOML file that `--config` or `${CONFIG_VARIABLE}` names; some are
-flags too. Flags win over the environment, the environment over the file. Durations are in seconds. Everything is checked before
-anything starts, ratios included: `validity ≥ 10 × renew`, `request_timeout < renew`, `grant < validity − drift`.
+Every setting is an environment variable and a key of the TOML file that `--config` or `${CONFIG_VARIABLE}` names. Some are
+also flags. Flags override the environment, and the environment overrides the file. Durations are in seconds.
+
+The agent checks all settings before it starts, including these ratios: `validity ≥ 10 × renew`,
+`request_timeout < renew`, `grant < validity − drift`.
 """
 
 
@@ -45,12 +46,12 @@ def render() -> str:
         names = [name for name in left if name.startswith(prefixes)]
         rows = [_row(name, left.pop(name)) for name in names]
         sections.append(
-            f"## {title}\n\n| setting | variable | default | what it is |\n| --- | --- | --- | --- |\n"
+            f"## {title}\n\n| setting | variable | default | description |\n| --- | --- | --- | --- |\n"
             + "\n".join(rows)
             + "\n"
         )
     if left:
-        raise AssertionError(f"settings in no group of the reference: {sorted(left)}")
+        raise AssertionError(f"add these settings to a group of the reference: {sorted(left)}")
     return "\n".join(sections)
 
 
@@ -73,7 +74,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _default(field: FieldInfo) -> str:
     if field.default_factory is not None:
-        return "host, process and chance"
+        return "host name, process id and random characters"
     if field.default in (None, ()):
         return "–"
     if isinstance(field.default, bool):

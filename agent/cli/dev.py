@@ -1,7 +1,7 @@
-"""`lakewarden dev`: a real Kafka and the agent in one foreground process, everything kept in one folder.
+"""`lakewarden dev`: Kafka and the agent for development, with all data in one folder.
 
-Kafka and the locks live in `<data>/.lakewarden`, so that a second start finds topics, offsets and locks again. When everything
-serves, one JSON line is printed on stdout; logs and progress go to stderr.
+Kafka's data and the locks are in `<data>/.lakewarden`, so that the next start uses the same topics, offsets and locks. When
+Kafka and the agent are ready, one line of JSON is printed on stdout; logs and progress go to stderr.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ HIDDEN = ".lakewarden"
 async def run_dev(
     data: Path, *, kafka_port: int, allow: tuple[str, ...], lock_root: str | None, s3_endpoint: str | None
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `data` is an absolute path without links."""
+    """Serve until SIGINT or SIGTERM. `data` is an absolute path without symbolic links."""
     hidden = data / HIDDEN
-    # Wrong settings are told before anything is started.
-    given = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
-    root = given.lock_root or hidden.as_uri()
-    # A path may be written into a table's URI as it is, or with its spaces escaped.
-    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *given.allow)))
-    _make(hidden)
+    # Report wrong settings before anything is started.
+    checked = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
+    root = checked.lock_root or hidden.as_uri()
+    # A table's URI may contain the path unchanged, or with its spaces escaped.
+    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *checked.allow)))
+    _create_folder(hidden)
     kafka = EmbeddedKafka(
         hidden / "kafka", port=kafka_port, on_progress=lambda text: typer.echo(text, err=True)
     )
@@ -54,12 +54,12 @@ async def run_dev(
         raise AgentError(str(error)) from error
 
 
-def _make(folder: Path) -> None:
+def _create_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise AgentError(
-            f"nothing can be kept in {folder}: {error.strerror}; choose another --data"
+            f"the folder {folder} can't be created or written: {error.strerror}; choose another --data"
         ) from error

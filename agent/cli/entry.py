@@ -1,4 +1,4 @@
-"""The entry point `lakewarden`. A writer's installation has no agent in it, and says so instead of failing to import."""
+"""The entry point of `lakewarden`. A writer's installation lacks the agent's dependencies, and gets an error that says so."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, if what it needs is installed."""
+    """Run the command line, or exit with an error if its dependencies are not installed."""
     try:
         from lakewarden.agent.cli import app as cli
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("lakewarden"):
             raise
         sys.stderr.write(
-            f"lakewarden: this installation has no command line ({missing.name} is missing): pip install 'lakewarden[agent]'\n"
+            f"lakewarden: the command line is not installed ({missing.name} is missing); run pip install 'lakewarden[agent]'\n"
         )
         sys.exit(1)
     cli.main()

@@ -1,4 +1,4 @@
-"""`lakewarden lock`: the options of each command, and its exit status."""
+"""The commands `lakewarden lock …`: their options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lakewarden.handlers.explain.lock_audit import Drifts
 EXIT_FAILED = 1
 
 lock_app = typer.Typer(
-    help="Look at a table's lock, hold it round a command, give it back by hand, audit what was done.",
+    help="Inspect a table's lock, hold it while a command runs, release it by hand, or audit its history.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -42,11 +42,11 @@ lock_app = typer.Typer(
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="URI or absolute path of the table.")]
 Lock = Annotated[
     str | None,
-    typer.Option("--lock", metavar="URI", help="The lock object itself, wherever it is."),
+    typer.Option("--lock", metavar="URI", help="URI of the lock object, if it is not at its usual place."),
 ]
 Hudi = Annotated[
     bool,
-    typer.Option("--hudi", help="Hudi's own lock of the table: .hoodie/.locks/table_lock.json"),
+    typer.Option("--hudi", help="Use Hudi's lock of the table: .hoodie/.locks/table_lock.json"),
 ]
 
 _Value = TypeVar("_Value")
@@ -57,26 +57,30 @@ def _help(context: typer.Context) -> None:
     show_help_without_command(context)
 
 
-@lock_app.command(name="probe", short_help="Ask a store whether locks may be kept in it.")
+@lock_app.command(name="probe", short_help="Check that a store honours conditional writes.")
 def probe_command(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="Bucket or folder, with or without a prefix.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="Bucket with or without a prefix, or local folder.")
+    ],
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Ask a store whether it honours conditional writes, on which every lock rests.
+    """Check that a store honours conditional writes. Every lock depends on them.
 
-    Writes one small object below URI and removes it; at most 4 requests. Exit status: 0 locks may be kept there, 1 they must not.
+    The command writes a small object below URI and deletes it, in at most 4 requests.
+
+    Exit codes: 0 the store can hold locks; 1 it can't, or it did not answer; 2 usage error.
     """
     settings = _settings(config, s3_endpoint=s3_endpoint)
-    root = _usage_checked(lambda: _lock_folder(uri))
+    root = _parsed(lambda: _lock_folder(uri))
     probed = _run(lambda: lock_commands.probe_place(settings, root))
     typer.echo(
-        f"{root} honours both conditions (write if absent, write if unchanged): locks may be kept there; "
+        f"{root} honours both conditions (write if absent, write if unchanged), so it can hold locks; "
         f"{lock_commands.spent(probed.requests, probed.seconds)}"
     )
 
 
-@lock_app.command(name="show", short_help="Print who holds a table's lock and until when.")
+@lock_app.command(name="show", short_help="Print the holder of a table's lock and the end of its lease.")
 def show_command(
     *,
     table: Table,
@@ -87,9 +91,11 @@ def show_command(
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Print who holds a table's lock and until when, as the lock object says.
+    """Print the content of a table's lock object: its state, its holder and the end of the lease.
 
-    Only reads. Exit status: 0 whatever it says, or if it is absent; 1 if it could not be read.
+    The command only reads.
+
+    Exit codes: 0 success, also if there is no lock object; 1 the lock object could not be read; 2 usage error.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint)
     _check_uris(table, lock)
@@ -105,13 +111,13 @@ def show_command(
         _print(lock_text.view_lines(view))
 
 
-@lock_app.command(name="hold", short_help="Take a table's lock, and run a command under it.")
+@lock_app.command(name="hold", short_help="Acquire a table's lock and run a command while it is held.")
 def hold_command(
     *,
     table: Table,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="COMMAND", help="Program to run under the lock, and its arguments: after --."),
+        typer.Argument(metavar="COMMAND", help="Program to run, with its arguments, after --."),
     ] = None,
     seconds: Annotated[
         float,
@@ -119,16 +125,17 @@ def hold_command(
             "--seconds",
             metavar="N",
             min=0.001,
-            help=f"How long to hold it at most. A command is then sent SIGTERM, {GRACE_SECONDS:g} s later SIGKILL.",
+            help="Hold the lock for at most N seconds. A command that still runs then gets SIGTERM, and SIGKILL "
+            f"{GRACE_SECONDS:g} s later.",
         ),
     ],
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="S", min=0, help="How long to wait for it; 0: one try."),
+        typer.Option("--wait", metavar="S", min=0, help="Wait at most S seconds for the lock; 0: try once."),
     ] = 0,
     shell: Annotated[
         str | None,
-        typer.Option("--exec", metavar="CMD", help="Run this by /bin/sh -c; instead of -- COMMAND."),
+        typer.Option("--exec", metavar="CMD", help="Shell command for /bin/sh -c, instead of -- COMMAND."),
     ] = None,
     lock: Lock = None,
     hudi: Hudi = False,
@@ -136,34 +143,37 @@ def hold_command(
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Take a table's lock, renew it, run a command under it, give it back.
+    """Acquire a table's lock, run a command while the lock is renewed, then release the lock.
 
-    Without a command it is held for N seconds, or until SIGINT or SIGTERM; with one, until that has ended, and the signals are
-    passed on. The command finds LAKEWARDEN_LOCK_OWNER, LAKEWARDEN_LOCK_URI and LAKEWARDEN_TABLE in its environment.
+    Without a command, the lock is held for N seconds, or until SIGINT or SIGTERM. With a command, the lock is held until the
+    command has ended, and signals are passed on to it. The command's environment contains LAKEWARDEN_LOCK_OWNER,
+    LAKEWARDEN_LOCK_URI and LAKEWARDEN_TABLE.
 
-    Exit status: the command's (128 + signal if it was killed); 75 the lock could not be had; 76 it was lost, and the command
-    ended for that; 124 the command's time was up; 1 failed; 2 asked for wrongly.
+    Exit codes: the command's own (128 + signal number if a signal killed it); 75 the lock was not acquired; 76 the lock was
+    lost, and the command was ended; 124 the command was ended after N seconds; 1 failure; 2 usage error.
     """
     if shell is not None and command:
-        raise typer.BadParameter("give --exec or a command after --, not both")
+        raise typer.BadParameter("use --exec or a command after --, not both")
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
     _check_uris(table, lock)
     argv = ["/bin/sh", "-c", shell] if shell is not None else command or []
     locate = partial(lock_commands.locate, settings, table, lock, hudi=hudi)
-    order = HoldOptions(
+    options = HoldOptions(
         locate, seconds, wait, argv, _print_message, _print_if_verbose if argv else _print_line
     )
-    raise typer.Exit(_run(lambda: hold(settings, order)))
+    raise typer.Exit(_run(lambda: hold(settings, options)))
 
 
-@lock_app.command(name="release", short_help="Give a table's lock back for its owner.")
+@lock_app.command(name="release", short_help="Release a table's lock on behalf of its owner.")
 def release_command(
     *,
     table: Table,
     owner: Annotated[
         str,
         typer.Option(
-            "--if-owner", metavar="UUID", help="Only if this owner holds it: see lakewarden lock show."
+            "--if-owner",
+            metavar="UUID",
+            help="The owner that holds the lock, as printed by lakewarden lock show.",
         ),
     ],
     lock: Lock = None,
@@ -172,10 +182,12 @@ def release_command(
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Give a table's lock back for an owner that can't: the only way to free it by hand. Never delete a lock object.
+    """Release a table's lock on behalf of an owner that can't do so. Never delete a lock object instead.
 
-    A lease ends by itself, so this only saves waiting. If its owner is alive after all, it may believe in its lease for a while.
-    Exit status: 0 that owner holds it no more; 1 nothing was written.
+    A lease expires by itself, so this only saves waiting time. If the owner is alive after all, it may rely on its lease
+    until its next renewal.
+
+    Exit codes: 0 the owner no longer holds the lock; 1 nothing was written; 2 usage error.
     """
     settings = _settings(config, lock_root=lock_root, s3_endpoint=s3_endpoint, table=table)
     _check_uris(table, lock)
@@ -188,7 +200,7 @@ def release_command(
     _print(lock_text.release_lines(result, uri))
 
 
-@lock_app.command(name="audit", short_help="Prove that no two owners held a lock at once.")
+@lock_app.command(name="audit", short_help="Prove that a lock never had two owners at once.")
 def audit_command(
     *,
     table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table's lock.")] = None,
@@ -198,22 +210,24 @@ def audit_command(
             "--drift",
             metavar="S",
             min=0,
-            help="How much two agents' clocks may differ; default: the settings' drift_seconds, hudi_drift_seconds.",
+            help="Largest difference between two agents' clocks; default: the settings drift_seconds and hudi_drift_seconds.",
         ),
     ] = None,
     output: OutputFormat = Output.TEXT,
     bootstrap_servers: BootstrapServers = None,
     config: Config = None,
 ) -> None:
-    """Prove from the audit log that no two owners held one lock at once, or show where they did.
+    """Prove from the audit topic that a lock never had two owners at once, or print when it had.
 
-    Exit status: 0 proven; 1 not: two owners at once, or records that can't be read.
+    Exit codes: 0 proven; 1 two owners at once, or some records could not be read; 2 usage error.
     """
     settings = _settings(config, bootstrap_servers=bootstrap_servers)
-    wanted = None if table is None else _usage_checked(lambda: canonical_table(table))
-    ours = settings.drift_seconds if drift is None else drift
-    hudi = settings.hudi_drift_seconds if drift is None else drift
-    audited = _run(lambda: lock_commands.audit(settings, wanted, Drifts(ours * 1000, hudi * 1000)))
+    only_table = None if table is None else _parsed(lambda: canonical_table(table))
+    agents_drift = settings.drift_seconds if drift is None else drift
+    hudi_drift = settings.hudi_drift_seconds if drift is None else drift
+    audited = _run(
+        lambda: lock_commands.audit(settings, only_table, Drifts(agents_drift * 1000, hudi_drift * 1000))
+    )
     if output is Output.JSON:
         typer.echo(json.dumps(lock_text.audit_fields(audited)))
     else:
@@ -229,34 +243,34 @@ def _run(work: Callable[[], Coroutine[Any, Any, _Value]]) -> _Value:
 
 
 def _settings(config: Path | None, table: str | None = None, **flags: object) -> Settings:
-    """The settings, and the table that is named allowed by that."""
+    """Load the settings. A table on the command line is allowed without the setting `allow`."""
     configure_logging("text", "error", stream=sys.stderr)
     settings = Settings.load(config, **flags)
     if table is None:
         return settings
-    return settings.model_copy(update={"allow": (_usage_checked(lambda: canonical_table(table)),)})
+    return settings.model_copy(update={"allow": (_parsed(lambda: canonical_table(table)),)})
 
 
 def _check_uris(table: str, lock: str | None) -> None:
-    _usage_checked(lambda: canonical_table(table))
+    _parsed(lambda: canonical_table(table))
     if lock is not None:
-        _usage_checked(lambda: canonical_table(lock))
+        _parsed(lambda: canonical_table(lock))
 
 
-def _usage_checked(read: Callable[[], _Value]) -> _Value:
+def _parsed(parse: Callable[[], _Value]) -> _Value:
     try:
-        return read()
+        return parse()
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
 def _lock_folder(uri: str) -> str:
-    """A bucket or folder, spelled as locations are; a bucket alone is a place, though no table."""
+    """The canonical URI of a bucket or folder. A bucket alone is valid here, although it is no table."""
     try:
         return canonical_table(f"{uri}/probed").removesuffix("/probed")
     except ValueError:
         raise ValueError(
-            f"no place for locks: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
+            f"not a bucket or folder: {uri!r}; write s3://bucket[/prefix] or an absolute local path"
         ) from None
 
 
@@ -275,6 +289,6 @@ def _print_line(line: str) -> None:
 
 
 def _print_if_verbose(line: str) -> None:
-    """What went well round a command: it has the word."""
+    """Print progress only with --verbose, because the command's own output is on the terminal."""
     if os.environ.get("LAKEWARDEN_VERBOSE"):
         _print_message(line)

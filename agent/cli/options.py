@@ -1,4 +1,4 @@
-"""What several commands share: their options, and how one is run."""
+"""Options that several commands share, and the function that runs a command's work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class Output(StrEnum):
-    """How a command prints its answer."""
+    """The output format of a command."""
 
     TEXT = "text"
     JSON = "json"
@@ -27,7 +27,7 @@ BootstrapServers = Annotated[
     typer.Option(
         "--bootstrap-servers",
         metavar="SERVERS",
-        help="Kafka brokers, host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
+        help="Kafka brokers as host:port, comma-separated.  [env: LAKEWARDEN_BOOTSTRAP_SERVERS; default: localhost:9092]",
     ),
 ]
 Config = Annotated[
@@ -39,7 +39,7 @@ LockRoot = Annotated[
     typer.Option(
         "--lock-root",
         metavar="URI",
-        help="Where lock objects are kept; default: the table's own bucket.  [env: LAKEWARDEN_LOCK_ROOT]",
+        help="Folder or bucket for lock objects; default: the table's own bucket.  [env: LAKEWARDEN_LOCK_ROOT]",
     ),
 ]
 S3Endpoint = Annotated[
@@ -48,11 +48,11 @@ S3Endpoint = Annotated[
         "--s3-endpoint", metavar="URL", help="S3 endpoint; default: AWS.  [env: LAKEWARDEN_S3_ENDPOINT]"
     ),
 ]
-OutputFormat = Annotated[Output, typer.Option("--output", help="text or json")]
+OutputFormat = Annotated[Output, typer.Option("--output", help="Output format.")]
 
 
 def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
-    """Run a command's work to its end; of several problems at once, the one that says what to do is raised."""
+    """Run a command's work. Of several simultaneous errors, raise the one that says what to do."""
     try:
         return anyio.run(work)
     except KeyboardInterrupt:
@@ -62,7 +62,7 @@ def run(work: Callable[[], Coroutine[Any, Any, _Result]]) -> _Result:
 
 
 def _most_useful_error(problems: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first problem that says what to do, else the first."""
+    """The first `AgentError`, else the first error."""
     known, _ = problems.split(AgentError)
     leaf: BaseException = known or problems
     while isinstance(leaf, BaseExceptionGroup):
@@ -71,7 +71,7 @@ def _most_useful_error(problems: BaseExceptionGroup[BaseException]) -> BaseExcep
 
 
 def show_help_without_command(context: typer.Context) -> None:
-    """For the callback of a group (`invoke_without_command`): nothing was asked for, so say what can be."""
+    """Print help and exit with 2 if no command was given. For the callback of a group (`invoke_without_command`)."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)

@@ -1,5 +1,5 @@
-"""`lakewarden demo`: two streaming queries collide on one Paimon table, and nothing is lost.
+"""`lakewarden demo`: two streaming queries write one Paimon table, and no row is lost.
 
-Nothing of the product depends on this package. It starts the product's own commands as a user would, each as a
-process of its own, and judges what they left behind: the table row by row, and the log of who stopped when.
+No other package depends on this one. The demo starts the product's commands as a user would, each in its own process. At the
+end it compares the table with the input row by row, and computes from the log how fast conflicting attempts were stopped.
 """

@@ -1,4 +1,4 @@
-"""`lakewarden demo`, for the command line."""
+"""The command `lakewarden demo`: options, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS
 
 
 class ReportForm(StrEnum):
-    """How the final report is printed."""
+    """The format of the final report."""
 
     TEXT = "text"
     JSON = "json"
@@ -24,40 +24,45 @@ def demo_command(
     days: Annotated[
         int,
         typer.Option(
+            metavar="N",
             min=1,
             max=365,
             envvar="LAKEWARDEN_DEMO_DAYS",
-            help="How many days of the year 2013 the two queries bring; a day has about 920 flights; 365 is all.",
+            show_envvar=False,
+            help="Number of days of flights to write; a day has about 920 flights.  [env: LAKEWARDEN_DEMO_DAYS]",
         ),
     ] = DEFAULT_DAYS,
     without_agent: Annotated[
         bool,
         typer.Option(
             "--without-agent",
-            help="Run the same two queries uncoordinated, and print which rows that loses. Exits 0.",
+            help="Run the same two queries without an agent, and print how many rows are lost.",
         ),
     ] = False,
     s3_endpoint: Annotated[
         str | None,
         typer.Option(
             envvar="LAKEWARDEN_S3_ENDPOINT",
+            show_envvar=False,
             metavar="URL",
-            help="Put table and locks on this S3 server instead of the local disk. "
-            "Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+            help="Use this S3 server for table and locks instead of the local disk, with the credentials in "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.  [env: LAKEWARDEN_S3_ENDPOINT]",
         ),
     ] = None,
     s3_bucket: Annotated[
         str | None,
         typer.Option(
             envvar="LAKEWARDEN_DEMO_S3_BUCKET",
+            show_envvar=False,
             metavar="NAME",
-            help=f"Bucket for --s3-endpoint; made if it is missing.  [default: {DEFAULT_BUCKET}]",
+            help="Bucket on the S3 server; created if missing.  "
+            f"[env: LAKEWARDEN_DEMO_S3_BUCKET; default: {DEFAULT_BUCKET}]",
         ),
     ] = None,
     output: Annotated[
         ReportForm,
         typer.Option(
-            help="`text` for people. `json` prints the report as one JSON object on stdout, all else on stderr."
+            help="Format of the report. With json, the report is one JSON object on stdout, and all other output goes to stderr."
         ),
     ] = ReportForm.TEXT,
     data: Annotated[
@@ -65,35 +70,36 @@ def demo_command(
         typer.Option(
             metavar="DIR",
             file_okay=False,
-            help="Keep feeds, table, checkpoints and logs in a new folder under DIR; without it they are removed.",
+            help="Keep feeds, table, checkpoints and logs in a new folder below DIR. By default they are deleted.",
         ),
     ] = None,
     picture: Annotated[
         Path,
-        typer.Option(metavar="PATH", dir_okay=False, help="Where to write the picture of the run, a PNG."),
+        typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as PNG."),
     ] = Path("lakewarden-demo.png"),
 ) -> None:
-    """Watch two Spark streaming queries collide on one Paimon table, and lose nothing.
+    """Run two Spark streaming queries that collide on one Paimon table, and verify that no row is lost.
 
-    Real flights, a real Kafka, real Spark; no Docker, and nothing is left running. At the end the table is compared
-    with the input row by row.
+    The demo starts Kafka, an agent and Spark on this machine, and stops them at the end. It needs a JDK 17 or newer, but no
+    Docker. The input are the flights that left New York in 2013. At the end, the demo compares the table with the input row
+    by row.
 
-    Exit status: 0 every row is there once and right (with --without-agent: the run went to its end); 1 it is not, or
-    the run failed; 130 stopped by Ctrl-C.
+    Exit codes: 0 every row is present exactly once and correct, or the run with --without-agent has ended; 1 a row is missing
+    or wrong, or the run failed; 2 usage error; 130 interrupted by Ctrl-C.
     """
     if s3_bucket is not None and s3_endpoint is None:
-        raise typer.BadParameter(
-            "a bucket needs its server: give --s3-endpoint, too", param_hint="--s3-bucket"
-        )
+        raise typer.BadParameter("--s3-bucket needs --s3-endpoint", param_hint="--s3-bucket")
     console = Console(stderr=output is ReportForm.JSON, highlight=False)
     errors = Console(stderr=True, highlight=False)
     try:
-        # Not at the top: `lakewarden --help` must work without the demo's own dependencies.
+        # Imported here so that `lakewarden --help` works without the demo's dependencies.
         from lakewarden.agent.demo.errors import DemoError
         from lakewarden.agent.demo.run import DemoSettings, run_demo
     except ImportError as error:
         errors.print(
-            f"error: {error.name} is not installed; install lakewarden[demo]", style="red", markup=False
+            f"error: {error.name} is not installed; run pip install 'lakewarden[demo]'",
+            style="red",
+            markup=False,
         )
         raise typer.Exit(1) from error
     settings = DemoSettings(
@@ -110,7 +116,7 @@ def demo_command(
         errors.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        errors.print("stopped; nothing is left running", markup=False)
+        errors.print("interrupted; all processes of the demo have ended", markup=False)
         raise typer.Exit(130) from error
     if output is ReportForm.JSON:
         typer.echo(report.as_json())

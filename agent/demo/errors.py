@@ -1,7 +1,7 @@
-"""The one way in which the demo fails on purpose."""
+"""The demo's error."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """One line for the person who ran the demo: what went wrong, and what to do or where to look."""
+    """The demo failed. The message is one line: what happened, and what to do or where to look."""

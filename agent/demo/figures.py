@@ -1,14 +1,14 @@
-"""The demo's figures, each defined here: how fast losers stopped, what that saved, and whether all accounts agree.
+"""The demo's figures: how fast losers stopped, how much computing time that saved, and whether all sources agree.
 
-*Stopped after*: from the moment at which a conflict since until the loser's last Spark job had ended. A conflict
-arises when the younger of the two markers on the same file group is published (its event's own `at`); the loser's
-driver notes when its jobs have ended. Publishing, Kafka, the agent, the abort's way back and Spark's cancelling all
-lie in between. All processes run on one machine and share its clock.
+*Time to stop*: from the start of a conflict to the end of the loser's last Spark job. A conflict starts when the later of two
+markers on the same file group is published (the `at` of its event); the loser's driver records the end of its jobs. The time
+includes publishing, Kafka, the agent, the way back of the abort, and Spark's cancellation. All processes use the clock of one
+machine.
 
-*Saved*: found at commit time, the same conflict would have cost the loser the whole of its computation. For every
-attempt aborted by a conflict we take what its writer's own committed attempts needed (median from admission to
-commit request), less the age at which the attempt was stopped, and never less than nothing. Time spent waiting in
-line is no computation and counts on neither side. A writer without a committed attempt saves nothing.
+*Saved*: if the conflict had been detected at commit time, the loser would have computed its whole batch. For every attempt that
+a conflict aborted, the saved time is the usual computing time of its writer (the median from admission to commit request over
+its committed attempts), minus the computing time of the attempt, and at least zero. Time in the admission queue is not
+computing time. A writer without a committed attempt saves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lakewarden.events import ALL_FILE_GROUPS, CommitRequested, ConflictDetected
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Seconds from a conflict to the loser's idle executors, over all conflicts that could be timed."""
+    """Seconds from the start of a conflict to the end of the loser's Spark jobs, over all conflicts with both times."""
 
     p50: float | None
     max: float | None
@@ -34,21 +34,21 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Writer-seconds of the attempts that conflicts aborted."""
+    """Computing time of the attempts that conflicts aborted, in writer-seconds."""
 
     spent: float
-    """Computed in vain before they stopped."""
+    """Computing time until they stopped."""
     saved: float
-    """Not computed, because they were stopped."""
+    """Computing time that was not spent, because they were stopped early."""
 
 
 def stop_seconds(trace: Trace, log: ConflictLog) -> Stops:
-    """How long after each conflict since its loser had stopped."""
-    since = conflict_times(log)
+    """The time to stop, over all conflicts."""
+    started = conflict_times(log)
     waits = [
-        max(0.0, stopped.at - since[attempt.transaction])
+        max(0.0, stopped.at - started[attempt.transaction])
         for attempt in trace.attempts
-        if attempt.transaction in since
+        if attempt.transaction in started
         and (stopped := attempt.first("jobs-stopped")) is not None
         and stopped.detail.get("gone", True)
     ]
@@ -56,7 +56,7 @@ def stop_seconds(trace: Trace, log: ConflictLog) -> Stops:
 
 
 def conflict_times(log: ConflictLog) -> dict[str, float]:
-    """When the conflict of each victim since: both sides had marked, the younger marker just now."""
+    """When the conflict of each victim started: the time of the later marker."""
     marks: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for event in log.writer_events:
         if isinstance(event, MarkerCreated | CommitRequested):
@@ -64,15 +64,17 @@ def conflict_times(log: ConflictLog) -> dict[str, float]:
             marks[event.transaction] += [
                 (at, marker.partition, marker.file_group) for marker in event.markers
             ]
-    since: dict[str, float] = {}
+    started: dict[str, float] = {}
     for conflict in log.conflicts:
-        moments = list(_moments(conflict, marks))
-        if moments:
-            since.setdefault(conflict.victim, min(moments))
-    return since
+        times = list(_overlap_times(conflict, marks))
+        if times:
+            started.setdefault(conflict.victim, min(times))
+    return started
 
 
-def _moments(conflict: ConflictDetected, marks: dict[str, list[tuple[float, str, str]]]) -> Iterable[float]:
+def _overlap_times(
+    conflict: ConflictDetected, marks: dict[str, list[tuple[float, str, str]]]
+) -> Iterable[float]:
     for entry in conflict.conflicts:
         sides = [
             _first_mark(marks.get(transaction, ()), entry.partition, entry.file_group)
@@ -95,7 +97,7 @@ def _first_mark(marks: Iterable[tuple[float, str, str]], partition: str, file_gr
 
 
 def waste(trace: Trace) -> Waste:
-    """What the aborted attempts cost, and what they would have cost besides."""
+    """The computing time that aborted attempts spent and saved."""
     usual = {writer: _usual_seconds(trace, writer) for writer in trace.writers}
     spent = saved = 0.0
     for attempt in trace.of(Outcome.CONFLICT):
@@ -116,35 +118,35 @@ def _usual_seconds(trace: Trace, writer: str) -> float | None:
 
 
 def _computed_seconds(attempt: Attempt) -> float:
-    """From admission until its jobs had stopped, or until it asked to commit and only waited from then on."""
+    """From the admission to the end of the Spark jobs, or to the commit request, after which it only waited."""
     ends = [at for what in ("requested", "jobs-stopped") if (at := attempt.at(what)) is not None]
     end = min(ends) if ends else attempt.steps[-1].at
     return max(0.0, end - attempt.computing_since)
 
 
 def discrepancies(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
-    """Where conflicts topic, third query and writers tell different stories, and what didn't stop when told to."""
+    """Differences between the conflicts topic, the third query's output and the writers' steps; jobs that didn't stop."""
     published = {conflict.victim for conflict in log.conflicts}
-    heard = {attempt.transaction for attempt in trace.of(Outcome.CONFLICT)}
+    received = {attempt.transaction for attempt in trace.of(Outcome.CONFLICT)}
     notes = []
-    if published != heard:
+    if published != received:
         notes.append(
-            f"conflicts topic and writers disagree: {len(published)} published, {len(heard)} heard by writers, "
-            f"{len(published & heard)} in both"
+            f"conflicts topic and writers disagree: {len(published)} published, {len(received)} received by writers, "
+            f"{len(published & received)} in both"
         )
     if (in_parquet or set()) != published:
         written = "nothing" if in_parquet is None else str(len(in_parquet))
         notes.append(
-            f"conflicts topic and the third query disagree: {len(published)} published, {written} in its Parquet"
+            f"conflicts topic and the third query disagree: {len(published)} published, {written} in its Parquet files"
         )
-    stubborn = [attempt for attempt in trace.attempts if _still_ran(attempt)]
-    if stubborn:
+    not_stopped = [attempt for attempt in trace.attempts if _jobs_not_stopped(attempt)]
+    if not_stopped:
         notes.append(
-            f"Spark jobs of {len(stubborn)} aborted attempts did not stop in time; their times don't count"
+            f"Spark jobs of {len(not_stopped)} aborted attempts did not stop in time; the figures exclude them"
         )
     return notes
 
 
-def _still_ran(attempt: Attempt) -> bool:
+def _jobs_not_stopped(attempt: Attempt) -> bool:
     stopped = attempt.first("jobs-stopped")
     return stopped is not None and not stopped.detail.get("gone", True)

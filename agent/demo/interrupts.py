@@ -1,4 +1,4 @@
-"""How signals end the demo: the first one in an orderly way, and none in the middle of stopping."""
+"""Signal handling: the first signal stops the demo in an orderly way, and signals during that are ignored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo in the same orderly way as Ctrl-C."""
+    """Raise `KeyboardInterrupt` for SIGTERM and SIGHUP, as for Ctrl-C."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -24,7 +24,7 @@ def signals_raise() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore signals while processes are being stopped: a second Ctrl-C must not leave half of them behind."""
+    """Ignore signals while processes are being stopped, so that a second Ctrl-C leaves none of them running."""
     with _handled_by(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         yield
 

@@ -1,4 +1,4 @@
-"""What Kafka and the third query kept of the run: markers, conflicts, and the conflicts once more as Parquet."""
+"""Reads the records of a run: markers and conflicts from Kafka, and the conflicts that the conflicts job wrote to Parquet."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from lakewarden.events import (
 )
 
 READ_SECONDS = 30.0
-"""A demo's log holds some thousand records and is read in less than a second."""
+"""Only ends a hang: a demo's log has some thousand records and is read in less than a second."""
 
 T = TypeVar("T", bound=EventBase)
 
 
 @dataclass(frozen=True, slots=True)
 class ConflictLog:
-    """The records of one table, each topic in its own order."""
+    """The records of one table, in the order of each topic."""
 
     conflicts: Sequence[ConflictDetected] = ()
     writer_events: Sequence[WriterEventUnion] = field(default=(), repr=False)
 
 
 def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
-    """Everything that the log of the demo's own Kafka says of `table` up to now."""
+    """Read all records of `table` from the demo's own Kafka."""
     settings = KafkaSettings(
         bootstrap_servers=bootstrap_servers, topic_prefix=DEFAULT_PREFIX, kafka_security_protocol="PLAINTEXT"
     )
@@ -69,11 +69,11 @@ def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
     try:
         return anyio.run(read_both)
     except (TimeoutError, KafkaError, AgentError) as error:
-        raise DemoError(f"Kafka at {bootstrap_servers} did not hand out its log: {error!r}") from error
+        raise DemoError(f"the log could not be read from Kafka at {bootstrap_servers}: {error!r}") from error
 
 
 def victims_in_parquet(folder: Path) -> set[str] | None:
-    """The aborted transactions that the third query wrote down; None while it has written nothing readable."""
+    """The aborted transactions that the conflicts job has written; None before its first readable file."""
     try:
         files = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive")
         victims = files.to_table(columns=["victim"])["victim"].drop_null()

@@ -1,4 +1,4 @@
-"""A writer's step as one short line for a person."""
+"""The line of the transcript for each step of a writer."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ _SHOWN_OVERLAPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What happened, and the rich style that it is printed in."""
+    """A line's text, and its rich style."""
 
     text: str
     style: str = ""
 
 
 def line_for_step(step: Step, attempt: Attempt | None) -> Line | None:
-    """The line for a step, or None where a watcher learns nothing from it. `attempt` has the step already."""
+    """The line for a step, or None for a step that is not shown. `attempt` already contains the step."""
     match step.what:
         case "intent":
             queued = step.detail.get("admission") == "queued"
-            return Line("begins again, queued behind what it lost to" if queued else "begins", "dim")
+            return Line("restarts, queued for admission" if queued else "starts", "dim")
         case "admitted" if attempt is not None and _since(attempt, "intent", step) > 0.5:
-            return Line(f"admitted after waiting {_since(attempt, 'intent', step):.1f} s in line", "dim")
+            return Line(f"admitted after {_since(attempt, 'intent', step):.1f} s in the queue", "dim")
         case "abort":
             return Line(_abort(step), "bold red")
         case "jobs-stopped":
             after = f" {_since(attempt, 'abort', step):.2f} s after the abort" if attempt is not None else ""
-            return Line(f"its Spark jobs are cancelled{after}", "red")
+            return Line(f"Spark jobs stopped{after}", "red")
         case "granted":
-            waited = f" after {_since(attempt, 'requested', step):.2f} s" if attempt is not None else ""
+            waited = f" {_since(attempt, 'requested', step):.2f} s after its request" if attempt else ""
             return Line(f"commit granted{waited}", "cyan")
         case "completed":
             return Line("committed", "green")
         case "already-committed":
-            return Line("was committed before: skipped", "yellow")
+            return Line("skipped: already committed", "yellow")
         case "abandoned" if attempt is None or attempt.at("abort") is None:
-            return Line("gave up", "yellow")
+            return Line("abandoned", "yellow")
         case "failed":
             return Line(f"failed: {_reason(step.detail)}", "bold red")
         case _:
@@ -49,30 +49,30 @@ def line_for_step(step: Step, attempt: Attempt | None) -> Line | None:
 
 
 def overlaps(touched: Iterable[Sequence[str]]) -> str:
-    """The pairs of partition and file group that two transactions both touched, shortened."""
-    places = list(
+    """The partitions and file groups that both transactions touched, shortened."""
+    names = list(
         dict.fromkeys(
             partition if file_group == ALL_FILE_GROUPS else f"{partition} {file_group}"
             for partition, file_group in touched
         )
     )
-    more = f" and {len(places) - _SHOWN_OVERLAPS} more" if len(places) > _SHOWN_OVERLAPS else ""
-    return ", ".join(places[:_SHOWN_OVERLAPS]) + more
+    more = f" and {len(names) - _SHOWN_OVERLAPS} more" if len(names) > _SHOWN_OVERLAPS else ""
+    return ", ".join(names[:_SHOWN_OVERLAPS]) + more
 
 
 def _abort(step: Step) -> str:
     reason = str(step.detail.get("reason", "conflict"))
     if reason != "conflict":
-        return f"told to stop: {reason}"
+        return f"aborted: {reason}"
     others = ", ".join(short_name(str(other)) for other in step.detail.get("others") or ("another writer",))
-    return f"CONFLICT with {others} on {overlaps(step.detail.get('conflicts') or ())}"
+    return f"aborted: CONFLICT with {others} on {overlaps(step.detail.get('conflicts') or ())}"
 
 
 def _reason(detail: dict[str, Any]) -> str:
-    text = str(detail.get("error") or detail.get("reason") or detail.get("message") or "see its log")
+    text = str(detail.get("error") or detail.get("reason") or detail.get("message") or "see the writer's log")
     return text.splitlines()[0][:200]
 
 
 def _since(attempt: Attempt, what: str, step: Step) -> float:
-    begun = attempt.at(what)
-    return 0.0 if begun is None else max(0.0, step.at - begun)
+    earlier = attempt.at(what)
+    return 0.0 if earlier is None else max(0.0, step.at - earlier)

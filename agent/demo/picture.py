@@ -1,4 +1,4 @@
-"""The run as one picture: a row a writer, its transactions on a time line, coloured by how they ended."""
+"""Draws a run as one picture: a row per writer with its transactions on a time line, coloured by their outcome."""
 
 from __future__ import annotations
 
@@ -35,23 +35,25 @@ COMPUTING = {
 }
 NAMES = {
     Outcome.COMMITTED: "computing, then committed",
-    Outcome.CONFLICT: "computing, stopped by a conflict",
-    Outcome.ABORTED: "computing, stopped otherwise",
-    Outcome.FAILED: "computing, failed",
-    Outcome.SKIPPED: "already committed, skipped",
+    Outcome.CONFLICT: "computing, then aborted by a conflict",
+    Outcome.ABORTED: "computing, then aborted otherwise",
+    Outcome.FAILED: "computing, then failed",
+    Outcome.SKIPPED: "skipped: already committed",
     Outcome.RUNNING: "still running",
 }
+
+WAITING_LABEL = "waiting for admission or grant"
 
 _WIDTH_INCHES = 13.0
 _DOTS_PER_INCH = 110
 _BAR_HEIGHT = 0.46
 _LEAST_LABEL_SHARE = 0.011
-"""A bar narrower than this share of the picture gets no number: it would not fit."""
+"""A bar narrower than this share of the picture gets no number, because it would not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One stretch of a transaction's life."""
+    """One phase of an attempt."""
 
     begin: float
     end: float
@@ -60,32 +62,32 @@ class Segment:
 
 
 def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
-    """An attempt in its phases: in line, computing, waiting for the grant, committing. A running one ends at `last`."""
+    """The phases of an attempt: queued, computing, waiting for the grant, committing. A running attempt ends at `last`."""
     end = attempt.ended or last
     admitted = min(attempt.at("admitted") or attempt.started, end)
     requested = attempt.at("requested")
     granted = attempt.at("granted")
     computed = min(end, requested or end)
     if admitted > attempt.started:
-        yield Segment(attempt.started, admitted, WAITING, "waiting in line or for the grant")
+        yield Segment(attempt.started, admitted, WAITING, WAITING_LABEL)
     if computed > admitted:
         yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
     if requested is not None and (ungranted := min(end, granted or end)) > requested:
-        colour, label = (WAITING, "waiting in line or for the grant")
+        colour, label = WAITING, WAITING_LABEL
         if granted is None and attempt.outcome is Outcome.COMMITTED:
-            colour, label = COMMITTING, "committing"  # nobody grants: the commit runs at once
+            colour, label = COMMITTING, "committing"  # without an agent there is no grant
         yield Segment(requested, ungranted, colour, label)
     if granted is not None and end > granted:
         yield Segment(granted, end, COMMITTING, "committing under the grant")
 
 
 def draw(trace: Trace, path: Path, title: str, subtitle: str = "") -> Path:
-    """Write the picture as PNG; an empty trace gives an empty time line."""
+    """Write the picture as PNG. An empty trace results in an empty time line."""
     mpl.rcParams["font.family"] = "DejaVu Sans"
     attempts = trace.attempts
     begin = min((attempt.started for attempt in attempts), default=0.0)
     last = max((attempt.steps[-1].at for attempt in attempts), default=begin + 1.0)
-    # In the order of the feeds, whoever came first this time: pictures of two runs are to be compared.
+    # In the order of the feeds, so that the rows of two runs can be compared.
     writers = sorted(
         trace.writers, key=lambda writer: list(FEEDS).index(writer) if writer in FEEDS else len(FEEDS)
     )
@@ -148,23 +150,23 @@ def _frame(axes: Axes, rows: dict[str, int], seconds: float) -> None:
 
 
 def _number(axes: Axes, attempt: Attempt, row: int, begin: float, last: float) -> None:
-    """The batch's number on its computing stretch, where there is room."""
+    """Draw the batch's number on the bar of its computation, if it fits."""
     left, right = axes.get_xlim()
-    begun, end = attempt.computing_since, min(attempt.at("requested") or last, attempt.ended or last)
+    start, end = attempt.computing_since, min(attempt.at("requested") or last, attempt.ended or last)
     if (
         attempt.batch_id is None
         or attempt.outcome is Outcome.CONFLICT
-        or (end - begun) / (right - left) < _LEAST_LABEL_SHARE
+        or (end - start) / (right - left) < _LEAST_LABEL_SHARE
     ):
         return
-    middle = (begun + end) / 2 - begin
+    middle = (start + end) / 2 - begin
     axes.text(
         middle, row, str(attempt.batch_id), ha="center", va="center", fontsize=8.5, color="white", zorder=5
     )
 
 
 def _conflict(axes: Axes, attempt: Attempt, rows: dict[str, int], begin: float) -> bool:
-    """A cross where the loser stopped, and an arrow to it from whoever it lost to."""
+    """Draw a cross where the loser received its abort, and an arrow from the winner. Returns whether it did."""
     abort = attempt.first("abort")
     if abort is None or attempt.outcome is not Outcome.CONFLICT:
         return False
@@ -209,7 +211,7 @@ def _legend(figure: Figure, shown: dict[str, str], conflicts: int) -> None:
                 markersize=8,
                 color="white",
                 markeredgecolor="#8f1d1a",
-                label="abort heard (the arrow comes from the winner)",
+                label="abort received (arrow: from winner)",
             )
         )
     if handles:

@@ -1,9 +1,9 @@
-"""The demo's child processes: each in a session of its own, its output in a log file, gone when the demo is gone.
+"""The demo's child processes: each in its own POSIX session, with its output in log files, and bound to the demo.
 
-A Spark driver has children (a JVM) and grandchildren (Python workers, which move to a process group of their own), so
-a child is ended as a whole session: its leader is asked first and gets time for an orderly end, then whatever is left
-of the session is told, then killed. If the demo itself is killed, the kernel ends the leaders (`bound_child`), and
-the JVMs end with them.
+A Spark driver has a child, the JVM, and grandchildren, Python workers that move to their own process groups. So the demo ends
+all processes of a child's session: it sends SIGTERM to the leader and waits for an orderly end, then sends SIGTERM to the
+remaining processes, then SIGKILL. If the demo itself is killed, the kernel ends the leaders (`bound_child.py`), and the JVMs
+end with them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.locks.posix_session import posix_session_members
 
 ORDERLY_SECONDS = 15.0
-"""The agent releases its locks and stops Kafka in this time; a Spark driver needs about two seconds."""
+"""Limit for an orderly end: the agent releases its locks and stops Kafka. A Spark driver needs about two seconds."""
 
 LEFTOVER_SECONDS = 3.0
-"""A JVM ends by itself soon after its driver; then it is killed."""
+"""Limit for the remaining processes. A JVM ends soon after its driver."""
 
 _POLL_SECONDS = 0.05
 
@@ -49,35 +49,35 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The leader's process id, which is also the session's."""
+        """The process id of the leader, which is also the id of the session."""
         return self._process.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The leader's exit code; None while it runs."""
         return self._process.poll()
 
     def last_log_line(self) -> str:
-        """The last line of its log that says something, for a message of one line."""
+        """The last line of the log that is not blank, for error messages."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             return "no log"
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "the log is empty")
 
     def terminate(self) -> None:
-        """SIGTERM to the leader; returns at once."""
+        """Send SIGTERM to the leader, without waiting for its end."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 self._process.terminate()
 
     def remaining(self) -> list[int]:
-        """Every process of its session that still runs, the leader included."""
+        """The processes of the session that still run, including the leader."""
         leader = [self.pid] if self._process.poll() is None else []
         return leader + [pid for pid in posix_session_members(self.pid) if pid != self.pid]
 
 
 def stop_all(children: Iterable[Child], orderly_seconds: float = ORDERLY_SECONDS) -> None:
-    """End all of them together, in bounded time: ask, wait, tell what is left, wait, kill."""
+    """End all children together, in bounded time: SIGTERM to the leaders, SIGTERM to the others, SIGKILL."""
     running = list(children)
     for child in running:
         child.terminate()

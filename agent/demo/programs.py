@@ -1,6 +1,6 @@
-"""The product's commands that the demo runs, with the flags that it gives them.
+"""The commands that the demo runs, and their flags.
 
-They are started as programs, never imported: the agent's side and the Spark side know nothing of each other.
+The demo starts them as programs and does not import them, because the agent's packages must not import those of Spark.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 from lakewarden.agent.demo.flights import KEYS
 
 _KEPT = frozenset({"LAKEWARDEN_CACHE_DIR"})
-"""Of our own variables: where downloads are. The others configure some agent of yours, which the demo's must not be."""
+"""The variables of lakewarden that the programs get. The others may configure another agent of the user's."""
 
 
 def environment() -> dict[str, str]:
-    """What the programs get: this process's environment without its lakewarden settings."""
-    ours = {name for name in os.environ if name.startswith("LAKEWARDEN_") and name not in _KEPT}
-    kept = {name: value for name, value in os.environ.items() if name not in ours}
+    """The environment of the programs: that of this process, without settings of lakewarden."""
+    removed = {name for name in os.environ if name.startswith("LAKEWARDEN_") and name not in _KEPT}
+    kept = {name: value for name, value in os.environ.items() if name not in removed}
     return {**kept, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
 
 
@@ -29,40 +29,40 @@ def _module(name: str, *words: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """How each program is called; tests put stand-ins here that take the same flags."""
+    """The beginning of each command line. Tests use stand-ins with the same flags."""
 
     dev: tuple[str, ...] = _module("lakewarden.agent", "dev")
     """Kafka and the agent."""
     writer: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.demo_writer")
-    """One feed's streaming query."""
-    third: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
-    """The operators' streaming query: conflicts to Parquet."""
+    """The streaming query of one feed."""
+    conflicts_job: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
+    """The streaming query for operators, which writes conflicts to Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """Command lines for one run: its folder, its table, its store."""
+    """The command lines of one run, with its folder, table and store."""
 
     programs: Programs
     folder: Path
     table: str
     warehouse: str
-    """Where the table is, and its lock too if that is a bucket."""
+    """The folder or bucket of the table. A bucket also contains the table's lock."""
     s3_endpoint: str | None
     max_files_per_trigger: int
 
     def dev(self) -> list[str]:
-        """Kafka and the agent, for this table alone."""
+        """Kafka and the agent, for this table only."""
         locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
         return [*self.programs.dev, "--data", str(self.folder), "--allow", self.table, *locks, *self._store()]
 
-    def third(self, bootstrap_servers: str) -> list[str]:
-        """The third query, into `conflicts/`."""
-        places = ["--output", str(self.folder / "conflicts"), "--checkpoint", self._checkpoint("conflicts")]
-        return [*self.programs.third, "--bootstrap-servers", bootstrap_servers, *places]
+    def conflicts_job(self, bootstrap_servers: str) -> list[str]:
+        """The conflicts job, which writes to `conflicts/`."""
+        folders = ["--output", str(self.folder / "conflicts"), "--checkpoint", self._checkpoint("conflicts")]
+        return [*self.programs.conflicts_job, "--bootstrap-servers", bootstrap_servers, *folders]
 
     def writer(self, role: str, feed: Path, events: Path, bootstrap_servers: str | None) -> list[str]:
-        """A feed's query; without Kafka it runs without the agent."""
+        """The query of one feed. Without `bootstrap_servers` it runs without an agent."""
         agent = ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else ["--without-agent"]
         return [
             *self.programs.writer,

@@ -1,4 +1,4 @@
-"""The final report: what the check and the figures found, as text for people and as one JSON object for programs."""
+"""The final report: the comparison of the table and the figures, as text and as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lakewarden.agent.demo.verification import TableCheck
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the demo found out."""
+    """The results of a run."""
 
     check: TableCheck
     with_agent: bool
@@ -25,15 +25,15 @@ class Report:
     stops: Stops
     waste: Waste
     batches: int
-    """Committed by both writers together."""
+    """Batches committed by both writers together."""
     restarts: Mapping[str, int]
-    """How often each writer had to be started again."""
+    """How often the demo restarted each writer."""
     seconds: float
     picture: Path | None = None
     kept: Path | None = None
-    """Table, checkpoints and logs, where they are kept."""
+    """The folder of table, checkpoints and logs, if they are kept."""
     notes: tuple[str, ...] = ()
-    """What a reader should know: accounts that disagree, failures on the way."""
+    """Remarks: failures during the run, and sources that disagree."""
 
     def as_json(self) -> str:
         """One JSON object on one line."""
@@ -58,12 +58,12 @@ class Report:
         )
 
     def print(self, console: Console) -> None:
-        """For people."""
+        """Print the report as text."""
         console.print()
         console.print(self._table())
         for note in self.notes:
             console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
-        for what, path in (("picture", self.picture), ("kept", self.kept)):
+        for what, path in (("picture", self.picture), ("table, checkpoints and logs", self.kept)):
             if path is not None:
                 console.print(Text(f"{what}: {path}"), soft_wrap=True)
         console.print(self._verdict(), soft_wrap=True)
@@ -74,50 +74,61 @@ class Report:
         table.add_column(justify="left")
         table.add_column(justify="right")
         table.add_column(justify="left", style="dim")
-        table.add_row("rows expected", _count(check.expected), "every flight once, the columns of both feeds")
-        table.add_row("rows present", _count(check.present), "")
+        table.add_row("rows expected", _count(check.expected), "every flight once, columns of both feeds")
+        table.add_row("rows present", _count(check.present), "flights with at least one row")
         for name, found, meaning in (
-            ("rows missing", check.missing, "not in the table at all"),
-            ("rows duplicated", check.duplicated, "beyond the first of their flight"),
+            ("rows missing", check.missing, "flights without a row"),
+            ("rows duplicated", check.duplicated, "further rows of the same flight"),
             ("rows wrong", check.wrong, self._wrong()),
         ):
             table.add_row(name, Text(_count(found), style="bold red" if found else "green"), meaning)
         if self.with_agent:
-            table.add_row("conflicts", _count(self.conflicts), "one of two overlapping transactions aborted")
+            table.add_row("conflicts", _count(self.conflicts), "the agent aborted one of two transactions")
             table.add_row(
-                "stopped after, p50", _seconds(self.stops.p50), "from younger marker to idle executors"
+                "time to stop, median",
+                _seconds(self.stops.p50),
+                "from the later marker to idle executors",
             )
             table.add_row(
-                "stopped after, max", _seconds(self.stops.max), f"the slowest of {self.stops.timed}"
+                "time to stop, maximum", _seconds(self.stops.max), f"of {self.stops.timed} aborted attempts"
             )
             table.add_row(
-                "computed in vain", f"{self.waste.spent:.1f} s", "by aborted attempts, until they stopped"
+                "computing time wasted",
+                f"{self.waste.spent:.1f} s",
+                "by aborted attempts before they stopped",
             )
             table.add_row(
-                "writer-seconds saved", f"{self.waste.saved:.1f} s", "against finding out at commit time"
+                "computing time saved",
+                f"{self.waste.saved:.1f} s",
+                "compared with detection at commit time",
             )
         table.add_row("batches committed", _count(self.batches), _restarts(self.restarts))
-        table.add_row("run time", f"{self.seconds:.0f} s", "Spark and Kafka starting included")
+        table.add_row("run time", f"{self.seconds:.0f} s", "including the start of Kafka and Spark")
         return table
 
     def _wrong(self) -> str:
         found = [
-            f"{count:,} lack what {feed} brought" for feed, count in self.check.wrong_by_feed.items() if count
+            f"{count:,} with wrong values from {feed}"
+            for feed, count in self.check.wrong_by_feed.items()
+            if count
         ]
-        return "; ".join(found) or "some column is not what its feed brought"
+        return "; ".join(found) or "flights with a wrong value in some column"
 
     def _verdict(self) -> Text:
         check = self.check
         if check.clean:
-            agent = "" if self.with_agent else ", this time, by luck and without an agent"
-            return Text(f"All {check.expected:,} rows are there, once, and right{agent}.", style="bold green")
+            chance = "" if self.with_agent else ". Without an agent this is chance"
+            return Text(
+                f"All {check.expected:,} rows are present exactly once and correct{chance}.",
+                style="bold green",
+            )
         lost = check.missing + check.wrong
         cause = (
-            "the check failed: this must not happen, please report it with the logs"
+            "This is a bug of lakewarden; please report it with the logs."
             if self.with_agent
-            else "two queries overwrote each other, and no commit failed. Run it with the agent to see the difference"
+            else "The two queries overwrote each other's rows, and no commit failed. Compare with a run with the agent."
         )
-        return Text(f"{lost:,} of {check.expected:,} rows are lost or damaged: {cause}.", style="bold red")
+        return Text(f"{lost:,} of {check.expected:,} rows are lost or damaged. {cause}", style="bold red")
 
 
 def _rounded(value: float | None) -> float | None:
@@ -136,4 +147,4 @@ def _restarts(restarts: Mapping[str, int]) -> str:
     again = [
         f"{writer} {times} time{'s' if times > 1 else ''}" for writer, times in restarts.items() if times
     ]
-    return f"started again: {', '.join(again)}" if again else "no writer had to be started again"
+    return f"restarted after a failure: {', '.join(again)}" if again else "no writer failed"

@@ -1,7 +1,7 @@
-"""One run of the demo from the first process to the report.
+"""One run of the demo, from the first process to the report.
 
-Everything runs as a user would run it: `lakewarden dev` (Kafka and the agent), the two writers and the third query are
-processes of their own. This module starts them, shows what the writers note, and judges the table at the end.
+`lakewarden dev` (Kafka and the agent), the two writers and the conflicts job run as separate processes, as a user would run
+them. This module starts them, shows the steps that the writers record, and compares the table at the end.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from lakewarden.agent.demo.writers import Restarted, Writer, follow
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 
 DEV_READY_SECONDS = 300.0
-"""Kafka's artifacts are downloaded the first time; after that it takes about ten seconds."""
+"""Limit for the start, which takes about ten seconds, and longer the first time, when it downloads Kafka."""
 
 PARQUET_SECONDS = 30.0
-"""The third query has this long to write down the last conflict."""
+"""Limit for the conflicts job to write the last conflict."""
 
 MOST_BATCH_DAYS = 6
-"""Days of flights in a micro-batch, which computes for some seconds then: long enough to be worth stopping."""
+"""Days of flights in a micro-batch. Its computation then takes some seconds, long enough to be worth stopping."""
 
 _POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """What to run, on how much data, and where."""
+    """The size of a run, its folders and its programs."""
 
     days: int
     with_agent: bool = True
@@ -59,17 +59,17 @@ class DemoSettings:
 
     @property
     def batch_days(self) -> int:
-        """How many days a query brings in one micro-batch: a few, but some ten batches where there are days for it."""
+        """Days of flights in one micro-batch: at most `MOST_BATCH_DAYS`, and fewer where there would be less than ten batches."""
         return max(1, min(MOST_BATCH_DAYS, self.days // 10))
 
     @property
     def files_per_batch(self) -> int:
-        """What a query takes into one micro-batch."""
+        """Files of a feed in one micro-batch."""
         return self.batch_days * FILES_PER_DAY
 
 
 class Demo:
-    """The run: its folder, its processes, its screen."""
+    """One run: its folder, its processes and its screen."""
 
     def __init__(self, settings: DemoSettings, folder: Path, screen: Screen) -> None:
         self.settings = settings
@@ -79,7 +79,7 @@ class Demo:
         self.notes: list[str] = []
 
     def run(self) -> Report:
-        """Start everything, follow it to its end, stop everything, judge."""
+        """Start all processes, wait until the writers have finished, stop all processes, compare the table."""
         began = time.monotonic()
         settings, note = self.settings, self.screen.note
         for name in ("logs", "events"):
@@ -87,7 +87,7 @@ class Demo:
         flights = load_flights(settings.days)
         feeds = write_feeds(flights, self.folder / "feeds", settings.batch_days)
         files = " and ".join(f"{feed.name} ({feed.rows:,} rows in {feed.files} files)" for feed in feeds)
-        note(f"{flights.num_rows:,} flights of {settings.days} days as two feeds: {files}")
+        note(f"two feeds with {flights.num_rows:,} flights of {settings.days} days: {files}")
         place = self._place()
         table = create_table(place)
         note(f"one Paimon table, partitioned by month and day: {table}")
@@ -101,20 +101,20 @@ class Demo:
             settings.files_per_batch,
         )
         servers = self._start_agent(commands) if settings.with_agent else None
-        third = self._start("conflicts", commands.third(servers)) if servers else None
-        writers = self._write(feeds, commands, servers)
+        job = self._start("conflicts", commands.conflicts_job(servers)) if servers else None
+        writers = self._run_writers(feeds, commands, servers)
         log, in_parquet = ConflictLog(), None
-        if servers is not None and third is not None:
+        if servers is not None and job is not None:
             log = read_log(servers, table)
-            in_parquet = self._await_parquet(third, {conflict.victim for conflict in log.conflicts})
-        note("stopping everything, and reading the table")
+            in_parquet = self._wait_for_parquet(job, {conflict.victim for conflict in log.conflicts})
+        note("stopping all processes, then comparing the table with the input")
         self.stop()
         seconds = time.monotonic() - began
         check = compare(read_table(place), expected_table(flights))
         return self._report(check, log, in_parquet, writers, seconds)
 
     def stop(self) -> None:
-        """End every process in bounded time; the agent last, so that it hears the writers out."""
+        """End all processes in bounded time; the agent last, so that it processes the writers' last events."""
         with undisturbed():
             stop_all(child for child in self.children if child.name != "dev")
             stop_all(child for child in self.children if child.name == "dev")
@@ -130,7 +130,7 @@ class Demo:
         return child
 
     def _start_agent(self, commands: Commands) -> str:
-        """Kafka and the agent; returns the address of Kafka once both serve."""
+        """Start Kafka and the agent; returns the address of Kafka when both are ready."""
         self.screen.note("starting Kafka and the agent (lakewarden dev)")
         dev = self._start("dev", commands.dev())
         deadline = time.monotonic() + DEV_READY_SECONDS
@@ -142,10 +142,10 @@ class Demo:
             time.sleep(_POLL_SECONDS)
         raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_log_line()}")
 
-    def _write(self, feeds: tuple[Feed, ...], commands: Commands, servers: str | None) -> list[Writer]:
-        """Both queries side by side, until each has brought its whole feed."""
-        third = ", and a third that follows the conflicts" if servers else ", without an agent"
-        self.screen.note(f"starting two Spark streaming queries{third}")
+    def _run_writers(self, feeds: tuple[Feed, ...], commands: Commands, servers: str | None) -> list[Writer]:
+        """Run both queries until each has written its whole feed."""
+        more = ", and a third that writes conflicts to Parquet" if servers else ", without an agent"
+        self.screen.note(f"starting two Spark streaming queries{more}")
 
         def start(feed: Feed, events: Path, times: int) -> Child:
             return self._start(
@@ -157,7 +157,7 @@ class Demo:
             self.screen.expect(feed.name, -(-feed.files // self.settings.files_per_batch))
         for event in follow(writers, tick=self._tick):
             if isinstance(event, Restarted):
-                self.notes.append(f"the {event.writer} query was started again after {event.reason}")
+                self.notes.append(f"the {event.writer} query failed with {event.reason}; it was restarted")
                 self.screen.note(self.notes[-1], "yellow")
             else:
                 self.screen.show(event)
@@ -167,21 +167,19 @@ class Demo:
         self.screen.tick(time.time())
         for child in self.children:
             if child.name == "dev" and child.exit_code() is not None:
-                raise DemoError(
-                    f"Kafka and the agent ended in the middle of the run: {child.last_log_line()}"
-                )
+                raise DemoError(f"Kafka and the agent ended during the run: {child.last_log_line()}")
 
-    def _await_parquet(self, third: Child, victims: set[str]) -> set[str] | None:
-        """What the third query wrote, once that is all of `victims` or it has had its time."""
-        self.screen.note("waiting for the third query to write down the last conflict")
+    def _wait_for_parquet(self, job: Child, victims: set[str]) -> set[str] | None:
+        """The aborted transactions that the conflicts job has written, when they are complete or the time is up."""
+        self.screen.note("waiting until the third query has written the last conflict")
         deadline = time.monotonic() + PARQUET_SECONDS
         while True:
-            ended = third.exit_code() is not None
+            ended = job.exit_code() is not None
             found = victims_in_parquet(self.folder / "conflicts")
             if (found or set()) >= victims or time.monotonic() > deadline:
                 return found
             if ended:
-                self.notes.append(f"the third query ended by itself: {third.last_log_line()}")
+                self.notes.append(f"the third query has ended: {job.last_log_line()}")
                 return found
             time.sleep(_POLL_SECONDS)
 
@@ -218,26 +216,26 @@ class Demo:
 
 
 def run_demo(settings: DemoSettings, console: Console) -> Report:
-    """Run the demo; `DemoError` with one line if it can't be run to its end. Leaves no process behind."""
+    """Run the demo, and end all of its processes. Raises `DemoError` if the run fails."""
     try:
         find_java()
     except JdkMissing as error:
         raise DemoError(str(error)) from error
     if settings.picture is not None and not os.access(settings.picture.parent, os.W_OK):
-        raise DemoError(f"cannot write {settings.picture}; choose another --picture")
+        raise DemoError(f"{settings.picture} can't be written; choose another --picture")
     folder = _new_folder(settings.data)
     with signals_raise(), Screen(console) as screen:
         demo = Demo(settings, folder, screen)
-        throw_away = settings.data is None
+        delete_folder = settings.data is None
         try:
             report = demo.run()
-            throw_away = throw_away and report.kept is None
+            delete_folder = delete_folder and report.kept is None
         except DemoError as error:
-            throw_away = False
+            delete_folder = False
             raise DemoError(f"{error}; logs: {folder / 'logs'}") from error
         finally:
             demo.stop()
-            if throw_away:
+            if delete_folder:
                 shutil.rmtree(folder, ignore_errors=True)
     return report
 
@@ -250,12 +248,12 @@ def _new_folder(data: Path | None) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise DemoError(f"cannot make {folder}: {error.strerror}; choose another --data") from error
+        raise DemoError(f"{folder} can't be created: {error.strerror}; choose another --data") from error
     return folder
 
 
 def _ready_servers(out: Path) -> str | None:
-    """Kafka's address from the line that `lakewarden dev` prints when it serves."""
+    """Kafka's address, from the line that `lakewarden dev` prints when it is ready."""
     for line in out.read_text(errors="replace").splitlines(keepends=True):
         if line.startswith("{") and line.endswith("\n"):
             found = json.loads(line)
@@ -267,8 +265,8 @@ def _ready_servers(out: Path) -> str | None:
 def _captions(check: TableCheck, conflicts: int, batches: int, *, with_agent: bool) -> tuple[str, str]:
     lost = check.missing + check.wrong
     if with_agent:
-        fate = "no row lost" if check.clean else f"{lost:,} rows lost or damaged"
-        title = f"Two streaming queries, one table: {conflicts} conflicts stopped early, {fate}"
+        result = "no row lost" if check.clean else f"{lost:,} rows lost or damaged"
+        title = f"Two streaming queries, one table: {conflicts} conflicts stopped early, {result}"
     else:
         title = f"The same two queries without an agent: {lost:,} rows lost or damaged, and no error"
     return title, f"{check.expected:,} flights, {batches} batches committed; the number on a bar is its batch"

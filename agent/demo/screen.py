@@ -1,4 +1,4 @@
-"""What the demo shows while it runs: a live view on a terminal, plain lines anywhere else."""
+"""The demo's output while it runs: a live view on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lakewarden.agent.demo.narration import Line, line_for_step
 from lakewarden.agent.demo.trace import Attempt, Outcome, Step, Trace
 
 COLOURS = {"departures": "blue", "arrivals": "magenta"}
-"""Each writer's name, in this colour."""
+"""The colour of each writer's name."""
 
 
 class Screen:
-    """Takes every step as it is read, and shows the stream of them above the state of both writers."""
+    """Prints a line for each step. On a terminal, it also shows the state of both writers below the lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -49,15 +49,15 @@ class Screen:
             self._live.stop()
 
     def expect(self, writer: str, batches: int) -> None:
-        """Show a bar for a writer that has this many batches to commit."""
+        """Add a progress bar for a writer with this number of batches."""
         self._bars[writer] = self._progress.add_task(self._name(writer), total=batches)
 
     def note(self, text: str, style: str = "") -> None:
-        """A line of the demo's own."""
+        """Print a line about the demo itself."""
         self.console.print(Text(text, style=style), soft_wrap=True)
 
     def show(self, step: Step) -> None:
-        """Take a writer's step in, and print its line if it has one."""
+        """Record a writer's step, and print its line if it has one."""
         attempt = self.trace.add(step)
         line = line_for_step(step, attempt)
         if line is not None:
@@ -72,7 +72,7 @@ class Screen:
             self._progress.update(bar, completed=len(done))
 
     def tick(self, now: float) -> None:
-        """Let the view know what time it is."""
+        """Set the time that the live view uses."""
         self._now = now
 
     def _print(self, step: Step, line: Line) -> None:
@@ -96,13 +96,13 @@ class Screen:
         return Group(Text(), self._progress, states)
 
     def _state(self, writer: str) -> Text:
-        mine = [attempt for attempt in self.trace.attempts if attempt.writer == writer]
-        if not mine:
-            return Text("Spark starts", style="dim")
-        last = mine[-1]
-        said = last.outcome.value if last.outcome is not Outcome.RUNNING else _activity(last)
+        attempts = [attempt for attempt in self.trace.attempts if attempt.writer == writer]
+        if not attempts:
+            return Text("Spark is starting", style="dim")
+        last = attempts[-1]
+        state = last.outcome.value if last.outcome is not Outcome.RUNNING else _activity(last)
         age = max(0.0, self._now - last.steps[-1].at)
-        return Text(f"batch {last.batch_id}: {said}, {age:.0f} s", style="dim")
+        return Text(f"batch {last.batch_id}: {state}, {age:.0f} s", style="dim")
 
     def _name(self, writer: str) -> str:
         return f"[{self._style(writer)}]{writer:<10}[/]"
@@ -115,9 +115,9 @@ class Screen:
 def _activity(attempt: Attempt) -> str:
     match attempt.steps[-1].what:
         case "intent":
-            return "waiting to be admitted"
+            return "waiting for admission"
         case "requested":
-            return "waiting for its grant"
+            return "waiting for the grant"
         case "granted":
             return "committing"
         case _:

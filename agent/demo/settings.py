@@ -1,4 +1,4 @@
-"""The demo's defaults. Nothing heavy is imported here: `lakewarden --help` works without the demo's dependencies."""
+"""The demo's defaults, in a module without imports, so that `lakewarden --help` works without the demo's dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the demo's table is, how it is made, and how it is read when all is done. pypaimon alone, no Spark."""
+"""Creates the demo's table and reads it at the end, with pypaimon and without Spark."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _IDENTIFIER = "demo.flights"
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """The warehouse of the demo's table, with what pypaimon needs to reach it."""
+    """The warehouse of the demo's table, with pypaimon's options for it."""
 
     warehouse: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def uri(self) -> str:
-        """The table's canonical name."""
+        """The table's canonical URI."""
         return canonical_table(f"{self.warehouse}/demo.db/flights")
 
 
@@ -37,7 +37,7 @@ def local_place(folder: Path) -> TablePlace:
 
 
 def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
-    """A warehouse under `prefix` in a bucket, which is made if it is missing. Credentials: the environment's."""
+    """A warehouse below `prefix` in a bucket, which is created if missing. Credentials come from the environment."""
     key, secret = (_credential(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     try:
@@ -53,7 +53,7 @@ def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
         ).create_dir(bucket, recursive=False)
     except OSError as error:
         raise DemoError(
-            f"cannot use bucket {bucket!r} at {endpoint}: {_first_line(error)}; check --s3-endpoint and credentials"
+            f"the bucket {bucket!r} at {endpoint} can't be used: {_first_line(error)}; check --s3-endpoint and credentials"
         ) from error
     options = {
         "s3.endpoint": endpoint,
@@ -68,10 +68,10 @@ def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
 
 
 def create_table(place: TablePlace) -> str:
-    """Make the empty table, partitioned by month and day; returns its canonical URI."""
+    """Create the empty table, partitioned by month and day; returns its canonical URI."""
     catalog = _catalog(place)
     catalog.create_database("demo", ignore_if_exists=True)
-    # No primary key: the queries upsert by rewriting whole partitions, which is what makes them collide.
+    # No primary key: the queries upsert by rewriting whole partitions, which causes their conflicts.
     schema = Schema.from_pyarrow_schema(
         TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options={"bucket": "-1", "file.format": "parquet"}
     )
@@ -80,7 +80,7 @@ def create_table(place: TablePlace) -> str:
 
 
 def read_table(place: TablePlace) -> pa.Table:
-    """Every row that the table holds now."""
+    """Read all rows of the table."""
     builder = _catalog(place).get_table(_IDENTIFIER).new_read_builder()
     splits = builder.new_scan().plan().splits()
     if not splits:
@@ -95,7 +95,7 @@ def _catalog(place: TablePlace) -> Any:
 def _credential(name: str) -> str:
     value = os.environ.get(name)
     if not value:
-        raise DemoError(f"{name} is not set; --s3-endpoint takes its credentials from the environment")
+        raise DemoError(f"{name} is not set; --s3-endpoint needs credentials in the environment")
     return value
 
 

@@ -1,8 +1,7 @@
-"""What the writers said they did, folded into one attempt a transaction.
+"""The steps that the writers record, grouped into one attempt per transaction.
 
-The writers note every step of their gate as one JSON line. This module reads those lines while they are written
-and keeps, for each transaction, when each step happened. Times are seconds since the epoch on this machine's
-clock; all processes of the demo share it.
+A writer records each step of its gate as one line of JSON. This module reads the lines while they are written. Times are
+seconds since the epoch; all processes of the demo use the clock of this machine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Step:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Step:
-        """The step that a line describes; unknown fields are ignored."""
+        """Parse a line; unknown fields are ignored."""
         found = json.loads(line)
         return cls(
             at=float(found["at"]),
@@ -45,12 +44,12 @@ class Step:
 
 
 def short_name(writer: str) -> str:
-    """The name that its owner gave it: on the wire a streaming writer is `<name>:<query id>`."""
+    """The writer's configured name: in events a streaming writer is `<name>:<query id>`."""
     return writer.partition(":")[0]
 
 
 class Outcome(StrEnum):
-    """How an attempt ended, or that it hasn't."""
+    """How an attempt ended, if it has."""
 
     COMMITTED = "committed"
     CONFLICT = "aborted by conflict"
@@ -62,7 +61,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction as its writer saw it."""
+    """One transaction, as recorded by its writer."""
 
     transaction: str
     writer: str
@@ -71,33 +70,33 @@ class Attempt:
     steps: list[Step] = field(default_factory=list)
 
     def at(self, what: str) -> float | None:
-        """When this step first happened."""
+        """The time of the first step of this kind."""
         return next((step.at for step in self.steps if step.what == what), None)
 
     def first(self, *whats: str) -> Step | None:
-        """The first of these steps."""
+        """The first step of one of these kinds."""
         return next((step for step in self.steps if step.what in whats), None)
 
     @property
     def started(self) -> float:
-        """When the attempt was first heard of."""
+        """The time of the first step."""
         return self.steps[0].at
 
     @property
     def ended(self) -> float | None:
-        """When nothing more of it ran: its Spark jobs had stopped, or it had committed or given up."""
+        """The time of the last step (Spark jobs stopped, committed, abandoned, …); None while the attempt runs."""
         if self.outcome is Outcome.RUNNING:
             return None
         return self.steps[-1].at
 
     @property
     def computing_since(self) -> float:
-        """When it could begin to compute: once admitted, or at once where nobody admits."""
+        """The start of the computation: the admission, or without an agent the first step."""
         return self.at("admitted") or self.started
 
     @property
     def outcome(self) -> Outcome:
-        """How it ended; a completed commit outweighs whatever was said before."""
+        """How the attempt ended. A completed commit overrides every earlier step."""
         if self.at("completed") is not None:
             return Outcome.COMMITTED
         if self.at("already-committed") is not None:
@@ -112,14 +111,14 @@ class Attempt:
 
     @property
     def winner(self) -> str | None:
-        """The writer that an abort named as the other one."""
+        """The winning writer that the abort names."""
         abort = self.first("abort")
         others = abort.detail.get("others") if abort else None
         return short_name(str(others[0])) if others else None
 
 
 class Trace:
-    """All attempts so far, in the order in which they began."""
+    """All attempts so far, in the order of their start."""
 
     def __init__(self, steps: Iterable[Step] = ()) -> None:
         self._attempts: dict[str, Attempt] = {}
@@ -127,7 +126,7 @@ class Trace:
             self.add(step)
 
     def add(self, step: Step) -> Attempt | None:
-        """Take one step in; the attempt that it belongs to, if it belongs to one."""
+        """Add a step; returns its attempt, or None for a step without a transaction."""
         if not step.transaction:
             return None
         attempt = self._attempts.get(step.transaction)
@@ -139,25 +138,25 @@ class Trace:
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """Every attempt."""
+        """All attempts, in the order of their start."""
         return tuple(sorted(self._attempts.values(), key=lambda attempt: attempt.started))
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """Every writer, in the order of appearance."""
+        """All writers, in the order of their first attempt."""
         return tuple(dict.fromkeys(attempt.writer for attempt in self.attempts))
 
     def get(self, transaction: str) -> Attempt | None:
-        """The attempt with this transaction's id."""
+        """The attempt with this transaction id."""
         return self._attempts.get(transaction)
 
     def of(self, *outcomes: Outcome) -> tuple[Attempt, ...]:
-        """The attempts that ended in one of these ways."""
+        """The attempts with one of these outcomes."""
         return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)
 
 
 class StepsFile:
-    """Follows one growing file of JSON lines; a line counts once its newline is there."""
+    """Reads a growing file of JSON lines. A line is complete when its newline is written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

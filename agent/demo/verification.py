@@ -1,4 +1,4 @@
-"""The finished table against the expected one, row by row and column by column."""
+"""Compares the table with the expected one, row by row and column by column."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from lakewarden.agent.demo.flights import FEEDS, KEYS
 
 @dataclass(frozen=True, slots=True)
 class TableCheck:
-    """What the comparison found. `present + missing == expected`."""
+    """The result of the comparison. `present + missing == expected`."""
 
     expected: int
     """Flights that must be in the table."""
     present: int
-    """Of those, the ones that are there at all."""
+    """Expected flights with at least one row."""
     missing: int
-    """Of those, the ones that are not."""
+    """Expected flights without a row."""
     duplicated: int
-    """Rows beyond the first of their flight."""
+    """Rows beyond the first row of their flight."""
     wrong: int
-    """Flights of which some row differs from the expected in some column, and flights that nobody brought."""
+    """Flights with a row that differs from the expected row, and flights that are in no feed."""
     wrong_by_feed: Mapping[str, int] = field(default_factory=dict)
-    """Of the wrong flights, those that differ in a column that this feed brings."""
+    """Wrong flights that differ in a column of this feed."""
 
     @property
     def clean(self) -> bool:
-        """Every flight once, and right."""
+        """Whether every flight is present exactly once and correct."""
         return self.missing == self.duplicated == self.wrong == 0
 
 
 def compare(actual: pa.Table, expected: pa.Table) -> TableCheck:
-    """Compare by `flight_id`, vectorised; two nulls are equal, a null and a value are not."""
-    wanted = expected["flight_id"].combine_chunks()
+    """Compare the rows by `flight_id`. Two nulls are equal; a null and a value are not."""
+    expected_ids = expected["flight_id"].combine_chunks()
     distinct = pc.unique(actual["flight_id"])
-    present = pc.sum(pc.is_in(wanted, value_set=distinct)).as_py() or 0
+    present = pc.sum(pc.is_in(expected_ids, value_set=distinct)).as_py() or 0
 
-    position = pc.index_in(actual["flight_id"].combine_chunks(), value_set=wanted)
+    position = pc.index_in(actual["flight_id"].combine_chunks(), value_set=expected_ids)
     counterpart = expected.take(position)
-    stranger = pc.is_null(position)
+    unexpected = pc.is_null(position)
     differs_by_feed = {
         name: _any_differs(actual, counterpart, [column for column in schema.names if column not in KEYS])
         for name, schema in FEEDS.items()
     }
-    differs = pc.or_(stranger, _any_differs(actual, counterpart, expected.schema.names))
+    differs = pc.or_(unexpected, _any_differs(actual, counterpart, expected.schema.names))
 
     def flights(mask: pa.Array) -> int:
         return pc.count_distinct(actual["flight_id"].filter(mask), mode="all").as_py() or 0
 
-    known = pc.invert(stranger)
+    known = pc.invert(unexpected)
     return TableCheck(
         expected=expected.num_rows,
         present=present,
@@ -64,7 +64,7 @@ def compare(actual: pa.Table, expected: pa.Table) -> TableCheck:
 
 
 def _any_differs(left: pa.Table, right: pa.Table, columns: list[str]) -> pa.Array:
-    """A mask, row by row: some of the columns differ."""
+    """A mask of the rows in which at least one of the columns differs."""
     mask = pa.chunked_array([pa.array([False] * left.num_rows, type=pa.bool_())])
     for name in columns:
         one, other = left[name], right[name]

@@ -1,7 +1,7 @@
-"""Both queries side by side, followed until each has brought its whole feed.
+"""Runs both queries until each has written its whole feed.
 
-A writer that fails is started again with the same checkpoint, as an operator would do it: Paimon asks a streaming job
-to fail and restart where a conflict can't be cured in place. That happens a bounded number of times and is noted.
+A writer that fails is restarted with the same checkpoint, as an operator would do: Paimon expects a streaming job to fail and
+restart after a conflict that it can't resolve. The number of restarts is limited, and each one is recorded in the report.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from lakewarden.agent.demo.processes import Child
 from lakewarden.agent.demo.trace import Step, StepsFile
 
 QUIET_SECONDS = 180.0
-"""Both writers silent for this long: something hangs. Spark takes 20 s to start on a loaded machine."""
+"""Limit for the time in which neither writer records a step. Spark takes 20 s to start on a busy machine."""
 
 MAX_RESTARTS = 3
-"""A writer that fails again and again has a reason that starting it once more won't cure."""
+"""Limit per writer: the cause of repeated failures persists after another restart."""
 
 Start = Callable[[Feed, Path, int], Child]
-"""Starts a feed's query with this events file, for the n-th time."""
+"""Starts the query of a feed with this events file; the number counts the restarts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """A writer failed and runs again."""
+    """A writer failed and was restarted."""
 
     writer: str
     reason: str
 
 
 class Writer:
-    """One feed's query: the process that runs it now, and how often it had to be started again."""
+    """The query of one feed: its current process, and the number of restarts."""
 
     def __init__(self, feed: Feed, events: Path, start: Start) -> None:
         self.feed = feed
@@ -43,15 +43,15 @@ class Writer:
         self.done = False
         self._events = events
         self._start = start
-        self._child, self._steps = self._begin()
+        self._child, self._steps = self._start_process()
 
-    def _begin(self) -> tuple[Child, StepsFile]:
-        # A file a start: a line that a killed process left half written spoils nothing after it.
+    def _start_process(self) -> tuple[Child, StepsFile]:
+        # A new file for each start, because a killed process may leave an incomplete line at the end.
         path = self._events / f"{self.feed.name}-{self.restarts}.jsonl"
         return self._start(self.feed, path, self.restarts), StepsFile(path)
 
     def poll(self) -> Iterator[Step | Restarted]:
-        """What has happened since the last look."""
+        """The steps since the last call, and a restart if the process has failed."""
         code = None if self.done else self._child.exit_code()
         yield from self._steps.read_new()
         if code is None:
@@ -62,27 +62,27 @@ class Writer:
         reason = self._child.last_log_line()
         if self.restarts == MAX_RESTARTS:
             raise DemoError(
-                f"the {self.feed.name} query failed {MAX_RESTARTS + 1} times, at last with: {reason}"
+                f"the {self.feed.name} query failed {MAX_RESTARTS + 1} times; the last error: {reason}"
             )
         self.restarts += 1
-        self._child, self._steps = self._begin()
+        self._child, self._steps = self._start_process()
         yield Restarted(self.feed.name, f"code {code}: {reason}")
 
 
 def follow(
     writers: Sequence[Writer], *, tick: Callable[[], None], every: float = 0.1
 ) -> Iterator[Step | Restarted]:
-    """Everything that the writers do, as it happens, until all are done. `tick` runs between two looks."""
-    heard = time.monotonic()
+    """Yield the steps and restarts of all writers until all are done. `tick` is called between two polls."""
+    last_event = time.monotonic()
     while True:
-        news = [event for writer in writers for event in writer.poll()]
-        # Only steps have a time; a restart goes last, as it was noticed last.
-        yield from sorted(news, key=lambda event: event.at if isinstance(event, Step) else float("inf"))
+        events = [event for writer in writers for event in writer.poll()]
+        # Only steps have a time. A restart comes last, because it is detected after the steps.
+        yield from sorted(events, key=lambda event: event.at if isinstance(event, Step) else float("inf"))
         if all(writer.done for writer in writers):
             return
-        if news:
-            heard = time.monotonic()
-        if time.monotonic() - heard > QUIET_SECONDS:
-            raise DemoError(f"no writer did anything for {QUIET_SECONDS:.0f} s")
+        if events:
+            last_event = time.monotonic()
+        if time.monotonic() - last_event > QUIET_SECONDS:
+            raise DemoError(f"neither query made progress for {QUIET_SECONDS:.0f} s")
         tick()
         time.sleep(every)

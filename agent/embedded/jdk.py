@@ -1,8 +1,10 @@
-"""Find a Java that can run Kafka and Spark, or say in one line what to install.
+"""Finds a Java for Kafka and Spark, or raises an error that says what to install.
 
-Rule: `JAVA_HOME` if it is set, else `java` on PATH, and its version is at least 17. Reason: Spark's own scripts choose
-the same way, so what is checked here is what later runs. Only the standard library is imported, so that `make` can run
-this file before anything is installed: `python3 -P agent/embedded/jdk.py`.
+The Java is the one in `JAVA_HOME` if that is set, else `java` on the PATH. Its version must be at least 17. Spark's own
+scripts choose in the same way, so the checked Java is the one that later runs.
+
+This module imports only the standard library, so that `make` can run it before anything is installed:
+`python3 -P agent/embedded/jdk.py`.
 """
 
 from __future__ import annotations
@@ -18,20 +20,20 @@ OLDEST = 17
 """Kafka 4 brokers and Spark 4 need Java 17."""
 
 ANSWER_SECONDS = 20
-"""`java -version` takes 0.1 s; a loaded machine may take much longer, a hanging wrapper must not hold us for ever."""
+"""Limit for `java -version`, which takes 0.1 s, or much longer on a busy machine. It only ends a hanging wrapper script."""
 
 REMEDY = (
     f"install a JDK {OLDEST} or newer (Debian, Ubuntu: apt install openjdk-17-jdk-headless; "
-    "macOS: brew install openjdk@17; else https://adoptium.net) or point JAVA_HOME at one"
+    "macOS: brew install openjdk@17; others: https://adoptium.net), or set JAVA_HOME to one"
 )
 
 
 class JdkMissing(RuntimeError):
-    """No Java that is new enough. Install one, or point JAVA_HOME at it."""
+    """No suitable Java was found. Install one, or set JAVA_HOME to it."""
 
 
 def find_java() -> Path:
-    """Path of a `java` of version 17 or newer."""
+    """The path of a `java` of version 17 or newer."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home, "bin")) if home else None)
     if found is None:
@@ -39,14 +41,14 @@ def find_java() -> Path:
         raise JdkMissing(f"no Java found {where}: {REMEDY}")
     version = _version(found)
     if version is None:
-        raise JdkMissing(f"{found} does not tell its version: {REMEDY}")
+        raise JdkMissing(f"{found} -version printed no version: {REMEDY}")
     if version < OLDEST:
-        raise JdkMissing(f"{found} is Java {version}, and Kafka needs {OLDEST}: {REMEDY}")
+        raise JdkMissing(f"{found} is Java {version}, but Kafka needs {OLDEST} or newer: {REMEDY}")
     return Path(found)
 
 
 def _version(java: str) -> int | None:
-    """Major version: 17 for `17.0.15`, 8 for `1.8.0_392`; None where the program fails, as macOS's placeholder does."""
+    """Major version: 17 for `17.0.15`, 8 for `1.8.0_392`; None if the program fails, as the placeholder of macOS does."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False

@@ -1,15 +1,13 @@
-"""A real Kafka broker in a child process, for `lakewarden dev`, the demo and the tests: no Docker, only a JDK.
+"""A Kafka broker in a child process, for `lakewarden dev`, the demo and the tests. It needs a JDK, but no Docker.
 
-Rules, each with its reason:
-
-- One node is broker and controller (KRaft), on 127.0.0.1 only: nothing outside this machine reaches it.
-- The quorum is named by `controller.quorum.voters`, not stored: so both ports may change from start to start while
-  topics, records and the cluster id in the data folder stay.
-- Ready means that it has answered a metadata request, not that a port is open.
-- A file lock on the data folder, inherited by the broker, is held as long as either lives: a second start is told so
-  at once.
-- The broker has its own session, so that Ctrl-C reaches us alone and it ends after everything that needs it; and it is
-  bound to us (`bound_child`), so that it ends even if we are killed.
+- One node is broker and controller (KRaft). It listens on 127.0.0.1 only, so other machines can't reach it.
+- The quorum is configured by `controller.quorum.voters` and not stored. So both ports may change between starts, while topics,
+  records and the cluster id in the data folder remain.
+- The broker is ready when it answers a metadata request; an open port is not enough.
+- A file lock on the data folder, which the broker inherits, is held as long as the parent or the broker runs. A second start
+  on the folder fails immediately.
+- The broker runs in its own POSIX session, so that Ctrl-C does not reach it and it ends after its clients. It is bound to the
+  parent (`bound_child.py`), so that it ends even if the parent is killed.
 """
 
 from __future__ import annotations
@@ -43,18 +41,18 @@ __all__ = ["KAFKA_VERSION", "EmbeddedKafka", "JdkMissing", "KafkaStartError", "K
 
 HOST = "127.0.0.1"
 START_SECONDS = 90
-"""From launch to ready: 4 s on an idle machine; many times that beside a test suite on two cores."""
+"""Limit from launch to ready, which takes 4 s on an idle machine, and many times that beside a test suite on two cores."""
 STOP_SECONDS = 20
-"""For an orderly stop, which takes 1 s; then SIGKILL, after which Kafka recovers its log at the next start."""
+"""Limit for an orderly stop, which takes 1 s. Then SIGKILL; Kafka recovers its log at the next start."""
 FORMAT_SECONDS = 60
 POLL_SECONDS = 0.05
 PORT_ATTEMPTS = 3
-"""A free port may be taken between our looking and the broker's binding; three times in a row it isn't chance."""
+"""Another process may bind the free port before the broker does. Three times in a row is no coincidence."""
 LOG_TAIL_LINES = 15
 REASON_CHARACTERS = 300
-"""Of a Java exception's message; the whole is in the log."""
+"""Limit for the message of a Java exception; the log contains the whole message."""
 MESSAGE_BYTES = 1024 * 1024
-"""Kafka's own default: an event beyond it is refused when it is sent, not when somebody fails to read it."""
+"""Kafka's default. A longer event is refused when it is sent, so every reader can read all events."""
 
 _HEAP = ("-Xms128m", "-Xmx512m")
 _JVM = (
@@ -66,7 +64,7 @@ _JVM = (
 )
 
 _SERVER = """\
-# Written at every start; changes are lost.
+# Generated at every start; changes are lost.
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@{host}:{controller_port}
@@ -75,7 +73,7 @@ advertised.listeners=PLAINTEXT://{host}:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 log.dirs={logs}
-# One node keeps one copy, and few partitions of what only Kafka itself reads: each is a folder and a start-up cost.
+# One node, so one replica. Few partitions of Kafka's internal topics, since each costs a folder and start-up time.
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=4
 transaction.state.log.replication.factor=1
@@ -84,7 +82,7 @@ transaction.state.log.num.partitions=4
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
-# A group of one agent needs no time to assemble; and a topic nobody made is a mistake in a name.
+# A group of one agent need not wait for more members. A missing topic is an error in a name.
 group.initial.rebalance.delay.ms=0
 auto.create.topics.enable=false
 message.max.bytes={message_bytes}
@@ -94,7 +92,7 @@ num.io.threads=4
 """
 
 _LOGGING = """\
-# Written at every start; changes are lost.
+# Generated at every start; changes are lost.
 appender.file.type = RollingFile
 appender.file.name = file
 appender.file.fileName = ${sys:lakewarden.log}
@@ -108,24 +106,24 @@ appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 1
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
-# Every setting, hundreds of lines at each start.
+# It logs every setting, hundreds of lines per start.
 logger.settings.name = org.apache.kafka.common.config.AbstractConfig
 logger.settings.level = warn
-# Kafka stops in a shutdown hook; log4j's own would silence it meanwhile.
+# Kafka stops in a shutdown hook. log4j's own hook would end the logging before that.
 shutdownHook = disable
 """
 
 
 class KafkaStartError(AgentError):
-    """The broker did not start; the message says why, a note on the exception carries the end of its log."""
+    """The broker did not start. The message contains the reason, and a note on the exception the end of the log."""
 
 
 class EmbeddedKafka:
     """One broker on one data folder. Use it as a context manager, sync or async, from the main thread.
 
-    The data folder is made if it is missing; a later start on it finds topics and records again. `port` 0 takes a free
-    one. `on_progress` hears, in sentences, what takes long: downloading Kafka, the first time. `properties` are settings
-    of the broker that replace ours; `{host}`, `{port}` and `{controller_port}` in them are filled in at each start.
+    The data folder is created if it is missing; it keeps topics and records for later starts. With `port` 0 the broker uses a
+    free port. `on_progress` is called with a sentence for each step of the first download of Kafka. `properties` override
+    settings of the broker; `{host}`, `{port}` and `{controller_port}` in them are replaced at each start.
     """
 
     def __init__(
@@ -149,18 +147,20 @@ class EmbeddedKafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """What clients connect to."""
+        """The address for clients."""
         if self._port is None:
-            raise RuntimeError("the embedded Kafka has not been started: call start() or enter it first")
+            raise RuntimeError(
+                "the embedded Kafka is not started: call start(), or use it in a with statement"
+            )
         return f"{HOST}:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running broker."""
+        """The process id of the running broker."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start, and return once the broker answers."""
+        """Start the broker, and return when it answers."""
         self._prepare()
         try:
             for attempt in range(1, PORT_ATTEMPTS + 1):
@@ -172,7 +172,7 @@ class EmbeddedKafka:
             raise
 
     def stop(self) -> None:
-        """Stop in order; after `STOP_SECONDS`, in any case. Stopping twice is fine."""
+        """Stop the broker in an orderly way, with SIGKILL after `STOP_SECONDS`. A second call has no effect."""
         if self._process:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -180,7 +180,7 @@ class EmbeddedKafka:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. The next start takes 9 s longer: Kafka waits for the dead session to end."""
+        """End the broker with SIGKILL, as a crash. The next start takes 9 s longer, until the broker's old session expires."""
         if self._fetching:
             self._fetching.kill()
         process, self._process = self._process, None
@@ -192,7 +192,7 @@ class EmbeddedKafka:
             os.close(lock)
 
     def restart(self, *, port: int | None = None) -> None:
-        """Stop and start again, on the same port unless another is given (0: a free one)."""
+        """Stop and start, on the same port unless `port` is set (0: a free one)."""
         if port is None:
             port = self._port or 0
         self.stop()
@@ -209,7 +209,7 @@ class EmbeddedKafka:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        # What waits goes to a thread; the broker itself must be started here, in the main thread (see bound_child).
+        # Blocking steps run in a thread. The broker itself must be started in the main thread (see bound_child.py).
         try:
             await anyio.to_thread.run_sync(self._prepare, abandon_on_cancel=True)
             for attempt in range(1, PORT_ATTEMPTS + 1):
@@ -229,9 +229,9 @@ class EmbeddedKafka:
             await anyio.to_thread.run_sync(self.stop)
 
     def _prepare(self) -> None:
-        """Everything before the launch: Java, jars, the folder's lock, and its format the first time."""
+        """The steps before the launch: find Java, get the jars, lock the data folder, format it the first time."""
         if self._process:
-            raise RuntimeError(f"this embedded Kafka already runs at {self.bootstrap_servers}: stop it first")
+            raise RuntimeError(f"the embedded Kafka already runs at {self.bootstrap_servers}: stop it first")
         self._java = find_java()
         self._classpath = f"{self._fetch_jars()}/*"
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ class EmbeddedKafka:
             raise
 
     def _fetch_jars(self) -> Path:
-        """The jars' folder; filled by another process, since threads that download would outlast an interrupt."""
+        """The folder of the jars. Another process downloads them, since download threads would survive an interrupt."""
         jars = jars_folder()
         if jars.is_dir():
             return jars
@@ -256,7 +256,7 @@ class EmbeddedKafka:
             start_new_session=True,
         ) as self._fetching:
             assert self._fetching.stdout is not None
-            last_line = "it ended without a word"
+            last_line = "the download ended without a message"
             try:
                 for line in self._fetching.stdout:
                     last_line = line.strip()
@@ -269,10 +269,10 @@ class EmbeddedKafka:
         return jars
 
     def _format(self) -> None:
-        """Give a new data folder its cluster id. Kafka writes meta.properties last, so its presence means done."""
+        """Format a new data folder. Kafka writes meta.properties last, so the folder is complete if that file exists."""
         if (self.data_dir / "logs" / "meta.properties").exists():
             return
-        self._write_settings(port=1, controller_port=2)  # placeholders: the format records no port
+        self._write_settings(port=1, controller_port=2)  # placeholders: formatting stores no port
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = self._command("kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}")
         with self._console.open("wb") as console:
@@ -285,11 +285,11 @@ class EmbeddedKafka:
                 check=False,
             )
         if done.returncode != 0:
-            raise self._failure(f"Kafka could not prepare the data folder {self.data_dir}")
+            raise self._failure(f"Kafka could not format the data folder {self.data_dir}")
 
     def _spawn(self) -> None:
         """Launch the broker on free ports."""
-        assert self._lock is not None, "prepared before it is spawned"
+        assert self._lock is not None, "call _prepare first"
         self._port = self._requested_port or free_port()
         _require_free(self._port)
         self._write_settings(self._port, controller_port=free_port())
@@ -304,10 +304,10 @@ class EmbeddedKafka:
             )
 
     def _wait_until_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
-        """Wait until the broker answers. False where only a port was taken meanwhile, and another try may go well."""
+        """Wait until the broker answers. Returns False if another process has its port and another try may succeed."""
         process = self._process
-        assert process is not None, "spawned before it is waited for"
-        assert self._port is not None, "spawned before it is waited for"
+        assert process is not None, "call _spawn first"
+        assert self._port is not None, "call _spawn first"
         deadline = time.monotonic() + START_SECONDS
         while not _answers_metadata(self._port):
             status = process.poll()
@@ -315,7 +315,7 @@ class EmbeddedKafka:
                 if not last and not self._requested_port and "Address already in use" in self._log_tail():
                     return False
                 ended = signal.Signals(-status).name if status < 0 else f"status {status}"
-                raise self._failure(f"Kafka ended while it started ({ended})")
+                raise self._failure(f"Kafka ended during its start ({ended})")
             if time.monotonic() > deadline:
                 raise self._failure(f"Kafka did not answer within {START_SECONDS} s")
             time.sleep(POLL_SECONDS)
@@ -359,7 +359,7 @@ class EmbeddedKafka:
         ]
 
     def _log_tail(self) -> str:
-        """The end of what Kafka logged and of what Java printed, without stack frames."""
+        """The last lines of Kafka's log and of Java's output, without stack frames."""
         tail: list[str] = []
         for path in (self._log, self._console):
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
@@ -367,7 +367,7 @@ class EmbeddedKafka:
         return "\n".join(tail)
 
     def _failure(self, what: str) -> KafkaStartError:
-        """What happened and why, in one line; the last exception in the log is the one that ended it."""
+        """The error with its reason in one line: the last exception in the log."""
         tail = self._log_tail()
         reasons = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", tail, flags=re.MULTILINE)
         why = f": {reasons[-1][:REASON_CHARACTERS]}" if reasons else ""
@@ -377,14 +377,16 @@ class EmbeddedKafka:
 
 
 def _escaped(path: Path) -> str:
-    """A path as value of a Java properties file, in which a backslash escapes and a comma separates two folders."""
+    """A path as the value in a Java properties file, where a backslash escapes and a comma separates folders."""
     if "," in str(path):
-        raise KafkaStartError(f"Kafka can't keep data in {path}: choose a folder without a comma in its path")
+        raise KafkaStartError(
+            f"Kafka can't store data in {path}: choose a folder without a comma in its path"
+        )
     return str(path).replace("\\", "\\\\")
 
 
 def _lock_folder(data_dir: Path) -> int:
-    """Lock the folder for us and the broker; the descriptor that holds the lock."""
+    """Lock the data folder; returns the descriptor that holds the lock and that the broker inherits."""
     descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -393,7 +395,7 @@ def _lock_folder(data_dir: Path) -> int:
         os.close(descriptor)
         raise KafkaStartError(
             f"the data folder {data_dir} is in use by the embedded Kafka of process {holder or 'unknown'}: "
-            "stop that one, or choose another folder"
+            "stop that process, or choose another folder"
         ) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -401,7 +403,7 @@ def _lock_folder(data_dir: Path) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that is free now."""
     with socket.create_server((HOST, 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -412,12 +414,12 @@ def _require_free(port: int) -> None:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         raise KafkaStartError(
-            f"port {port} on {HOST} can't be used ({error.strerror}): stop what listens there, or choose another port"
+            f"port {port} on {HOST} can't be used ({error.strerror}): stop the program that uses it, or choose another port"
         ) from error
 
 
 def _answers_metadata(port: int) -> bool:
-    """Whether a metadata request is answered with the broker in it (Kafka protocol: Metadata, version 1, no topics)."""
+    """Whether the broker answers a metadata request and lists itself (Kafka protocol: Metadata, version 1, no topics)."""
     request = struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 0)
     try:
         with socket.create_connection((HOST, port), timeout=1) as connection:

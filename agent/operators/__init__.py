@@ -1,1 +1,1 @@
-"""What an operator asks about: status, conflicts, explain. Read from Kafka and the store; no agent takes part."""
+"""What an operator reads: status, conflicts, explain. All from Kafka, without an agent."""

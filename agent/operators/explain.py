@@ -41,7 +41,7 @@ from lakewarden.handlers.explain.timeline import Explanation, RecordRef, Transac
 from lakewarden.handlers.explain.transaction import Explainer
 
 MAX_CANDIDATES = 1_000
-"""Matching transactions that the search keeps; a longer list helps nobody to choose."""
+"""Matching transactions that the search keeps, for the list to choose from."""
 MAX_NAMES = 10_000
 """Transaction names that are kept for a suggestion if the id was mistyped: the most recent ones."""
 _INTENT = b"commit-intent"

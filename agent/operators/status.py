@@ -48,7 +48,7 @@ from lakewarden.handlers.table.transactions import Phase, Transaction
 from lakewarden.handlers.table.verdicts import verdict_of
 
 AUDIT_WINDOW = timedelta(minutes=15)
-"""How far back to look for the last step of a lock. A held lock is renewed far more often; an older one was released or lapsed."""
+"""How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """The interface between the lock and a store: a read and a conditional write, each with a timeout.
 
 Every adapter returns an outcome of `lakewarden.handlers.lease.conditional` and raises no exception. The lock's state machine
-distinguishes "lost", "throttled" and "unknown"; an exception would merge them into "failed". There are two exceptions to
-this rule: cancellation passes through, and an error in our own code raises (a negative timeout, a delete outside the probe's
-folder).
+distinguishes "lost", "throttled" and "unknown"; an exception would merge them into "failed". Only two things raise:
+cancellation, which passes through, and a programming error (a negative timeout, a delete outside the probe's folder).
 """
 
 from __future__ import annotations

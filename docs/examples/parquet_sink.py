@@ -1,12 +1,13 @@
-"""A sink of your own with each batch exactly once: Parquet files, and a manifest for each commit.
+"""A sink for a table format of your own, with each batch exactly once: Parquet files, and a manifest per commit.
 
     table = ParquetTable("/lake/clicks")
     clicks.writeStream.foreachBatch(gate.foreach_batch(table, table=table.uri, writer="web")).start()
 
-A commit is one file, `manifests/00000007.json`: it names the folder of the batch's data, and the writer and batch id that
-it came from. So "who wrote batch 3" and "what is in the table" are one fact, written in one atomic step; `committed`
-reads it back. The file is linked into place, which fails where somebody has that number: the publish is conditional,
-and a writer that slept through its lease can't overwrite anybody. An object store does the same by a PUT if absent.
+A commit is one file, `manifests/00000007.json`. It names the folder with the batch's data, the writer and the batch id. So
+one atomic step publishes the data and records the batch, and `committed` reads the record back.
+
+The publish is conditional: the manifest is linked into place, which fails if another commit has that number. A writer whose
+lease expired while it was suspended can't overwrite a commit. On an object store, use a conditional PUT (`If-None-Match: *`).
 """
 # ruff: noqa: INP001 - a file of its own, to be copied
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class ParquetTable:
-    """A table in a local folder that batches are appended to."""
+    """A table in a local folder, to which batches are appended."""
 
-    conflict_rule = "deleted-file"  # batches only add files, so no two of them conflict
+    conflict_rule = "deleted-file"  # batches only add files, so two of them never conflict
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder).absolute()
@@ -36,35 +37,35 @@ class ParquetTable:
 
     @property
     def uri(self) -> str:
-        """What the gate calls the table."""
+        """The table's name for the gate."""
         return self._folder.as_uri()
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
-        """Stage, then publish under the grant."""
+        """Stage the batch, then publish it under the grant."""
         data = self._folder / "data" / txn.id
-        txn.touch("", txn.id, "create")  # before it is written
+        txn.touch("", txn.id, "create")  # before the files are written
         try:
             batch.write.parquet(str(data))
             with txn.commit() as grant:
                 grant.version = self._publish(data, txn, grant)
         except BaseException:
-            if txn.discardable:  # else it is in the table, or may be
+            if txn.discardable:  # otherwise the table has the files, or may have them
                 shutil.rmtree(data, ignore_errors=True)
             raise
 
     def committed(self, writer: str, batch_id: int) -> str | None:
-        """The version in which `writer` committed the batch: what makes it exactly once."""
+        """Return the version in which `writer` committed the batch, or None. The gate calls it before it writes a batch."""
         for version, entry in self._commits():
             if (entry["writer"], entry["batch_id"]) == (writer, batch_id):
                 return str(version)
         return None
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """All committed rows."""
+        """Return all committed rows."""
         return spark.read.parquet(*(str(self._folder / entry["data"]) for _, entry in self._commits()))
 
     def _commits(self) -> list[tuple[int, dict[str, Any]]]:
-        """Newest first. A table of your own would keep a checkpoint of old ones."""
+        """Return all commits, the newest first. A real table format would summarise old ones in a checkpoint file."""
         files = sorted(self._manifests.glob("*.json"), reverse=True)
         return [(int(file.stem), json.loads(file.read_text())) for file in files]
 
@@ -81,14 +82,14 @@ class ParquetTable:
             while True:
                 version = 1 + max((number for number, _ in self._commits()), default=0)
                 try:
-                    grant.check()  # the last thing before the last step
+                    grant.check()  # right before the last step
                 except GateError:
                     grant.not_published()
                     raise
                 try:
                     os.link(prepared, self._manifests / f"{version:08d}.json")
                 except FileExistsError:
-                    continue  # a writer without the agent has this number
+                    continue  # a writer that bypasses the gate took this number
                 return str(version)
         finally:
             prepared.unlink()

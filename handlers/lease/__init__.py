@@ -1,1 +1,1 @@
-"""The state machine of one lock: acquiring, renewing and releasing its lease. Start at `machine.py`."""
+"""The state machine of one lock: how it acquires, renews and releases the lock lease. Start at `machine.py`."""

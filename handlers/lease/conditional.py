@@ -1,9 +1,15 @@
-"""What a store may answer to a conditional write, and to the read that settles a doubt about one.
+"""The answers of a store to a conditional write, and to the read that resolves an unknown one.
 
-A store that honours conditions is all the lock rests on, so its answers are values here and never
-exceptions: **won, lost, throttled, unknown** for a write (never two of them), and *refused* for what
-no retry can mend. Which HTTP status means which is the store's business (`lakewarden.agent.stores`);
-what each means for the lock is the automaton's (`lease.py`).
+The lock depends on nothing but a store that honours conditions. So the store's answers are values, never exceptions:
+
+    answer       the write                                          the automaton
+    Won          took effect                                        continues with the new version
+    Lost         did not take effect: the condition did not hold    reads the object back
+    Throttled    did not take effect: the store had too much load   retries after a back-off
+    Unknown      took effect or not                                 reads the object back
+    Refused      did not take effect, and no retry will             reports it; an operator must act
+
+The stores (`lakewarden.agent.stores`) define which HTTP status is which answer. `machine.py` has the automaton.
 """
 
 from __future__ import annotations
@@ -14,12 +20,12 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class IfAbsent:
-    """Write only if no object is there."""
+    """Write only if the object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class IfMatch:
-    """Write only over the very version that was read."""
+    """Write only if the object still has this version."""
 
     version: str
 
@@ -29,35 +35,35 @@ Condition: TypeAlias = IfAbsent | IfMatch
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """The write took effect; `version` names what is there now."""
+    """The write took effect. `version` is the object's version now."""
 
     version: str
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The condition did not hold (412, or 404 on if-match): nothing was written by this request."""
+    """The condition did not hold (412, or 404 for if-match). This request wrote nothing."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Throttled:
-    """The store said "slow down" (429, 503 SlowDown) before it acted."""
+    """The store rejected the request before it acted (429, 503 SlowDown)."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The write may or may not have taken effect (timeout, reset, 5xx, 409): read it back, never guess."""
+    """The write took effect or not (timeout, connection reset, 5xx, 409). The caller must read the object back."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No retry can mend it (400, 403, no such bucket): somebody has to change something."""
+    """No retry will succeed (400, 403, no such bucket). An operator must change something."""
 
     why: str
 
@@ -67,12 +73,12 @@ WriteOutcome: TypeAlias = Won | Lost | Throttled | Unknown | Refused
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """No object is there."""
+    """The object does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Body and version as one read returned them."""
+    """The object's body and version, from one read."""
 
     body: bytes
     version: str

@@ -1,9 +1,10 @@
-"""The lock object: Hudi's three fields to the letter, and which foreign spellings are read.
+"""The lock object: the bytes that Hudi writes, and the variants that are accepted when it is read.
 
-Written: exactly `expired`, `validUntil` (epoch milliseconds) and `owner`, in this order, without spaces or newline,
-as Hudi 1.2.0's own provider writes them. Read: any key order, spaces, unknown fields. Anything else (a missing
-field, another type, a time that can't be milliseconds, no JSON) is `Malformed`: it is reported and never overwritten,
-because nobody can tell whether somebody relies on it.
+- Written: `expired`, `validUntil` (epoch milliseconds) and `owner`, in this order, without spaces or newline. Hudi 1.2.0's own
+  provider writes the same bytes.
+- Read: any key order, spaces and unknown fields are accepted.
+- Anything else is `Malformed`: a missing field, another type, a time that can't be milliseconds, no JSON. Such an object is
+  reported and never overwritten, because another program may rely on it.
 """
 
 from __future__ import annotations
@@ -13,40 +14,40 @@ from dataclasses import dataclass
 from typing import Any
 
 OLDEST_MILLISECONDS = 100_000_000_000
-"""March 1973 in milliseconds, the year 5138 in seconds: a smaller `validUntil` was written in seconds."""
+"""March 1973 in milliseconds, the year 5138 in seconds. A smaller `validUntil` is in seconds."""
 
 NEWEST_MILLISECONDS = 100_000_000_000_000
-"""The year 5138 in milliseconds, March 1973 in microseconds: a larger one would hold the lock for ever."""
+"""The year 5138 in milliseconds, March 1973 in microseconds. A larger `validUntil` would hold the lock for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockRecord:
-    """What the object says."""
+    """The content of the object."""
 
     expired: bool
     valid_until: int
     owner: str
 
     def held_at(self, wall_ms: int, drift_ms: int) -> bool:
-        """Whether a challenger must still respect it: not released, and not past its end by more than the drift."""
+        """Whether contenders must respect it: it is not released, and its end is not past by more than the drift."""
         return not self.expired and wall_ms <= self.valid_until + drift_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Why the object is no lock."""
+    """The object is no lock record, and why."""
 
     why: str
 
 
 def render(record: LockRecord) -> bytes:
-    """The exact bytes that Hudi's provider would write for it."""
+    """The bytes that Hudi's provider writes for this record."""
     fields = {"expired": record.expired, "validUntil": record.valid_until, "owner": record.owner}
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def parse(body: bytes) -> LockRecord | Malformed:
-    """The record in `body`, or why there is none."""
+    """The lock record in `body`."""
     if not body.strip():
         return Malformed("the object is empty")
     try:
@@ -66,5 +67,5 @@ def parse(body: bytes) -> LockRecord | Malformed:
     if not OLDEST_MILLISECONDS <= valid_until < NEWEST_MILLISECONDS:
         return Malformed(f"validUntil is not in milliseconds: {valid_until}")
     if not isinstance(owner, str) or not owner:
-        return Malformed(f"owner is not a name: {owner!r}")
+        return Malformed(f"owner is not a non-empty string: {owner!r}")
     return LockRecord(expired, valid_until, owner)

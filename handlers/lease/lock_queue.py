@@ -1,13 +1,17 @@
-"""In which order contenders wait for one lock, folded from what agents tell of it in the audit log.
+"""The lock queue: the order in which contenders wait for one lock, derived from the events of the audit topic.
 
-- A contender is one agent for one table. `lock-refused` of a contender that goes on waiting puts it at the end of the line,
-  unless it stands there already.
-- `lock-acquired` takes the contender out of the line, and everybody before it: they had their turn and did not use it (dead,
-  or not told). Whoever still wants it stands in line again with its next refusal.
-- Whoever wants the lock anew comes after everybody in the line; whoever stands in it, after those before it.
+    event                              effect on the queue
+    lock-refused, `waiting` is true    its contender joins the end, unless it is in the queue already
+    lock-acquired                      its contender leaves the queue, and so does every contender before it
+    any other                          none
 
-The order is the log's, so all who listen see the same line. It makes waiting fair and short; it protects nothing: a
-contender that never heard of it just tries, and the store's conditions decide.
+- A contender is one agent for one table.
+- Contenders before the new holder had their turn and did not use it: their agents are dead, or don't consume the audit topic. A
+  live one rejoins with its next refusal.
+- New contenders join the end of the queue; queued contenders keep their position.
+
+All agents that consume the topic derive the same queue, because they read the same order. The queue makes waiting fair and
+short. It protects nothing: a contender that doesn't know the queue just tries, and the store's conditions decide.
 """
 
 from __future__ import annotations
@@ -18,11 +22,11 @@ from typing import NamedTuple
 from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused
 
 MAX_CONTENDERS = 1_000
-"""Contenders remembered: far more than agents that share a table; the rest polls."""
+"""Contenders in a queue: far more than agents that share a table. Any others poll the lock object."""
 
 
 class Contender(NamedTuple):
-    """Who wants a lock: an agent, for a table (several tables may name one lock object)."""
+    """An agent that wants a lock for a table. Several tables may name one lock object."""
 
     agent: str
     table: str
@@ -30,25 +34,27 @@ class Contender(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LockQueue:
-    """Who waits, the first in front."""
+    """The waiting contenders, first come first."""
 
     waiting: tuple[Contender, ...] = ()
 
     def apply(self, event: AuditEventUnion) -> LockQueue:
-        """The line after this event."""
-        who = Contender(event.agent, event.table)
+        """The queue after this event."""
+        contender = Contender(event.agent, event.table)
         match event:
-            case LockRefused(waiting=True) if who not in self.waiting and len(self.waiting) < MAX_CONTENDERS:
-                return LockQueue((*self.waiting, who))
-            case LockAcquired() if who in self.waiting:
-                return LockQueue(self.waiting[self.waiting.index(who) + 1 :])
+            case LockRefused(waiting=True) if (
+                contender not in self.waiting and len(self.waiting) < MAX_CONTENDERS
+            ):
+                return LockQueue((*self.waiting, contender))
+            case LockAcquired() if contender in self.waiting:
+                return LockQueue(self.waiting[self.waiting.index(contender) + 1 :])
             case _:
                 return self
 
-    def others_waiting(self, me: Contender) -> int:
-        """How many are waiting besides me: all of them come before me if I want the lock anew."""
-        return len(self.waiting) - (me in self.waiting)
+    def others_waiting(self, contender: Contender) -> int:
+        """The number of other contenders. All of them are ahead of a contender that starts to acquire the lock."""
+        return len(self.waiting) - (contender in self.waiting)
 
-    def ahead_of(self, me: Contender) -> int:
-        """How many come before me while I wait."""
-        return self.waiting.index(me) if me in self.waiting else len(self.waiting)
+    def ahead_of(self, contender: Contender) -> int:
+        """The number of contenders ahead of a waiting contender."""
+        return self.waiting.index(contender) if contender in self.waiting else len(self.waiting)

@@ -1,71 +1,82 @@
-"""The table's lock as a lease in one object: a pure automaton. Every transition is in this file.
+"""The lock of a table, kept as a lease in one object: a pure automaton. All transitions are in this file.
 
-The object and the dance around it are those of Hudi's storage-based lock (RFC-91), refined where that leaves doubts: an answer
-that got lost, clocks apart, many who wait, a holder that dies with a grant running. What goes in and comes out, and the
-states, are in `lease_types.py`.
+The object and its protocol are those of Hudi's storage-based lock (RFC-91). This automaton adds rules for lost answers, clocks
+that differ, many contenders, and a holder that dies while a grant runs. `types.py` has the inputs, effects and states.
 
-    Idle ──want──▶ Reading ──absent · released · lapsed──▶ Writing ──won──▶ Held ──renew_at──▶ Writing …
-                     │ held by another                        │ lost · unknown
-                     ▼                                        ▼
-                  Waiting ◀──────── back off ──────────── Reading (read back)
+    Idle ──acquire──▶ Reading ──absent · released · lapsed──▶ Writing ──won──▶ Held ──renew_at──▶ Writing …
+                        │ held by another owner                 │ lost · unknown
+                        ▼                                       ▼
+                     Waiting ◀──────── back off ─────────── Reading (read back)
 
-Which state follows, `any` of the five or some of them; the answer to a request that is not outstanding is a bug of the shell:
+Possible next states (`any`: all five). A response without an outstanding request is a programming error (`illegal`):
 
-    input           Idle              Reading       Writing  Held              Waiting
-    want            Reading, Waiting  Reading       Writing  Held              Waiting, Reading
-    drop            Idle              Reading       Writing  Writing, Waiting  Idle, Writing, Waiting
-    timer           Idle              Reading       Writing  Held, Writing     Waiting, Reading
-    heard released  Idle              Reading       Writing  Held              Waiting, Reading
-    heard taken     Idle              Reading       Writing  Held              Waiting
-    read done       illegal           any but Held  illegal  illegal           illegal
-    write done      illegal           illegal       any      illegal           illegal
+    input                 Idle              Reading       Writing  Held              Waiting
+    acquire               Reading, Waiting  Reading       Writing  Held              Waiting, Reading
+    release               Idle              Reading       Writing  Writing, Waiting  Idle, Writing, Waiting
+    timer                 Idle              Reading       Writing  Held, Writing     Waiting, Reading
+    release observed      Idle              Reading       Writing  Held              Waiting, Reading
+    acquisition observed  Idle              Reading       Writing  Held              Waiting
+    read done             illegal           any but Held  illegal  illegal           illegal
+    write done            illegal           illegal       any      illegal           illegal
 
-Before any of it, a lease that has come within `margin` of its end is given up (see Time): Held becomes Waiting, the others stay.
+Before any of these, the automaton ends a lease that is within `margin` of its end (see Time): Held becomes Waiting; the other
+states stay.
 
 Writes
-- A write is *won, lost, throttled, unknown* or *refused*. Unknown and lost are both read back: a lost write may
-  be our own whose first answer went missing. What the read-back finds decides: ours and live → a second write
-  under the version just read, before anything is trusted; somebody else's → lost; unreadable → still unknown,
-  again after a jittered back-off, and told now and then while it goes on.
-- A write whose answer was lost may land late: until the version under which it was sent is gone, further writes bear its
-  owner, so that whichever of them lands is known as ours.
-- Every write differs from the one before it: another owner, another `expired`, or a `validUntil` that strictly rises; so no
-  version comes twice. The `validUntil` of another owner is exceeded only while it binds: a wrong clock's far future is not
-  inherited.
+- The outcome of a write is *won, lost, throttled, unknown* or *refused* (`conditional.py`). After lost and unknown the automaton
+  reads the object back: a lost write may be a retry of our own first one. The read decides:
+
+    it finds                  the write
+    our owner id, live        counts as ours, but the automaton writes again under the version just read before it relies on it
+    another owner, live       is lost
+    no answer                 is still unknown: read again after a back-off with jitter; reported after every few failures
+
+- A write whose answer was lost can take effect later. Until the version under which it was sent is gone, further writes use the
+  same owner id. So whichever of them takes effect is recognised as ours.
+- Each write differs from the one before: in the owner, in `expired`, or by a larger `validUntil`. So no version occurs twice.
+- A write exceeds the `validUntil` of another owner only while that lease is in force, so it doesn't inherit the far future of a
+  wrong clock.
 
 Time
-- The holder counts from *before* it sent the write, on its own monotonic clock, and stops `drift` early; a challenger waits
-  until `validUntil` is past by `drift` on its wall clock.
-- Renewal starts `renew_interval` after the last write was sent, and later by chance where that write took long: many that
-  fell due together, and had to wait for each other, part again.
-- A lease that is not confirmed `margin` before its end is given up then: whoever relies on it has that long to hear of it.
-- Strict: somebody else's lapsed lock is taken over only when its version has stayed the same for a whole lease and
-  the drift on our own monotonic clock: a live holder renews sooner than that, whatever its clock says. Assumes that
-  nobody's lease is longer than ours. A released lock needs no such proof.
+- A lease counts from *before* its write was sent, by the holder's monotonic clock, and the holder stops `drift` early. A
+  contender waits until `validUntil` is past by `drift`, by its wall clock.
+- A renewal starts `renew_interval` after the last write was sent. If that write took long, a random delay is added: renewals of
+  many locks that were due at once, and had to wait for each other, spread out.
+- A lease that is not confirmed `margin` before its end is ended then. So the caller has that long to stop.
+- `strict`: another owner's lapsed lock is acquired only if its version stayed the same for a whole lease plus the drift, by our
+  own monotonic clock. A live holder renews sooner than that, even if its wall clock is wrong. This assumes that no lease is
+  longer than ours. A released lock needs no such observation.
 
 Waiting
-- Held by another: the object is read again at the holder's end, or after `poll_seconds`, whichever comes first, with jitter.
-- An object that is no lock record, and a store that forbids, refuse the lock: reported, never overwritten, tried
-  again after `refused_seconds` because a person may have mended it.
+- Held by another owner: the object is read again when the lease ends or after `poll_seconds`, whichever comes first, with jitter.
+- An object that is no lock record, and a store that refuses: the lock is denied and reported. The object is never overwritten.
+  The automaton tries again after `refused_seconds`, because an operator may have fixed it.
 
-Turns
-- What other agents tell of the lock are hints that save waiting, never proof: they move the time of the next read,
-  nothing else.
-- Heard to be released: whoever waits first reads at once; each one behind gives those before it `queue_slot_seconds` each. Heard to
-  be taken: as after a read that found it held. Wanted while others wait: ours is the last turn.
-- A read that is under way while the lock is heard to be released may find what was there before: if it does, the
-  object is read again, in our turn.
+Queue
+- The audit events of other agents are hints that shorten waits, never proof: they change the time of the next read and nothing
+  else.
+
+    hint                                          next read
+    the lock was released, first in the queue     immediately
+    the lock was released, n contenders ahead     after n × `queue_slot_seconds`
+    the lock was acquired by another agent        as after a read that found it held
+
+- An `Acquire` while other contenders wait joins the end of the queue.
+- If a release is observed while a read is outstanding, that read may have found the object as it was before. If it finds the lock
+  held, the object is read again when our turn in the queue comes.
 
 Release
-- It writes `expired` and keeps `validUntil`. It is tried again while the store doubts, at most `release_tries` times; then the
-  lease is left to lapse, and that is told. The lease is not relied upon from the moment release was asked for.
-- Dropped while a write is under way or in doubt: what it did is found out first, and released. Wanted again while a write
-  that takes or renews it is under way: as if it had not been dropped.
+- A release writes `expired` and keeps `validUntil`. It is retried while its outcome is not known, at most `release_tries` times.
+  Then the lease is left to lapse, and the release is reported with the reason.
+- From the moment of the `Release`, the lease is not relied upon.
+- A `Release` while a write is outstanding or unknown: the automaton finds out what the write did, and releases that.
+- An `Acquire` while a write that acquires or renews is outstanding cancels the `Release` before it.
 
 Adoption
-- An owner that the log names as holder of a running grant is replaced by a fresh one under its version. The former
-  owner may be alive and believe in its lease: until that has ended (`quiet_until`) the lock covers the
-  running grant and no new one, and the object is not released.
+- The log may name an owner as the holder of a running grant. The automaton adopts that owner's live lease: it replaces the record
+  under its version, with a new owner id.
+- The former owner may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
+  grant but no new one, and the object is not released.
 """
 
 from __future__ import annotations
@@ -157,16 +168,16 @@ __all__ = [
 
 
 class IllegalInputError(Exception):
-    """The shell gave an input that this state can't have: a bug, with its story."""
+    """An input that this state can't have: a programming error of the caller."""
 
-    def __init__(self, state: State, given: Input) -> None:
-        super().__init__(f"lock automaton got {given!r} in {state!r}")
+    def __init__(self, state: State, input_: Input) -> None:
+        super().__init__(f"the lock automaton got {input_!r} in {state!r}")
 
 
 def deadline(state: State, settings: LeaseSettings) -> float | None:
-    """When the state wants a `Timer`, in monotonic seconds; None: only an answer or a wish moves it."""
+    """When the state needs a `Timer`, in monotonic seconds. None: it waits for other inputs only."""
     lease = lease_of(state)
-    given_up = None if lease is None else lease.expires_at - settings.margin
+    ends_at = None if lease is None else lease.expires_at - settings.margin
     match state:
         case Held(lease=lease):
             due: float | None = lease.renew_at
@@ -176,11 +187,11 @@ def deadline(state: State, settings: LeaseSettings) -> float | None:
             due = None
         case _:
             assert_never(state)
-    return min((each for each in (due, given_up) if each is not None), default=None)
+    return min((each for each in (due, ends_at) if each is not None), default=None)
 
 
 def lease_of(state: State) -> Lease | None:
-    """The lease that may be relied upon in this state."""
+    """The lease that the caller may rely on in this state."""
     match state:
         case Held(lease=lease):
             return lease
@@ -192,10 +203,10 @@ def lease_of(state: State) -> Lease | None:
             assert_never(state)
 
 
-def step(state: State, given: Input, settings: LeaseSettings) -> Step:
-    """The next state and what is to be done. Raises `IllegalInputError` for a pair that can't be."""
-    state, ended = _end_unconfirmed_lease(state, given.at, settings)
-    after, effects = _transition(state, given, settings)
+def step(state: State, input_: Input, settings: LeaseSettings) -> Step:
+    """The next state and the effects. Raises `IllegalInputError` for a response without an outstanding request."""
+    state, ended = _end_unconfirmed_lease(state, input_.at, settings)
+    after, effects = _transition(state, input_, settings)
     return after, (*ended, *effects)
 
 
@@ -206,13 +217,13 @@ def _end_unconfirmed_lease(state: State, at: Moment, settings: LeaseSettings) ->
     if isinstance(state, Held):
         state = Waiting(_work_for(lease, at), until=at.now)
     assert not isinstance(state, Idle)
-    ended = _lease_ended(lease, state.work.cost, "the renewal could not be confirmed in time")
+    ended = _lease_ended(lease, state.work.cost, "the renewal was not confirmed in time")
     return replace(state, work=replace(state.work, lease=None)), (ended,)
 
 
-def _transition(state: State, given: Input, settings: LeaseSettings) -> Step:
-    at = given.at
-    match given:
+def _transition(state: State, input_: Input, settings: LeaseSettings) -> Step:
+    at = input_.at
+    match input_:
         case Acquire(adopt=adopt, ahead=ahead):
             return _on_acquire(state, at, settings, adopt, ahead)
         case Release():
@@ -225,17 +236,17 @@ def _transition(state: State, given: Input, settings: LeaseSettings) -> Step:
             return _on_acquisition_observed(state, at, settings, valid_until)
         case ReadDone(outcome=outcome):
             if not isinstance(state, Reading):
-                raise IllegalInputError(state, given)
+                raise IllegalInputError(state, input_)
             return _on_read_done(state.work, at, outcome, settings)
         case WriteDone(outcome=outcome):
             if not isinstance(state, Writing):
-                raise IllegalInputError(state, given)
+                raise IllegalInputError(state, input_)
             return _on_write_done(state, at, outcome, settings)
         case _:
-            assert_never(given)
+            assert_never(input_)
 
 
-# -- wishes ------------------------------------------------------------------------------------------------------------
+# -- acquire and release -----------------------------------------------------------------------------------------------
 
 
 def _on_acquire(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
@@ -253,7 +264,7 @@ def _on_acquire(state: State, at: Moment, settings: LeaseSettings, adopt: str | 
         case Waiting(work=work):
             work = _mark_needed(work, adopt, ahead)
             if work.release is not None and _in_quiet_period(work, at):
-                # The release was being put off; the object is still ours.
+                # The release waits for the end of the quiet period, so the object is still ours.
                 return _read_object(_reset_cost(replace(work, release=None), at))
             return replace(state, work=work), ()
         case _:
@@ -265,10 +276,10 @@ def _mark_needed(work: Work, adopt: str | None, ahead: int) -> Work:
 
 
 def _start_acquiring(work: Work, at: Moment, settings: LeaseSettings) -> Step:
-    """Begin to take the lock; those who wait for it already come first."""
+    """Start to acquire the lock, after the contenders that are in the queue."""
     if not work.ahead or work.adopt is not None:
         return _read_object(replace(work, ahead=0))
-    denied = LockDenied("others wait for it", fatal=False, cost=work.cost)
+    denied = LockDenied("other agents are ahead in the queue", fatal=False, cost=work.cost)
     return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.queue_slot_seconds), (denied,)
 
 
@@ -283,10 +294,10 @@ def _on_release(state: State, at: Moment) -> Step:
         case Waiting(work=work):
             if work.release is None and work.in_doubt is None:
                 return _idle(work), ()
-            # A write that we don't know the fate of may have taken the lock: it is read back, and released.
+            # A write with an unknown outcome may have acquired the lock: it is read back, and released.
             return replace(state, work=_mark_released(work, at)), ()
         case Reading(work=work) | Writing(work=work):
-            # What is in the object is known when it answers; then it is released.
+            # The answer shows what the object contains; then it is released.
             work = replace(_mark_released(work, at), cost=Cost(1, at.now))
             return replace(state, work=work), ()
         case _:
@@ -298,7 +309,7 @@ def _mark_released(work: Work, at: Moment) -> Work:
     return replace(_reset_cost(work, at), needed=False, lease=None, release=release)
 
 
-# -- time, and hints ---------------------------------------------------------------------------------------------------
+# -- timer and hints ---------------------------------------------------------------------------------------------------
 
 
 def _on_timer(state: State, at: Moment, settings: LeaseSettings) -> Step:
@@ -337,11 +348,11 @@ def _on_acquisition_observed(state: State, at: Moment, settings: LeaseSettings, 
 
 
 def _waits_for_holder(work: Work) -> bool:
-    """Whether another's lock is waited for: a lease in doubt, a write in doubt and a release have their own times."""
+    """Whether it waits for another owner's lock. Unconfirmed leases, unknown writes and releases have their own times."""
     return work.acquiring and work.in_doubt is None
 
 
-# -- what a read found -------------------------------------------------------------------------------------------------
+# -- the answer to a read ----------------------------------------------------------------------------------------------
 
 
 def _on_read_done(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -365,14 +376,14 @@ def _on_read_done(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseS
 
 def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     if work.releasing:
-        return _finish_release(work, at, settings, why="the lock object is gone")
+        return _finish_release(work, at, settings, why="the lock object was deleted")
     if work.lease is not None:
         return _lose_lease(work, at, why="the lock object was deleted", holder=None)
     return _write_hold(work, at, settings, IfAbsent(), None)
 
 
 def _found_malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
-    why = f"the object is no lock record and is left alone: {malformed.why}"
+    why = f"the object is no lock record and is left unchanged: {malformed.why}"
     return (
         _on_refused(work, at, settings, why)
         if work.lease is None
@@ -397,49 +408,49 @@ def _found_while_needed(
         if ours and not record.expired:
             return _write_hold(work, at, settings, IfMatch(version), record)
         if ours:
-            return _lose_lease(work, at, why="somebody gave it back in our name", holder=None)
+            return _lose_lease(work, at, why="another process released it in this owner's name", holder=None)
         return _lose_lease(work, at, why="another owner is in the lock object", holder=record.owner)
     if ours or record.expired:
         return _write_hold(work, at, settings, IfMatch(version), record)
     if work.observed is None or work.observed.version != version:
         work = replace(work, observed=ObservedVersion(version, at.now))
-    binds_for = _seconds_to_respect(work, at, settings, record)
-    if binds_for < 0:
+    respect_for = _seconds_to_respect(work, at, settings, record)
+    if respect_for < 0:
         return _write_hold(work, at, settings, IfMatch(version), record)
     if record.owner == work.adopt:
-        adopting = replace(work, former=FormerOwner(record.owner, at.now + binds_for))
+        adopting = replace(work, former=FormerOwner(record.owner, at.now + respect_for))
         return _write_hold(adopting, at, settings, IfMatch(version), record)
-    return _wait_for_holder(work, at, settings, record, binds_for)
+    return _wait_for_holder(work, at, settings, record, respect_for)
 
 
 def _wait_for_holder(
-    work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, binds_for: float
+    work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, respect_for: float
 ) -> Step:
-    """Wait, for its end or for our turn, and tell for whom."""
+    """Wait for the end of the lease or for our turn in the queue, and report the holder."""
     held = record.held_at(at.wall_ms, settings.drift_ms)
-    why = "held by another" if held else "lapsed, but not yet seen unchanged for a whole lease"
+    why = "held by another owner" if held else "lapsed, but not yet observed unchanged for a whole lease"
     denied = LockDenied(why, fatal=False, cost=work.cost, holder=record.owner, held_until=record.valid_until)
-    wait = _poll_delay(at, settings, binds_for)
+    wait = _poll_delay(at, settings, respect_for)
     if work.ahead_at_release is not None:
         wait = work.ahead_at_release * settings.queue_slot_seconds
     return Waiting(replace(work, tries=0, cost=Cost(0, work.cost.since)), at.now + wait), (denied,)
 
 
 def _seconds_to_respect(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
-    """For how many seconds somebody else's record must still be respected; below 0: it has lapsed."""
+    """For how many seconds another owner's record must still be respected. Negative: it has lapsed."""
     lapses_in = (record.valid_until + settings.drift_ms - at.wall_ms) / 1000
     if not settings.strict or work.observed is None:
         return lapses_in
     return max(lapses_in, work.observed.since + settings.validity + settings.drift - at.now)
 
 
-def _poll_delay(at: Moment, settings: LeaseSettings, binds_for: float) -> float:
-    """How long a lock that binds for so long is left alone."""
-    wait = min(max(binds_for, 0.0) + 0.001, settings.poll_seconds)
+def _poll_delay(at: Moment, settings: LeaseSettings, respect_for: float) -> float:
+    """How long to wait before the next read of a lock that must be respected for so long."""
+    wait = min(max(respect_for, 0.0) + 0.001, settings.poll_seconds)
     return wait + at.jitter * min(1.0, settings.poll_seconds / 10)
 
 
-# -- what became of a write --------------------------------------------------------------------------------------------
+# -- the answer to a write ---------------------------------------------------------------------------------------------
 
 
 def _on_write_done(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
@@ -452,14 +463,14 @@ def _on_write_done(state: Writing, at: Moment, outcome: WriteOutcome, settings: 
         case Won(version=version):
             return _confirm_lease(state, at, version, settings)
         case Lost(why=why):
-            # Read back at once; where others keep winning the race, give them room.
+            # Read back immediately. If other contenders keep winning, back off.
             if work.tries < 3:
                 return _read_object(replace(work, tries=work.tries + 1))
             return _back_off(work, at, settings, why)
         case Unknown(why=why):
             if not record.expired:
                 work = replace(work, in_doubt=state.condition)
-            # The first doubt is read back at once; the store may be in trouble if doubts go on.
+            # The first unknown outcome is read back immediately. If they continue, the store may have trouble: back off.
             return (
                 _read_object(replace(work, tries=1))
                 if work.tries == 0
@@ -475,23 +486,22 @@ def _on_write_done(state: Writing, at: Moment, outcome: WriteOutcome, settings: 
 
 def _confirm_lease(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
     work = state.work
-    apart = at.jitter * min(at.now - state.sent_at, settings.renew_interval / 2)
+    spread = at.jitter * min(at.now - state.sent_at, settings.renew_interval / 2)
     lease = Lease(
         state.record,
         version,
         expires_at=state.sent_at + settings.validity - settings.drift,
-        renew_at=state.sent_at + settings.renew_interval + apart,
+        renew_at=state.sent_at + settings.renew_interval + spread,
         former=work.former if _in_quiet_period(work, at) else None,
     )
     if at.now >= lease.expires_at - settings.margin:
-        # The answer took longer than the lease is worth: it is ours in the object, so write it again before
-        # relying on it.
+        # The answer took almost as long as the lease. The object is ours, so write again before relying on it.
         return _write_hold(replace(work, lease=None), at, settings, IfMatch(version), state.record)
     return Held(lease), (Confirmed("acquired" if work.lease is None else "renewed", lease, work.cost),)
 
 
 def _finish_release(work: Work, at: Moment, settings: LeaseSettings, *, why: str | None) -> Step:
-    """Done with giving it back; `why` it is not free by us."""
+    """The release is over. `why`: it was not confirmed."""
     done: tuple[Effect, ...] = ()
     if work.release is not None:
         done = (Released(work.release.owner, work.release.valid_until, work.cost, why),)
@@ -503,12 +513,12 @@ def _finish_release(work: Work, at: Moment, settings: LeaseSettings, *, why: str
 
 def _lose_lease(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     assert work.lease is not None
-    # A lost lease is no longer `mine`: what we find from here on is judged as a challenger judges it.
+    # The owner id of a lost lease is no longer ours: from now on we judge the object as any contender does.
     after = Waiting(Work(Cost(0, at.now), former=work.former), at.now)
     return after, (_lease_ended(work.lease, work.cost, why, holder),)
 
 
-# -- no answer that decides --------------------------------------------------------------------------------------------
+# -- answers that decide nothing ---------------------------------------------------------------------------------------
 
 
 def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
@@ -516,10 +526,10 @@ def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step
     if work.releasing and tries >= settings.release_tries:
         return _finish_release(work, at, settings, why=f"left to lapse: {why}")
     wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
-    told: tuple[Effect, ...] = ()
+    reports: tuple[Effect, ...] = ()
     if work.acquiring and tries % settings.failures_per_report == 0:
-        told = (LockDenied(f"it could not be taken yet: {why}", fatal=False, cost=work.cost),)
-    return Waiting(replace(work, tries=tries), at.now + wait), told
+        reports = (LockDenied(f"not acquired yet: {why}", fatal=False, cost=work.cost),)
+    return Waiting(replace(work, tries=tries), at.now + wait), reports
 
 
 def _on_refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
@@ -545,7 +555,7 @@ def _write_hold(
     owner = work.own_id if work.own_id is not None and (ours or same_condition) else at.new_owner_id
     valid_until = at.wall_ms + round(settings.validity * 1000)
     if before is not None and (ours or before.held_at(at.wall_ms, settings.drift_ms)):
-        # An end that is past binds nobody: one that was written with a wrong clock is not carried on.
+        # Exceed only a `validUntil` that is in force. One that a wrong clock wrote is not inherited.
         valid_until = max(valid_until, before.valid_until + 1)
     record = LockRecord(expired=False, valid_until=valid_until, owner=owner)
     work = replace(_count_request(work), own_id=owner, in_doubt=condition if same_condition else None)
@@ -555,23 +565,23 @@ def _write_hold(
 def _write_release(work: Work, at: Moment, version: str) -> Step:
     assert work.release is not None
     if work.former is not None and _in_quiet_period(work, at):
-        # The former owner may still rely on its lease: the object stays held until that has ended.
+        # The former owner may still rely on its lease. The object stays held until that lease has ended.
         return Waiting(replace(work, tries=0), until=work.former.until), ()
     record = replace(work.release, expired=True)
     condition = IfMatch(version)
     return Writing(_count_request(work), record, condition, at.now), (Put(render(record), condition),)
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
+# -- parts -------------------------------------------------------------------------------------------------------------
 
 
 def _work_for(lease: Lease, at: Moment) -> Work:
-    """What begins on a settled lease, which is still relied upon."""
+    """New work on a confirmed lease that the caller relies on."""
     return Work(Cost(0, at.now), lease=lease, own_id=lease.record.owner, former=lease.former)
 
 
 def _reset_cost(work: Work, at: Moment) -> Work:
-    """Another undertaking: its tries and what it takes count from here."""
+    """A new step begins: count its tries, requests and time from here."""
     return replace(work, tries=0, cost=Cost(0, at.now))
 
 
@@ -580,7 +590,7 @@ def _count_request(work: Work) -> Work:
 
 
 def _in_quiet_period(work: Work, at: Moment) -> bool:
-    """Whether an adopted owner may still believe in its lease."""
+    """Whether an adopted owner may still rely on its lease."""
     return work.former is not None and at.now < work.former.until
 
 

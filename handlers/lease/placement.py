@@ -1,14 +1,23 @@
-"""Which tables and lock locations an event may make the agent touch, and where a table's lock object is.
+"""Which tables and lock objects an event may make the agent touch, and where a table's lock object is.
 
-Events come from the network. A table is touched only if one of the configured globs allows it, and a lock named
-in an intent only if it lies under the lock root or in the folder of an allowed table. `*` in a glob matches any
-run of characters, `/` too; a glob is compared with the whole canonical URI. A glob without a wildcard allows that
-table and what lies below it.
+Events come from the network, so they are checked against the configuration:
 
-Where: for a Hudi table its own lock object, `<table>/.hoodie/.locks/table_lock.json`; for any other `<lock
-root>/locks/<cleaned path>-<first 8 hex digits of the table URI's SHA-256>.json`, the lock root being the one
-configured, or the table's own bucket where none is; a local table has none. A lock is named canonically, as
-tables are.
+- A table is served only if one of the `allow` globs covers it.
+- A lock that an intent names is used only if it is under the lock root, or in a folder that one of the globs covers, or if it is
+  the table's own Hudi lock.
+
+Globs are compared with the whole canonical URI. `*` matches any characters, `/` too. A glob without a wildcard covers that table
+and everything below it.
+
+    the intent names                     the lock object
+    no lock                              <lock root>/locks/<cleaned path>-<hash>.json
+    the table's own Hudi lock            <table>/.hoodie/.locks/table_lock.json, shared with unmodified Hudi writers
+    another object that is allowed       that object
+
+- The hash is the first 8 hex digits of the SHA-256 of the table's URI.
+- The lock root is the configured one, or else the table's own bucket. A local table has no bucket, so it needs a configured one.
+- An allowed object of another table's Hudi lock counts as shared, too.
+- Locks are named by canonical URIs, as tables are.
 """
 
 from __future__ import annotations
@@ -26,7 +35,7 @@ _UNCLEAN = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True, slots=True)
 class LockPlace:
-    """Where a table's lock is; `shared` means unmodified Hudi writers may hold it too."""
+    """The URI of a table's lock object. `shared`: unmodified Hudi writers may hold this lock, too."""
 
     uri: str
     shared: bool
@@ -34,14 +43,14 @@ class LockPlace:
 
 @dataclass(frozen=True, slots=True)
 class NotAllowed:
-    """Why nothing of this table or lock is touched, and which setting would allow it."""
+    """The agent must not touch this table or lock. `why` names the setting that would allow it."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The configured bounds of what events may name."""
+    """The configured limits for tables and locks that events name."""
 
     allow: tuple[str, ...]
     lock_root: str | None = None
@@ -51,7 +60,7 @@ class Placement:
         return any(_covers(glob, table) for glob in self.allow)
 
     def locate(self, table: str, lock: str | None) -> LockPlace | NotAllowed:
-        """The lock of `table`: the one that its intent names, if that is allowed, else the usual one."""
+        """The lock object of `table`. `lock`: the one that the intent names, if any."""
         if not self.allows(table):
             return NotAllowed(
                 f"table {table} is not among the allowed ones; start the agent with --allow {table}"
@@ -59,7 +68,7 @@ class Placement:
         if lock is None:
             if self.lock_root is None and table.startswith("file:"):
                 return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
-            return LockPlace(self._usual(table), shared=False)
+            return LockPlace(self._default_uri(table), shared=False)
         if lock == table + HUDI_LOCK:
             return LockPlace(lock, shared=True)
         try:
@@ -72,7 +81,7 @@ class Placement:
             return LockPlace(lock, shared=lock.endswith(HUDI_LOCK))
         return NotAllowed(f"lock {lock} of table {table} lies outside the lock root and the allowed tables")
 
-    def _usual(self, table: str) -> str:
+    def _default_uri(self, table: str) -> str:
         scheme, rest = table.split("://", 1)
         authority, path = rest.split("/", 1)
         root = self.lock_root.rstrip("/") if self.lock_root else f"{scheme}://{authority}"

@@ -1,6 +1,6 @@
-"""What goes into the lock's automaton, what comes out of it, and where it can be in between; the rules are in `lease.py`.
+"""The inputs, effects and states of the lock's automaton. Its rules are in `machine.py`.
 
-Time and chance arrive inside the inputs (`Moment`). A request is outstanding in exactly `Reading` and `Writing`.
+Time and randomness are part of the inputs (`Moment`). A request is outstanding in exactly the states `Reading` and `Writing`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,43 @@ from lakewarden.handlers.lease.lock_object import LockRecord
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Lengths in seconds; their ratios are validated where the configuration is read."""
+    """Durations in seconds. `agent/settings.py` validates their ratios."""
 
     validity: float = 30.0
+    """Length of a lease."""
     renew_interval: float = 3.0
     drift: float = 0.5
+    """The largest assumed difference between the clocks of two contenders."""
     margin: float = 2.0
-    """A lease in doubt is given up this long before its end."""
+    """How long before its end an unconfirmed lease counts as lost."""
     poll_seconds: float = 10.0
-    """How long a foreign holder is left alone before the object is read again."""
+    """The longest wait between two reads while another owner holds the lock."""
     refused_seconds: float = 30.0
+    """The wait after a refusal that only an operator can change."""
     release_tries: int = 5
     failures_per_report: int = 5
-    """Every so many failed tries in a row it is told why the lock could not be taken yet."""
+    """After each so many failed requests in a row, the automaton reports why it doesn't hold the lock yet."""
     queue_slot_seconds: float = 0.25
-    """How long each contender that waits before us is given once the lock is free."""
+    """How long a contender waits for each contender ahead of it, after the lock was released."""
     strict: bool = False
-    """Whether a lapsed lock must also have been seen unchanged for a whole lease before it is taken over."""
+    """Whether a lapsed lock must also have been observed unchanged for a whole lease before it is acquired."""
 
     @property
     def drift_ms(self) -> int:
-        """The drift as the lock object counts time."""
+        """The drift in milliseconds, the unit of the lock object."""
         return round(self.drift * 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Now, as the shell sees it, with the chance that this step may use."""
+    """The current time, and the randomness that this step may use."""
 
     now: float
     """Monotonic seconds."""
     wall_ms: int
-    """Epoch milliseconds, as they are written into the object."""
+    """Epoch milliseconds, as written into the lock object."""
     new_owner_id: str
-    """An owner id that was never used before."""
+    """An owner id that no lease has used before."""
     jitter: float
     """Uniform in [0, 1)."""
 
@@ -57,24 +60,24 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The lock is needed. `adopt` names an owner whose live lease may be taken over (see Adoption)."""
+    """The caller needs the lock. `adopt` names an owner whose live lease may be adopted (see Adoption)."""
 
     at: Moment
     adopt: str | None = None
     ahead: int = 0
-    """How many others are known to wait for it already (`turns.py`)."""
+    """The number of other contenders in the queue (`lock_queue.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The lock is needed no more."""
+    """The caller no longer needs the lock."""
 
     at: Moment
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """Answer to `Get`."""
+    """The store's answer to `Get`."""
 
     at: Moment
     outcome: ReadOutcome
@@ -82,7 +85,7 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True)
 class WriteDone:
-    """Answer to `Put`."""
+    """The store's answer to `Put`."""
 
     at: Moment
     outcome: WriteOutcome
@@ -90,23 +93,23 @@ class WriteDone:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """`deadline(state)` has come."""
+    """The time `deadline(state)` has come."""
 
     at: Moment
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseObserved:
-    """Another agent says that it released the lock. A hint: what the object says decides."""
+    """Another agent published that it released the lock. A hint: only the lock object decides."""
 
     at: Moment
     ahead: int
-    """How many others wait before us."""
+    """The number of contenders ahead of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AcquisitionObserved:
-    """Another agent says that it holds the lock until `valid_until`. A hint, as above."""
+    """Another agent published that it holds the lock until `valid_until` (epoch milliseconds). A hint, too."""
 
     at: Moment
     valid_until: int
@@ -120,12 +123,12 @@ Input: TypeAlias = Acquire | Release | ReadDone | WriteDone | Timer | ReleaseObs
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read the object; answer with `ReadDone`."""
+    """Read the object. The answer is `ReadDone`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write the object under the condition; answer with `WriteDone`."""
+    """Write the object if the condition holds. The answer is `WriteDone`."""
 
     body: bytes
     condition: Condition
@@ -133,7 +136,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step took: for the audit."""
+    """The number of requests that a step needed, and when it began (monotonic seconds). Published with the step."""
 
     requests: int
     since: float
@@ -141,7 +144,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The lease may be relied upon, until its end."""
+    """The lease is confirmed. The caller may rely on it until its end."""
 
     what: Literal["acquired", "renewed"]
     lease: Lease
@@ -150,7 +153,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The lock is free, or left to lapse (`why`)."""
+    """The lock is released. `why`: the release was not confirmed, and the lease is left to lapse."""
 
     owner: str
     valid_until: int
@@ -160,7 +163,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The lease is not ours any more, or could not be confirmed in time: stop relying on it now."""
+    """The lease is lost, or was not confirmed in time. The caller must stop relying on it now."""
 
     owner: str
     valid_until: int
@@ -171,7 +174,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class LockDenied:
-    """The lock can't be had now; `fatal` if only a person can change that."""
+    """The lock can't be acquired now. `fatal`: only an operator can change that."""
 
     why: str
     fatal: bool
@@ -188,34 +191,34 @@ Effect: TypeAlias = Get | Put | Confirmed | Released | LeaseEnded | LockDenied
 
 @dataclass(frozen=True, slots=True)
 class FormerOwner:
-    """An owner that was adopted. It may be alive, and believe in its lease until that has ended (see Adoption)."""
+    """An owner whose lease was adopted. It may be alive and rely on its lease until `until` (see Adoption)."""
 
     owner: str
     until: float
-    """Monotonic; the drift is already added."""
+    """Monotonic seconds, including the drift."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that we may rely on. Times are monotonic."""
+    """A lease that the caller may rely on. Times are monotonic seconds."""
 
     record: LockRecord
     version: str
     expires_at: float
-    """The drift is already taken off."""
+    """The end of the lease minus the drift."""
     renew_at: float
     former: FormerOwner | None = None
-    """Whose lease had not ended yet when this one was confirmed."""
+    """The adopted owner, if its lease had not ended when this one was confirmed."""
 
     @property
     def quiet_until(self) -> float:
-        """Before this only a grant that ran under the former owner is covered."""
+        """Before this time, the lease covers only grants that ran under the former owner."""
         return 0.0 if self.former is None else self.former.until
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedVersion:
-    """A version of somebody else's, and since when (monotonic) nothing else was seen."""
+    """A version of another owner's lock, and since when (monotonic seconds) every read found it."""
 
     version: str
     since: float
@@ -223,52 +226,52 @@ class ObservedVersion:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is going on between idle and held, and what must not be forgotten meanwhile.
+    """The work in progress between `Idle` and `Held`, and the facts that later steps need.
 
-    | wanted | lease | release | |
+    | needed | lease | release | what it does |
     | --- | --- | --- | --- |
-    | yes | – | – | it is being taken (`acquiring`) |
-    | yes | live | – | it is being renewed, and relied upon |
-    | no, or again | – | record | it is being given back (`releasing`) |
-    | no | – | – | likewise, if a write whose outcome isn't known turns out to have taken it |
+    | yes | – | – | acquires the lock (`acquiring`) |
+    | yes | live | – | renews the lease, and relies on it |
+    | no, or again | – | record | releases the lock (`releasing`) |
+    | no | – | – | releases the lock if a write with an unknown outcome turns out to have acquired it |
     """
 
     cost: Cost
     needed: bool = True
     lease: Lease | None = None
-    """Still relied upon."""
+    """The lease that the caller still relies on."""
     release: LockRecord | None = None
-    """The live record that is to be released."""
+    """The live record to release."""
     tries: int = 0
-    """Losses, doubts and throttlings in a row."""
+    """Number of requests in a row that were lost, unknown or throttled."""
     adopt: str | None = None
-    """The owner that may be adopted."""
+    """The owner whose lease may be adopted."""
     ahead: int = 0
-    """Others whose turn comes before ours, once the lock has been given back that we want again."""
+    """The number of contenders ahead, if the lock must be released first and then acquired again."""
     ahead_at_release: int | None = None
-    """How many were before us when the lock was heard to be released while our read was under way."""
+    """Set if a `ReleaseObserved` arrived while a read was outstanding: the number of contenders ahead at that time."""
     observed: ObservedVersion | None = None
     own_id: str | None = None
-    """The owner id that we wrote last: finding it is never somebody else."""
+    """The owner id of our last write. A record with it is ours."""
     former: FormerOwner | None = None
-    """It outlives doubts about our own writes, and our lease."""
+    """Kept after unknown writes, and after the lease is lost."""
     in_doubt: Condition | None = None
-    """Under which condition a write of ours was sent whose fate is not known (see Writes)."""
+    """The condition of our write whose outcome is unknown (see Writes)."""
 
     @property
     def acquiring(self) -> bool:
-        """Nothing of ours is relied upon or to be released."""
+        """Whether it tries to acquire the lock: the caller needs it, and there is no lease, and nothing to release."""
         return self.needed and self.lease is None and self.release is None
 
     @property
     def releasing(self) -> bool:
-        """What is found of ours is released."""
+        """Whether it releases what it finds of ours."""
         return self.release is not None or not self.needed
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Not held, not wanted; what must not be forgotten is as in `Work`."""
+    """Neither held nor needed. The fields are those of `Work` that later steps need."""
 
     own_id: str | None = None
     former: FormerOwner | None = None
@@ -277,7 +280,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Held and settled; the next thing is the renewal."""
+    """The lease is confirmed, and no request is outstanding. The renewal comes next."""
 
     lease: Lease
 
@@ -291,7 +294,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """A write is outstanding: this record, sent at this time."""
+    """A write of this record is outstanding, sent at `sent_at` (monotonic seconds)."""
 
     work: Work
     record: LockRecord
@@ -301,7 +304,7 @@ class Writing:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing is outstanding until `until`; then the object is read again."""
+    """No request is outstanding. The object is read again at `until` (monotonic seconds)."""
 
     work: Work
     until: float

@@ -42,8 +42,8 @@ from lakewarden.handlers.table.verdicts import (
 def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
     """Apply a writer's event and return the overlaps of its markers with other transactions.
 
-    Repeated events, and events of ended transactions, change nothing. The exception is a late `commit-completed`, which
-    still enters the ledger.
+    A repeated event changes at most `last_event_at`. An event of a closed transaction changes nothing, except that a late
+    `commit-completed` enters the ledger.
     """
     state.moment += 1
     if isinstance(event, CommitIntent):

@@ -1,6 +1,6 @@
 """The state machine of one table.
 
-Three functions change a `TableState`, and nothing else does:
+Only these functions change the facts in a `TableState`:
 
 | function | when | effect |
 | --- | --- | --- |

@@ -34,7 +34,7 @@ SEND_TIMEOUT_SECONDS = 10.0
 """For the acknowledgement of one record. Longer than a leader election, which takes a few seconds."""
 
 GRACE_SECONDS = 5.0
-"""Added to the timeout inside the loop. A caller that has waited so long treats the loop as stuck."""
+"""Added to the timeout inside the loop. After the sum of both, a caller treats the loop as stuck."""
 
 STOP_SECONDS = 2.0
 """For a client to close its connections."""
@@ -189,6 +189,6 @@ def unreachable(
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
-        f"kafka is unreachable: {doing} failed: {cause}; this call committed nothing; check the brokers and "
+        f"kafka is unreachable: {doing} failed: {cause}; nothing was committed by this call; check the brokers and "
         f"their security settings, then restart the query; brokers={bootstrap_servers} {facts}".rstrip()
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 CANCEL_AGAIN_SECONDS = 0.1
-"""Between two cancel calls. A job that starts in between runs for at most so long."""
+"""Between two cancel calls: the longest run of a job that starts in between."""
 
 STOPPED_POLL_SECONDS = 0.02
 """Between two checks whether a tagged job is left."""

@@ -1,7 +1,7 @@
-"""`make bench`: measures what we promise to be fast, prints a table, and writes it as JSON with what the machine was doing.
+"""`make bench`: measures the performance targets, prints tables, and writes the figures as JSON with the machine's load.
 
-`--quick` is a smoke run: the same path with little of everything; its figures mean nothing. Nothing is asserted about
-durations: aims are printed beside the figures.
+`--quick` is a smoke run: the same code with small sizes, whose figures mean nothing. No duration is asserted: the targets are
+printed beside the figures.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from tests.bench import (
     lock_table,
     locks,
     renewals,
+    stores,
     volume,
     waste,
 )
@@ -46,14 +47,14 @@ from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
-PARTS = ("check", "detection", "waste", "latency", "load", "volume", "failover", "locks")
-LATER_SECONDS = 0.015
-"""Added to each request to the store, as a store that is not on this machine would take."""
+PARTS = ("check", "detection", "waste", "latency", "load", "volume", "failover", "stores", "locks")
+REMOTE_DELAY_SECONDS = 0.015
+"""Added to each request to the store: the latency of a store on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The sizes of all parts."""
 
     trials: int
     warm_up: int
@@ -69,6 +70,7 @@ class Size:
     lock_rounds: int
     contention_runs: int
     contention_seconds: float
+    store_requests: int
     locks: int
     locks_seconds: float
     renew_seconds: float
@@ -90,6 +92,7 @@ FULL = Size(
     lock_rounds=300,
     contention_runs=2,
     contention_seconds=20.0,
+    store_requests=300,
     locks=1_000,
     locks_seconds=30.0,
     renew_seconds=3.0,
@@ -110,6 +113,7 @@ QUICK = Size(
     lock_rounds=5,
     contention_runs=1,
     contention_seconds=1.0,
+    store_requests=5,
     locks=10,
     locks_seconds=2.0,
     renew_seconds=1.5,
@@ -118,43 +122,43 @@ QUICK = Size(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, write."""
+    """Measure, print the tables, write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument(
         "--json", type=Path, default=DEFAULT_JSON, metavar="PATH", help=f"default: {DEFAULT_JSON}"
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a smoke run of some seconds; its figures mean nothing"
+        "--quick", action="store_true", help="a smoke run of some seconds, whose figures mean nothing"
     )
     parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=PARTS, help="measure these parts; default: all"
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure; default: all"
     )
-    parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one, for this run")
-    chosen = parser.parse_args(arguments)
+    parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one for this run")
+    options = parser.parse_args(arguments)
     began = time.monotonic()
-    report: dict[str, Any] = {"quick": chosen.quick, "machine": _machine()}
-    report |= _measure(QUICK if chosen.quick else FULL, chosen.only, chosen.bootstrap_servers)
+    report: dict[str, Any] = {"quick": options.quick, "machine": _machine()}
+    report |= _measure(QUICK if options.quick else FULL, options.only, options.bootstrap_servers)
     if "waste" in report:
-        waste.draw(report["waste"], chosen.json.with_name("waste.png"))
+        waste.draw(report["waste"], options.json.with_name("waste.png"))
     report["machine"]["load_after"] = _load()
     report["took_seconds"] = round(time.monotonic() - began, 1)
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps(report, indent=2) + "\n")
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=2) + "\n")
     _print(report)
-    print(f"\nwritten to {chosen.json}")
+    print(f"\nwritten to {options.json}")
 
 
 def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
     report: dict[str, Any] = {}
     prefix = f"bench-{uuid.uuid4().hex[:8]}"
     if "check" in parts:
-        _say("the check in memory")
+        _progress("conflict check in memory")
         report["check"] = in_memory.measure(repetitions=size.checks)
     if "detection" in parts:
-        _say("the check in memory, by size")
+        _progress("conflict check in memory, by size")
         report["detection"] = detection.measure(size.sizes, repetitions=size.sweeps)
     if "waste" in parts:
-        _say("what writers compute in vain, simulated")
+        _progress("wasted compute, simulated")
         report["waste"] = waste.measure(seeds=size.waste_seeds, hours=size.waste_hours)
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
@@ -162,7 +166,7 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
     ):
         folder = Path(name)
         if "latency" in parts:
-            _say("latencies through Kafka")
+            _progress("latencies through Kafka")
             with AgentProcess(servers, f"{prefix}-latency", folder / "latency"):
                 report["latency_ms"] = asyncio.run(
                     latency.measure(servers, f"{prefix}-latency", trials=size.trials, warm_up=size.warm_up)
@@ -170,32 +174,34 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
         if "load" in parts:
             report["load"] = _measure_load(size, servers, f"{prefix}-load", folder)
         if "volume" in parts:
-            _say(f"{size.markers:,} markers through the agent")
+            _progress(f"{size.markers:,} markers through the agent")
             filled = volume.backlog(size.markers)
             report["throughput"], topics = volume.measure_throughput(
                 servers, f"{prefix}-volume", folder, filled, repetitions=size.repetitions
             )
-            _say("the agent's restart on that log")
+            _progress("restart of the agent on that log")
             report["restart"] = volume.measure_restart(
                 servers, topics, folder, size.markers, repetitions=size.repetitions
             )
         if "failover" in parts:
             report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
+        if "stores" in parts:
+            report["stores"] = _measure_stores(size, folder)
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
     return report
 
 
 def _measure_failover(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
-    """The smoke run does the shorter one, once."""
+    """The smoke run measures the shorter one, once."""
     report: dict[str, Any] = {}
     if size.failovers:
-        _say("the owner is killed, default settings")
+        _progress("fail-over, default settings")
         report["default"] = failover.measure(
             servers, prefix, folder, settings=failover.DEFAULTS, repetitions=size.failovers
         )
-    _say("the owner is killed, tight settings")
-    with EmbeddedKafka(folder / "kafka-tight", on_progress=_say, properties=failover.BROKER) as broker:
+    _progress("fail-over, short timeouts")
+    with EmbeddedKafka(folder / "kafka-tight", on_progress=_progress, properties=failover.BROKER) as broker:
         report["tight"] = failover.measure(
             broker.bootstrap_servers,
             f"{prefix}-tight",
@@ -207,10 +213,16 @@ def _measure_failover(size: Size, servers: str, prefix: str, folder: Path) -> di
 
 
 def _measure_load(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
-    _say(f"marker → abort at {load.EVENTS_A_SECOND:,} events a second")
+    _progress(f"marker → abort at {load.EVENTS_PER_SECOND:,} events per second")
     seconds, warm_up = size.load_seconds, size.load_warm_up_seconds
     with AgentProcess(servers, prefix, folder / "load") as agent:
         return asyncio.run(load.measure(servers, prefix, agent, seconds=seconds, warm_up_seconds=warm_up))
+
+
+def _measure_stores(size: Size, folder: Path) -> dict[str, Any]:
+    _progress("requests to each store")
+    with running_s3_server() as server, _environment(server.environment):
+        return asyncio.run(stores.measure(server, folder / "stores", requests=size.store_requests))
 
 
 def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
@@ -219,29 +231,29 @@ def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[
     asyncio.run(ensure_topics(settings, settings.topics, settings.partitions, settings.replication))
     with running_s3_server() as server, _environment(server.environment):
         report["server"] = server.used
-        _say("one lock: acquire, renew, release")
+        _progress("one lock: acquire, renew, release")
         report["operations"] = asyncio.run(
             locks.measure_operations(server, rounds=size.lock_rounds, repetitions=size.repetitions)
         )
-        _say("one lock, handed over")
+        _progress("one lock: hand-over")
         report["hand_over"] = asyncio.run(locks.measure_hand_over(server, settings, rounds=size.lock_rounds))
-        _say(f"one lock, {contention.CONTENDERS} contenders")
+        _progress(f"one lock, {contention.CONTENDERS} contenders")
         report["contention"] = _contention(size, server, settings)
-        with StoreProxy(server.endpoint, delay_seconds=LATER_SECONDS) as proxy:
-            report["contention_later"] = {
+        with StoreProxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
+            report["contention_delayed"] = {
                 **_contention(size, server, settings, proxy.endpoint),
-                "later_ms": round(LATER_SECONDS * 1e3),
+                "delay_ms": round(REMOTE_DELAY_SECONDS * 1e3),
                 "bound": round(_bound(report["operations"]), 1),
             }
-        _say(f"{size.locks:,} locks of one agent")
-        keeping = Settings.load(
+        _progress(f"{size.locks:,} locks held by one agent")
+        kept = Settings.load(
             bootstrap_servers=servers,
             topic_prefix=f"{prefix}-kept",
             renew_seconds=size.renew_seconds,
             request_timeout_seconds=min(2.0, size.renew_seconds * 0.9),
         )
         report["renewals"] = renewals.measure(
-            server, keeping, folder / "kept", locks=size.locks, seconds=size.locks_seconds
+            server, kept, folder / "kept", locks=size.locks, seconds=size.locks_seconds
         )
     return report
 
@@ -257,14 +269,14 @@ def _contention(
 
 
 def _bound(operations: dict[str, Any]) -> float:
-    """Cycles a second if a cycle were the hold and three of the later requests, one after the other, and nothing else."""
-    request: float = operations["release"]["ms"]["p50"]["median"] / 1e3 + LATER_SECONDS
+    """Cycles per second if a cycle consisted of the hold and three delayed requests in sequence, and nothing else."""
+    request: float = operations["release"]["ms"]["p50"]["median"] / 1e3 + REMOTE_DELAY_SECONDS
     return 1 / (contention.HOLD_SECONDS + 3 * request)
 
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Credentials where the standard chain looks for them, here and in the processes that are started."""
+    """Set credentials where the standard chain looks for them, here and in the processes that are started."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
@@ -279,7 +291,7 @@ def _kafka(folder: str, bootstrap_servers: str | None) -> Iterator[str]:
     if bootstrap_servers is not None:
         yield bootstrap_servers
         return
-    with EmbeddedKafka(Path(folder) / "kafka", on_progress=_say) as broker:
+    with EmbeddedKafka(Path(folder) / "kafka", on_progress=_progress) as broker:
         yield broker.bootstrap_servers
 
 
@@ -295,12 +307,12 @@ def _machine() -> dict[str, Any]:
 
 
 def _load() -> float:
-    """Load average of the last minute."""
+    """The load average of the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """What, how much, and the aim."""
+    """Title, figure and target of each row."""
     if "latency_ms" in report:
         yield from _latency_rows(report["latency_ms"])
     if "load" in report:
@@ -315,49 +327,56 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def _latency_rows(latencies: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     names = {
-        "once_through_kafka": ("once through Kafka, no agent", ""),
+        "once_through_kafka": ("one pass through Kafka, without the agent", ""),
         "marker_to_abort": ("marker → abort", "p50 < 15 ms"),
         "intent_to_admitted": ("intent → admitted", ""),
         "requested_to_granted": ("commit-requested → commit-granted", ""),
-        "intent_to_granted": ("intent → grant, both together", "p50 < 15 ms"),
-        "intent_to_granted_taking_the_lock": ("intent → grant, idle table: takes the lock", ""),
+        "intent_to_granted": ("intent → grant, both", "p50 < 15 ms"),
+        "intent_to_granted_acquiring_the_lock": (
+            "intent → grant, idle table: includes acquiring the lock",
+            "",
+        ),
     }
-    for name, (title, aim) in names.items():
-        took = latencies[name]
-        yield title, f"p50 {took['p50']:.1f} ms, p99 {took['p99']:.1f} ms", aim
+    for name, (title, target) in names.items():
+        figure = latencies[name]
+        yield title, f"p50 {figure['p50']:.1f} ms, p99 {figure['p99']:.1f} ms", target
 
 
 def _volume_rows(through: dict[str, Any], restart: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
-        f"markers through the agent, batches of {through['batch']}",
-        f"{through['markers_a_second']:,} a second ({through['agent_cpu_us_a_marker']:.2f} µs CPU each)",
-        "≥ 250,000 a second",
+        f"markers through one agent, in events of {through['batch']}",
+        f"{through['markers_per_second']:,} per second ({through['agent_cpu_us_per_marker']:.2f} µs CPU each)",
+        "≥ 250,000 per second",
     )
     yield (
-        f"restart on {restart['markers']:,} markers",
-        f"{restart['ready_seconds']:.1f} s, of it replay {restart['replay_seconds']:.1f} s",
+        f"restart on a log with {restart['markers']:,} open markers",
+        f"{restart['ready_seconds']:.1f} s, of which {restart['replay_seconds']:.1f} s replay",
         "< 8 s",
     )
     yield (
-        "  resident memory then",
-        f"{restart['resident_mb']:.0f} MB, highest {restart['peak_mb']:.0f} MB, {restart['bytes_a_marker']} bytes a marker",
+        "  resident memory after it",
+        f"{restart['resident_mb']:.0f} MB, peak {restart['peak_mb']:.0f} MB, {restart['bytes_per_marker']} bytes per marker",
         "< 400 MB",
     )
     empty = restart["empty_log"]
-    yield "  an agent with an empty log", f"{empty['ready_seconds']:.1f} s, {empty['resident_mb']:.0f} MB", ""
+    yield (
+        "  start of an agent with an empty log",
+        f"{empty['ready_seconds']:.1f} s, {empty['resident_mb']:.0f} MB",
+        "",
+    )
 
 
 def _check_rows(check: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     titles = {
-        "incremental": "check as 1,500 markers arrive",
-        "incremental_all_meeting": "  a batch of 100 that all conflict",
-        "sweep": "check of everything, 2 × 1,500 markers",
-        "periodic": "periodic check and self-audit of these",
+        "incremental": "check of 1,500 markers as they arrive",
+        "incremental_all_conflicting": "  an event of 100 markers that all conflict",
+        "sweep": "check of all 2 × 1,500 markers at once",
+        "periodic": "periodic check with the invariants of these",
     }
     for name, title in titles.items():
         figure = check[name]
-        aim = "" if name == "incremental_all_meeting" else "< 1 ms"
-        yield title, f"{figure['ms']:.3f} ms, {figure['ns_a_marker']:.0f} ns a marker", aim
+        target = "" if name == "incremental_all_conflicting" else "< 1 ms"
+        yield title, f"{figure['ms']:.3f} ms, {figure['ns_per_marker']:.0f} ns per marker", target
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -368,7 +387,7 @@ def _print(report: dict[str, Any]) -> None:
         + (", --quick: the figures mean nothing" if report["quick"] else "")
     )
     if rows := list(_rows(report)):
-        _print_table([("", "measured", "aim"), *rows])
+        _print_table([("", "measured", "target"), *rows])
         if "failover" in report:
             print(failover.FOOTNOTE)
     if "detection" in report:
@@ -376,6 +395,8 @@ def _print(report: dict[str, Any]) -> None:
         print(detection.FOOTNOTE)
     if "waste" in report:
         _print_table(list(waste.rows(report["waste"])))
+    if "stores" in report:
+        _print_table(list(stores.rows(report["stores"])))
     if "locks" in report:
         _print_table([lock_table.HEAD, *lock_table.rows(report["locks"])])
         print(lock_table.FOOTNOTE)
@@ -388,7 +409,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(f"… {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""`lakewarden agent` as a process of its own, set up by its documented settings alone."""
+"""`lakewarden agent` as a separate process, configured by its documented settings alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any, Self
 import psutil
 
 from lakewarden.agent.embedded.bound_child import bound
-from tests.bench.words import TABLES
+from tests.bench.writer_events import TABLES
 
 READY_SECONDS = 60
 STOP_SECONDS = 30
@@ -24,7 +24,7 @@ POLL_SECONDS = 0.005
 
 
 class AgentProcess:
-    """Started and ready inside the `with`, stopped in order at its end; killed with us if we are killed."""
+    """Runs and is ready inside the `with`; gets SIGTERM at its end. If this process is killed, it is killed, too."""
 
     def __init__(self, bootstrap_servers: str, prefix: str, folder: Path, **settings: str) -> None:
         self._folder = folder
@@ -38,10 +38,10 @@ class AgentProcess:
             "LAKEWARDEN_LOG_FORMAT": "json",
             **{f"LAKEWARDEN_{name.upper()}": value for name, value in settings.items()},
         }
-        self.said: list[dict[str, Any]] = []
-        """What it logged until it was ready."""
+        self.log_lines: list[dict[str, Any]] = []
+        """Its log until it was ready."""
         self.started_at = 0.0
-        """Wall time just before the launch; the log's times are wall times too."""
+        """Wall clock time just before the launch, as in the log."""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,28 +69,28 @@ class AgentProcess:
 
     @property
     def ready_seconds(self) -> float:
-        """From the launch to `agent.ready`."""
+        """Seconds from the launch to `agent.ready`."""
         return self.seconds_to("agent.ready")
 
     def seconds_to(self, event: str) -> float:
-        """From the launch to the first log line of this name."""
-        line = next(line for line in self.said if line["event"] == event)
+        """Seconds from the launch to the first log line with this event name."""
+        line = next(line for line in self.log_lines if line["event"] == event)
         return datetime.fromisoformat(line["timestamp"]).timestamp() - self.started_at
 
     def pause(self) -> None:
-        """Stop the process where it stands, with all its connections."""
+        """Suspend the process (SIGSTOP). Its connections stay open."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End the process like a crash (SIGKILL)."""
         self._process.kill()
         self._process.wait()
 
     def memory(self) -> dict[str, float]:
-        """Resident memory now and at its highest, in MB (10⁶ bytes)."""
+        """Resident memory now and its peak, in MB (10⁶ bytes)."""
         now = psutil.Process(self._process.pid).memory_info().rss / 1e6
         peak = now
         status = Path(f"/proc/{self._process.pid}/status")
@@ -102,7 +102,7 @@ class AgentProcess:
         return {"resident_mb": round(now, 1), "peak_mb": round(peak, 1)}
 
     def cpu_seconds(self) -> float:
-        """Time on a processor since its start: what a busy machine does not stretch."""
+        """CPU time since its start. A busy machine doesn't increase it."""
         times = psutil.Process(self._process.pid).cpu_times()
         return times.user + times.system
 
@@ -112,8 +112,8 @@ class AgentProcess:
             complete = [
                 line for line in self._log.read_text().splitlines(keepends=True) if line.endswith("\n")
             ]
-            self.said = [json.loads(line) for line in complete if line.startswith("{")]
-            if any(line["event"] == "agent.ready" for line in self.said):
+            self.log_lines = [json.loads(line) for line in complete if line.startswith("{")]
+            if any(line["event"] == "agent.ready" for line in self.log_lines):
                 return
             if self._process.poll() is not None:
                 raise RuntimeError(f"the agent ended before it was ready: {self._log.read_text()[-5000:]}")

@@ -1,8 +1,8 @@
-"""Eight contenders for one lock, each holding it for 5 ms and wanting it again at once.
+"""Eight contenders for one lock. Each holds it for 5 ms and requests it again immediately.
 
-Each is its own keeper with its own store client; they share a process, its producer and its consumer of the audit log, as
-Hudi's eight providers shared a JVM when they were measured. A wait is from the wish until the lock is held. That no two of
-them hold it at once is asserted.
+Each contender has its own keeper and store client. They share a process, its producer and its consumer of the audit topic, as
+Hudi's eight providers shared a JVM when they were measured. A wait lasts from the request for the lock until it is held. The
+benchmark asserts that no two contenders hold the lock at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOLD_SECONDS = 0.005
 
 
 class Contest:
-    """What became of it."""
+    """The results of one run."""
 
     def __init__(self) -> None:
         self.holders = 0
@@ -34,15 +34,15 @@ class Contest:
         self.over = False
 
     async def contend(self, number: int, party: Party) -> None:
-        """Take it, hold it, give it back, until it is over."""
+        """Acquire, hold and release the lock until the run is over."""
         while not self.over:
-            wanted = time.perf_counter()
+            requested = time.perf_counter()
             party.keeper.acquire(None)
             held = await party.acquired()
             self.holders += 1
             assert self.holders == 1, "two contenders hold the lock at once"
             if not self.over:
-                self.waits.append(held - wanted)
+                self.waits.append(held - requested)
                 self.grants[number] += 1
             await anyio.sleep(HOLD_SECONDS)
             self.holders -= 1
@@ -53,7 +53,7 @@ class Contest:
 async def measure(
     server: S3Server, settings: Settings, *, seconds: float, endpoint: str | None = None
 ) -> dict[str, Any]:
-    """One run; waits in milliseconds."""
+    """One run. Waits are in milliseconds."""
     uri = f"s3://{server.bucket()}/locks/contended.json"
     contest = Contest()
     async with AsyncExitStack() as stack:
@@ -63,7 +63,7 @@ async def measure(
             Party(f"contender-{number}", uri, store, lease.LeaseSettings(), log.publish)
             for number, store in enumerate(stores)
         ]
-        log.listeners.extend(party.hear for party in parties)
+        log.listeners.extend(party.observe for party in parties)
         await stack.enter_async_context(keeping(*parties))
         began, busy = time.perf_counter(), _cpu_seconds()
         async with anyio.create_task_group() as tasks:
@@ -77,12 +77,12 @@ async def measure(
     cycles = len(contest.waits)
     return {
         "seconds": round(took, 1),
-        "cycles_a_second": round(cycles / took, 1),
+        "cycles_per_second": round(cycles / took, 1),
         "jain": round(jain(list(contest.grants.values())), 4),
         "longest_wait_ms": waits["max"],
         "wait_p50_ms": waits["p50"],
         "wait_p99_ms": waits["p99"],
-        "requests_a_cycle": round(requests / cycles, 2),
+        "requests_per_cycle": round(requests / cycles, 2),
         "cpu_share": round(busy / took, 2),
     }
 

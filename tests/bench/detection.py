@@ -1,20 +1,24 @@
-"""The check alone, in memory, from few markers to a million and from two writers to a thousand; no Kafka.
+"""The conflict check in memory: a few markers to a million, two writers to a thousand. Without Kafka.
 
-Measured is the production core, in a process of its own for each size, by the time that its thread had a processor: nothing
-here waits, and a busy machine would show itself otherwise. Events are built outside of what is timed; what they cost to
-decode is in the throughput figures.
+It measures the production core, in a separate process for each size, in CPU time of the thread: nothing here waits, and a busy
+machine doesn't change the figures. Events are built outside the timed part; the throughput figures include decoding.
 
-- arrival: what a marker costs that arrives in events of up to 100, the writers by turns (`handlers.table.step`): entered,
-  checked, and what follows decided. Part of it is an event's, whatever its markers: with 1,500 markers of 1,000 writers
-  an event has one or two.
-- sweep: everything once more from the index alone (`handlers.detection.sweep`), as after a replay. Apart: no two
-  writers touch the same. Shared: a tenth of a second writer's places are another's too, which both may touch (Paimon's rule,
-  both merge), so each of these is looked at and nobody is aborted. Conflicting: as a replay may leave it, each writer but
-  the first in conflict with the first in one place; all of them are aborted, and all that they touched is removed.
-- memory: growth of the process while the index is built, by marker. Only where there are enough of them to show.
+- arrival: the cost of a marker that arrives in events of up to 100, from the writers in turn (`handlers.table.machine.step`). It
+  consists of adding it to the index, the check and the decisions. Part of it is per event: with 1,500 markers of 1,000 writers,
+  an event has one or two markers.
+- sweep: the check of the whole index (`handlers.table.detection.sweep`), as after a replay, in three variants:
+
+    apart          no two writers touch the same place
+    shared         a tenth of every second writer's places are another writer's, too. Paimon's rule allows it (both merge), so
+                   each is checked and no writer is aborted
+    conflicting    as a replay may leave it: each writer but the first conflicts with the first in one place. All of them are
+                   aborted, and all that they touched is removed
+
+- memory: the growth of the process by the index, per marker. Only for sizes that are large enough to show it.
 - quiet tables: the periodic check of a partition's owner with one busy table, alone and beside many quiet ones.
 
-Sizes are markers in all, and how many writers share them. `HUDI` has the sizes that were measured of Hudi, beside its figures.
+A size is the number of all markers, and the number of writers that share them. `HUDI` has the sizes that were measured with Hudi,
+beside its figures.
 """
 
 from __future__ import annotations
@@ -44,16 +48,16 @@ from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event,
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Cause
-from tests.bench import words
+from tests.bench import writer_events
 
 BATCH = 100
 PARTITIONS = 336
 SHARED_EVERY = 10
-"""Of so many places of every second writer one is another's too, where the variant is `shared`."""
+"""In the variant `shared`: one of so many places of every second writer is another writer's, too."""
 MEMORY_FROM = 100_000
-"""Markers; below, a process grows in steps too coarse to divide."""
+"""Number of markers from which the memory is measured. With fewer, a process grows in too coarse steps."""
 QUIET_TABLES = 10_000
-TABLE = f"{words.TABLES}/detection"
+TABLE = f"{writer_events.TABLES}/detection"
 
 Variant = Literal["apart", "shared", "conflicting"]
 
@@ -64,10 +68,10 @@ class Cell:
 
     markers: int
     writers: int
-    aim_ms: float | None = None
-    """For the sweep of all, apart."""
+    target_ms: float | None = None
+    """Target for the sweep in the variant `apart`."""
     hudi: str = ""
-    """What Hudi 1.2.0's asynchronous check takes with as many, warm (one writer's check; all of them run it)."""
+    """The time of Hudi 1.2.0's asynchronous check with as many, warm. It is one writer's check; every writer runs it."""
 
 
 HUDI = (
@@ -81,13 +85,13 @@ GRID = tuple(
     Cell(markers, writers, 200.0 if markers == 1_000_000 else None)
     for markers in (1_500, 15_000, 150_000, 1_000_000)
     for writers in (2, 10, 50, 1_000)
-    if (markers, writers) != (1_000_000, 10)  # between its neighbours, and each of these takes its time
+    if (markers, writers) != (1_000_000, 10)  # between its neighbours, and a large size takes long
 )
 QUICK = (Cell(300, 2), Cell(1_500, 10))
 
 
 def measure(cells: Sequence[Cell], *, repetitions: int) -> dict[str, Any]:
-    """Medians over the repetitions; each size in a fresh process."""
+    """Medians over the repetitions. Each size runs in a new process."""
     return {
         "batch": BATCH,
         "repetitions": repetitions,
@@ -97,14 +101,14 @@ def measure(cells: Sequence[Cell], *, repetitions: int) -> dict[str, Any]:
 
 
 def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A heading, and a row a size."""
+    """A heading, and a row for each size."""
     yield (
-        "the check in memory",
+        "conflict check in memory",
         "arrival",
         "sweep, apart",
-        "aim",
-        "some shared",
-        "all conflict",
+        "target",
+        "sweep, shared",
+        "sweep, conflicting",
         "memory",
         "Hudi 1.2.0 (**)",
     )
@@ -112,12 +116,12 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         sweep = cell["sweep_ms"]
         yield (
             f"{cell['markers']:,} markers, {cell['writers']:,} writers",
-            f"{cell['arrival_ns']['apart']:,.0f} ns a marker",
+            f"{cell['arrival_ns']['apart']:,.0f} ns per marker",
             f"{sweep['apart']:.2f} ms",
-            f"< {cell['aim_ms']:g} ms" if cell["aim_ms"] else "",
+            f"< {cell['target_ms']:g} ms" if cell["target_ms"] else "",
             f"{sweep['shared']:.2f} ms",
             f"{sweep['conflicting']:.1f} ms",
-            f"{cell['bytes_a_marker']} bytes a marker" if cell["bytes_a_marker"] else "",
+            f"{cell['bytes_per_marker']} bytes per marker" if cell["bytes_per_marker"] else "",
             cell["hudi"],
         )
     quiet = report["quiet"]
@@ -131,8 +135,8 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 FOOTNOTE = (
-    "(**) Its asynchronous early detection, one writer's check of all others' markers on a local disk, warm; measured once on a\n"
-    "     machine like this one, not measured again here. It runs every 30 s."
+    "(**) Asynchronous early detection: one writer's check of all other writers' markers on a local disk, warm, every 30 s.\n"
+    "     Measured once on a machine of the same kind, not measured again here."
 )
 
 
@@ -154,14 +158,14 @@ def _in_a_process(cell: Cell, repetitions: int) -> dict[str, Any]:
     return {
         "markers": cell.markers,
         "writers": cell.writers,
-        "aim_ms": cell.aim_ms,
+        "target_ms": cell.target_ms,
         "hudi": cell.hudi,
         **figures,
     }
 
 
 def measure_cell(markers: int, writers: int, repetitions: int) -> dict[str, Any]:
-    """All figures of one size, of this process, which has done nothing else before."""
+    """All figures of one size. This process must not have done anything else before."""
     _arrive(BATCH * writers, writers, "apart")  # warm
     gc.collect()
     before = psutil.Process().memory_info().rss
@@ -177,12 +181,12 @@ def measure_cell(markers: int, writers: int, repetitions: int) -> dict[str, Any]
     return {
         "arrival_ns": {name: round(value, 1) for name, value in arrival.items()},
         "sweep_ms": {name: round(seconds * 1e3, 4) for name, seconds in sweeps.items()},
-        "bytes_a_marker": round(grown / markers) if markers >= MEMORY_FROM else None,
+        "bytes_per_marker": round(grown / markers) if markers >= MEMORY_FROM else None,
     }
 
 
 def measure_quiet(repetitions: int) -> dict[str, Any]:
-    """The periodic check of everything that a partition's owner has; and what a quiet table costs in memory."""
+    """The periodic check of a partition's owner, with and without many quiet tables."""
     alone = _owner(0)
     beside = _owner(QUIET_TABLES)
     return {
@@ -193,15 +197,15 @@ def measure_quiet(repetitions: int) -> dict[str, Any]:
 
 
 def _arrive(markers: int, writers: int, variant: Variant) -> tuple[TableState, float]:
-    """The state with all entered, and nanoseconds a marker."""
+    """The state with all markers, and nanoseconds per marker."""
     state = _opened(writers, variant)
-    clock, taken = time.thread_time_ns, 0
+    clock, elapsed = time.thread_time_ns, 0
     for read in _events(markers, writers, variant):
         began = clock()
         step(state, read)
-        taken += clock() - began
-    assert len(state.open()) == writers, "somebody was aborted"
-    return state, taken / markers
+        elapsed += clock() - began
+    assert len(state.open()) == writers, "a writer was aborted"
+    return state, elapsed / markers
 
 
 def _replayed(markers: int, writers: int) -> TableState:
@@ -220,13 +224,13 @@ def _opened(writers: int, variant: Variant) -> TableState:
 
 
 def _intent(number: int, variant: Variant) -> CommitIntent:
-    intent = words.make_intent(TABLE, f"writer-{number}")
+    intent = writer_events.intent_event(TABLE, f"writer-{number}")
     rule: Literal["deleted-file", "file-group"] = "deleted-file" if variant == "shared" else "file-group"
     return intent.model_copy(update={"conflict_rule": rule})
 
 
 def _events(markers: int, writers: int, variant: Variant) -> Iterator[EventRead]:
-    """Each writer's share in events of up to `BATCH`, the writers by turns."""
+    """Each writer's share of the markers in events of up to `BATCH`, from the writers in turn."""
     each, more = divmod(markers, writers)
     shares = [each + (number < more) for number in range(writers)]
     offset = writers
@@ -235,18 +239,20 @@ def _events(markers: int, writers: int, variant: Variant) -> Iterator[EventRead]
             numbers = range(start, min(start + BATCH, share))
             if numbers:
                 touched = [_marker(writer, number, shares[0], writers, variant) for number in numbers]
-                yield EventRead(words.make_touched(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0)
+                yield EventRead(
+                    writer_events.markers_created_event(TABLE, f"writer-{writer}", touched), offset, 0.0, 0.0
+                )
                 offset += 1
 
 
 def _marker(writer: int, number: int, each: int, writers: int, variant: Variant) -> Marker:
-    """A place of this writer's own, or one that the variant has it share."""
+    """A place of this writer alone, or one that it shares in this variant."""
     place = writer * each + number
     if variant == "shared" and number % SHARED_EVERY == 0 and writer % 2 and writers > 1:
         place = (writer - 1) * each + number
     elif variant == "conflicting" and number == 0:
         place = 0
-    return words.marker(place, place % PARTITIONS)
+    return writer_events.marker(place, place % PARTITIONS)
 
 
 def _sweeps(state: TableState, repetitions: int) -> float:
@@ -259,7 +265,7 @@ def _sweep_seconds(state: TableState, *, aborts: int) -> float:
     sweep(context)
     seconds = time.thread_time() - began
     aborted = sum(isinstance(each, AbortTransaction) for each in context.effects)
-    assert aborted == aborts, f"{aborted} aborted, not {aborts}"
+    assert aborted == aborts, f"{aborted} writers aborted, not {aborts}"
     return seconds
 
 
@@ -270,14 +276,14 @@ def _replayed_seconds(state: TableState) -> float:
 
 
 def _owner(quiet: int) -> PartitionOwner:
-    """Live, with one busy table; what it tells goes nowhere."""
-    settings = Settings.load(allow=[f"{words.TABLES}/*"])
+    """An owner in the phase `live` with one busy table. It has no publisher."""
+    settings = Settings.load(allow=[f"{writer_events.TABLES}/*"])
     owner = PartitionOwner(
         0, settings, cast("Publisher", None), cast("Stores", None), cast("anyio.abc.TaskGroup", None)
     )
     owner.tables[TABLE], _ = _arrive(3_000, 2, "apart")
     for number in range(quiet):
-        uri = f"{words.TABLES}/quiet-{number}"
+        uri = f"{writer_events.TABLES}/quiet-{number}"
         owner.tables[uri] = TableState(uri, owner.tables[TABLE].settings)
     owner.phase = "live"
     return owner

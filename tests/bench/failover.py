@@ -1,13 +1,14 @@
-"""How long a table is without an owner when its agent is killed.
+"""Fail-over: how long a table has no owner after its agent is killed.
 
-Two agents of one group; the owner of a table is killed while a transaction there is open, so it holds the table's lock. From just
-before the SIGKILL:
+Two agents of one group. The owner of a table is killed while a transaction of the table is open, so it holds the table's lock.
+The time counts from just before the SIGKILL:
 
-- until the next verdict: an intent that is sent right after it is answered `admitted`. That is the group's session timeout, the
-  rebalance and the replay;
-- until the next new grant on that table: the dead agent's lease must end first (`docs/decisions/0004-…`), as for any challenger.
+- until the next decision: an intent that is sent immediately after the SIGKILL is answered with `admitted`. The time consists of
+  the group's session timeout, the rebalance and the replay.
+- until the next new grant for that table: the dead agent's lock lease must end first, as for any contender
+  (`docs/decisions/0004-…`).
 
-Each repetition has topics, agents and a group of its own.
+Each repetition has its own topics, agents and group.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from lakewarden.events import CommitGranted
-from tests.bench import words
+from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
 from tests.bench.writers import Writers
 
@@ -34,14 +35,14 @@ TIGHT = {
     "grant_seconds": "4",
 }
 BROKER = {"group.min.session.timeout.ms": "1000"}
-"""Brokers refuse session timeouts below 6 s unless they are told otherwise."""
-TABLE = f"{words.TABLES}/orphaned"
+"""By default, brokers refuse session timeouts below 6 s."""
+TABLE = f"{writer_events.TABLES}/orphaned"
 
 
 def measure(
     bootstrap_servers: str, prefix: str, folder: Path, *, settings: dict[str, str], repetitions: int
 ) -> dict[str, Any]:
-    """Seconds to the next verdict and to the next grant: the median of the repetitions, and each."""
+    """Seconds to the next decision and to the next grant: the median of the repetitions, and each of them."""
     runs = [
         _once(bootstrap_servers, f"{prefix}-{number}", folder / f"{prefix}-{number}", settings)
         for number in range(repetitions)
@@ -51,7 +52,7 @@ def measure(
             "median": round(median(run[name] for run in runs), 2),
             "each": [round(run[name], 2) for run in runs],
         }
-        for name in ("verdict_seconds", "grant_seconds")
+        for name in ("decision_seconds", "grant_seconds")
     } | {"settings": settings}
 
 
@@ -75,25 +76,25 @@ async def _kill_the_owner(
     bootstrap_servers: str, prefix: str, agents: dict[str, AgentProcess]
 ) -> dict[str, float]:
     async with Writers(bootstrap_servers, prefix) as writers:
-        await writers.send(TABLE, words.intent(TABLE, "before"))
-        await writers.send(TABLE, words.requested(TABLE, "before"))
+        await writers.send(TABLE, writer_events.intent(TABLE, "before"))
+        await writers.send(TABLE, writer_events.requested(TABLE, "before"))
         _, granted = await writers.answer("before", "commit-granted")
         assert isinstance(granted, CommitGranted)
-        await writers.send(TABLE, words.completed(TABLE, "before", granted.grant))
-        await writers.send(TABLE, words.intent(TABLE, "open"))
+        await writers.send(TABLE, writer_events.completed(TABLE, "before", granted.grant))
+        await writers.send(TABLE, writer_events.intent(TABLE, "open"))
         _, admitted = await writers.answer("open", "admitted")
         began = time.perf_counter()
         agents[admitted.agent].kill()
-        await writers.send(TABLE, words.intent(TABLE, "after"))
-        verdict, heir = await writers.answer("after", "admitted")
-        assert heir.agent != admitted.agent
-        await writers.send(TABLE, words.requested(TABLE, "after"))
-        grant, _ = await writers.answer("after", "commit-granted")
-    return {"verdict_seconds": verdict - began, "grant_seconds": grant - began}
+        await writers.send(TABLE, writer_events.intent(TABLE, "after"))
+        decided, decision = await writers.answer("after", "admitted")
+        assert decision.agent != admitted.agent
+        await writers.send(TABLE, writer_events.requested(TABLE, "after"))
+        granted_at, _ = await writers.answer("after", "commit-granted")
+    return {"decision_seconds": decided - began, "grant_seconds": granted_at - began}
 
 
 def rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What, how much, and the aim."""
+    """Title, figure and target of each row."""
     titles = {
         "default": ("default settings", "< 12 s"),
         "tight": (
@@ -102,15 +103,15 @@ def rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ),
     }
     found = []
-    for name, (title, aim) in titles.items():
+    for name, (title, target) in titles.items():
         if name in report:
-            verdict, grant = report[name]["verdict_seconds"], report[name]["grant_seconds"]
-            found.append((f"SIGKILL of the owner → next verdict, {title}", _spread(verdict), aim))
-            found.append(("  → next new grant, once the dead agent's lease is over", _spread(grant), ""))
+            decision, grant = report[name]["decision_seconds"], report[name]["grant_seconds"]
+            found.append((f"SIGKILL of the owner → next decision, {title}", _spread(decision), target))
+            found.append(("  → next new grant, after the dead agent's lock lease", _spread(grant), ""))
     return found
 
 
-FOOTNOTE = "(*) The broker must allow it: group.min.session.timeout.ms=1000, by default 6,000; here an embedded one that does."
+FOOTNOTE = "(*) Brokers allow it by group.min.session.timeout.ms=1000 (default: 6,000). The embedded broker of this run does."
 
 
 def _spread(figure: dict[str, Any]) -> str:

@@ -1,8 +1,9 @@
-"""The check alone, in this process: two writers with 1,500 markers each, no Kafka.
+"""The conflict check in this process: two writers with 1,500 markers each. Without Kafka.
 
-- incremental: the second writer's 1,500 markers arrive in 15 events of 100, each entered and checked against the index
-  in one step, and whatever follows decided. Apart, all alike (every one meets the first writer's) and all different.
-- sweep: everything once more from the index alone, as after a replay; and the periodic check with its self-audit.
+- incremental: the second writer's 1,500 markers arrive in 15 events of 100. A step adds an event to the index, checks it and
+  decides. Measured with markers that are all different from the first writer's, and with an event whose markers all conflict.
+- sweep: the check of the whole index, as after a replay.
+- periodic: the periodic check, with the invariants.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import EventRead, Replayed, Tick, step
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.verdicts import AbortTransaction
-from tests.bench import words
+from tests.bench import writer_events
 
-TABLE = f"{words.TABLES}/in-memory"
+TABLE = f"{writer_events.TABLES}/in-memory"
 MARKERS = 1_500
 BATCH = 100
 
@@ -26,8 +27,10 @@ BATCH = 100
 def measure(*, repetitions: int) -> dict[str, Any]:
     """Medians over the repetitions."""
     figures: dict[str, Any] = {"markers": MARKERS, "writers": 2, "batch": BATCH, "repetitions": repetitions}
-    figures["incremental"] = _timed(lambda: _incremental(meeting=False), MARKERS, repetitions)
-    figures["incremental_all_meeting"] = _timed(lambda: _incremental(meeting=True), BATCH, repetitions)
+    figures["incremental"] = _timed(lambda: _incremental(conflicting=False), MARKERS, repetitions)
+    figures["incremental_all_conflicting"] = _timed(
+        lambda: _incremental(conflicting=True), BATCH, repetitions
+    )
     state = _two_writers()
     figures["sweep"] = _timed(lambda: _step_time(state, Replayed(0.0, 0)), 2 * MARKERS, repetitions)
     figures["periodic"] = _timed(
@@ -39,40 +42,42 @@ def measure(*, repetitions: int) -> dict[str, Any]:
 def _timed(run: Callable[[], float], markers: int, repetitions: int) -> dict[str, float]:
     run()
     seconds = statistics.median(run() for _ in range(repetitions))
-    return {"ms": round(seconds * 1e3, 4), "ns_a_marker": round(seconds * 1e9 / markers, 1)}
+    return {"ms": round(seconds * 1e3, 4), "ns_per_marker": round(seconds * 1e9 / markers, 1)}
 
 
 def _two_writers() -> TableState:
     state = _opened()
     for writer in ("first", "second"):
-        _take_all(state, _events(writer, 0 if writer == "first" else MARKERS))
+        _apply_all(state, _events(writer, 0 if writer == "first" else MARKERS))
     assert len(state.open()) == 2
     return state
 
 
-def _incremental(*, meeting: bool) -> float:
-    """Seconds for the second writer's markers; where they meet the first's, its first batch ends it."""
+def _incremental(*, conflicting: bool) -> float:
+    """Seconds for the second writer's markers. If they conflict with the first writer's, its first event ends it."""
     state = _opened()
-    _take_all(state, _events("first", 0))
-    events = _events("second", 0 if meeting else MARKERS)[: 1 if meeting else None]
+    _apply_all(state, _events("first", 0))
+    events = _events("second", 0 if conflicting else MARKERS)[: 1 if conflicting else None]
     began = time.perf_counter()
-    effects = _take_all(state, events)
+    effects = _apply_all(state, events)
     seconds = time.perf_counter() - began
-    assert any(isinstance(each, AbortTransaction) for each in effects) == meeting
+    assert any(isinstance(each, AbortTransaction) for each in effects) == conflicting
     return seconds
 
 
 def _opened() -> TableState:
     state = TableState(TABLE, TableSettings())
     for offset, writer in enumerate(("first", "second")):
-        step(state, EventRead(words.make_intent(TABLE, writer), offset, 0.0, 0.0))
+        step(state, EventRead(writer_events.intent_event(TABLE, writer), offset, 0.0, 0.0))
     return state
 
 
 def _events(writer: str, start: int) -> list[EventRead]:
     return [
         EventRead(
-            words.make_touched(TABLE, writer, [words.marker(n, n % 28) for n in range(first, first + BATCH)]),
+            writer_events.markers_created_event(
+                TABLE, writer, [writer_events.marker(n, n % 28) for n in range(first, first + BATCH)]
+            ),
             10 + first,
             0.0,
             0.0,
@@ -81,14 +86,14 @@ def _events(writer: str, start: int) -> list[EventRead]:
     ]
 
 
-def _take_all(state: TableState, events: list[EventRead]) -> list[object]:
+def _apply_all(state: TableState, events: list[EventRead]) -> list[object]:
     effects: list[object] = []
     for event in events:
         effects += step(state, event)
     return effects
 
 
-def _step_time(state: TableState, given: Replayed | Tick) -> float:
+def _step_time(state: TableState, input_: Replayed | Tick) -> float:
     began = time.perf_counter()
-    step(state, given)
+    step(state, input_)
     return time.perf_counter() - began

@@ -1,8 +1,8 @@
-"""Who takes part when a lock is measured: production keepers and stores, and the audit log between them.
+"""The participants of the lock benchmarks: production keepers and stores, connected by the audit topic.
 
-What is not the product's here is only what looks: a store that notes when each request began and ended, and a keeper's
-`tell` that notes what it was told when. Events are published and read
-as `agent/locks/table_locks.py` and `agent/serving/peer_listener.py` do.
+Only the observers are not the product's: a store that records when each request began and ended, and a callback that records
+each keeper event with its time. Events are published and consumed as in `agent/locks/table_locks.py` and
+`agent/serving/peer_listener.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockPlace
-from tests.bench.words import TABLES
+from tests.bench.writer_events import TABLES
 from tests.servers.s3 import S3Server
 
 PATIENCE_SECONDS = 60.0
@@ -41,7 +41,7 @@ SomeKeeperEvent = TypeVar("SomeKeeperEvent", bound=KeeperEvent)
 
 @dataclass(slots=True)
 class Timed:
-    """A store's requests and their times: (began, ended), by `time.perf_counter`."""
+    """Records the requests to a store as (began, ended), by `time.perf_counter`."""
 
     store: ConditionalStore
     reads: list[tuple[float, float]] = field(default_factory=list)
@@ -61,12 +61,12 @@ class Timed:
 
     @property
     def requests(self) -> int:
-        """How many there were: the store sends each once."""
+        """The number of requests. The store sends each of them once."""
         return len(self.reads) + len(self.writes)
 
 
 class Party:
-    """One who wants a lock: a keeper, with a store client of its own, and what it was told when."""
+    """A contender: a keeper with its own store client, and the keeper's events with their times."""
 
     def __init__(
         self,
@@ -78,50 +78,50 @@ class Party:
     ) -> None:
         self.name, self.uri, self.store = name, uri, store
         self._publish = publish
-        self._told: list[tuple[float, KeeperEvent]] = []
+        self._events: list[tuple[float, KeeperEvent]] = []
         self._more = anyio.Event()
         place = LockPlace(uri, shared=False)
         self.keeper = LockKeeper(
-            place, settings, self._opened, self._note, name=Contender(name, f"{TABLES}/locked")
+            place, settings, self._opened, self._record, name=Contender(name, f"{TABLES}/locked")
         )
 
-    async def told(
+    async def wait_for(
         self, kind: type[SomeKeeperEvent], what: str | None = None
     ) -> tuple[float, SomeKeeperEvent]:
-        """The next such, and when it was told; what was told before it is forgotten."""
+        """The next keeper event of this kind, with its time. Events before it are dropped."""
         passed = []
         with anyio.move_on_after(PATIENCE_SECONDS):
             while True:
-                while self._told:
-                    at, told = self._told.pop(0)
-                    passed.append(told)
-                    if isinstance(told, kind) and what in (None, getattr(told, "what", None)):
-                        return at, told
+                while self._events:
+                    at, event = self._events.pop(0)
+                    passed.append(event)
+                    if isinstance(event, kind) and what in (None, getattr(event, "what", None)):
+                        return at, event
                 self._more = anyio.Event()
                 await self._more.wait()
-        raise AssertionError(f"{self.name} was not told {kind.__name__} {what or ''}, only {passed[-5:]}")
+        raise AssertionError(f"{self.name}: no {kind.__name__} {what or ''}, only {passed[-5:]}")
 
     async def acquired(self) -> float:
-        """Wait to hold it; since when."""
-        return (await self.told(lease.Confirmed, "acquired"))[0]
+        """Wait until it holds the lock. Returns since when."""
+        return (await self.wait_for(lease.Confirmed, "acquired"))[0]
 
-    def hear(self, event: AuditEventUnion) -> None:
-        """What somebody told of a lock."""
+    def observe(self, event: AuditEventUnion) -> None:
+        """Pass an audit event to the keeper."""
         if event.lock == self.uri:
             self.keeper.observe(event)
 
     async def _opened(self) -> Any:
         return self.store
 
-    def _note(self, told: KeeperEvent, relied_on: bool) -> None:
-        self._told.append((time.perf_counter(), told))
+    def _record(self, event: KeeperEvent, relied_on: bool) -> None:
+        self._events.append((time.perf_counter(), event))
         self._more.set()
         if self._publish is not None:
-            self._publish(wire_events.lock_event(self.name, f"{TABLES}/locked", self.uri, told))
+            self._publish(wire_events.lock_event(self.name, f"{TABLES}/locked", self.uri, event))
 
 
 class AuditLog:
-    """One agent's way to the audit topic and back."""
+    """One agent's producer and consumer of the audit topic."""
 
     def __init__(self, settings: Settings, publisher: Publisher) -> None:
         self._topic = settings.topics.audit
@@ -129,11 +129,11 @@ class AuditLog:
         self.listeners: list[Callable[[AuditEventUnion], None]] = []
 
     def publish(self, event: AuditEventUnion) -> None:
-        """As the agent tells what became of a lock."""
+        """Publish a step of a lock, as the agent does."""
         self._publisher.put(Outgoing(self._topic, event.table.encode(), encode(event)))
 
     async def listen(self, consumer: Any) -> None:
-        """As the agent hears it."""
+        """Consume the topic, as the agent does."""
         while True:
             for records in (await consumer.getmany(timeout_ms=1_000)).values():
                 for record in records:
@@ -147,7 +147,7 @@ class AuditLog:
 
 @asynccontextmanager
 async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
-    """A producer and a consumer of its own, as an agent has them; it hears what is told from now on."""
+    """A new producer and consumer, as an agent has them. The consumer starts at the end of the topic."""
     partitions = await partitions_of(settings, settings.topics.audit)
     sender, consumer = producer(settings), reader(settings)
     await start_client(sender, settings)
@@ -156,7 +156,7 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
         consumer.assign(partitions)
         await consumer.seek_to_end(*partitions)
         for partition in partitions:
-            await consumer.position(partition)  # where it starts is settled before anything is told
+            await consumer.position(partition)  # fixes the start before any event is published
         publisher = Publisher(sender)
         log = AuditLog(settings, publisher)
         async with anyio.create_task_group() as tasks:
@@ -171,17 +171,17 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
 
 @asynccontextmanager
 async def s3_store(server: S3Server, uri: str, endpoint: str | None = None) -> AsyncGenerator[Timed]:
-    """A client of its own, straight to the server or to a proxy in front of it; it has asked once for `uri`."""
+    """A new client, connected to the server or to a proxy before it. It has read `uri` once."""
     options = S3Options(endpoint_url=endpoint or server.endpoint, region=server.region)
     async with S3Store(options, request_timeout_seconds=REQUEST_TIMEOUT_SECONDS) as store:
-        # The first request loads what the client is made of: an agent's start, where the store is probed, has that behind it.
+        # The first request loads the client's modules. An agent has done that at its start, when it probed the store.
         await store.read(uri)
         yield Timed(store)
 
 
 @asynccontextmanager
 async def keeping(*parties: Party) -> AsyncGenerator[None]:
-    """Their keepers run."""
+    """Run the keepers of these parties."""
     async with anyio.create_task_group() as tasks:
         for party in parties:
             tasks.start_soon(party.keeper.run)

@@ -1,10 +1,11 @@
-"""What taking, renewing and giving back one lock costs on an S3 server, and handing it over from one agent to another.
+"""The cost of one lock on an S3 server: acquire, renew, release, and the hand-over from one agent to another.
 
-- acquire: an existing free lock; from the wish until the table is told that it may rely on it. Renew: from the moment the
-  renewal is due. Release: from the wish until it is told. One client, nobody else, straight to the server.
-- requests: counted by a proxy in front of the server, in rounds of their own.
-- hand-over: two agents, each with its own store client, producer and consumer. One holds the lock, the other has been refused
-  and waits. From the holder's wish to release until the other is told that it holds it.
+- acquire: an existing free lock, from the request until the keeper confirms the lease.
+- renew: from when the renewal is due until the keeper confirms it.
+- release: from the request until the keeper reports it. All three with one client and a direct connection to the server.
+- requests: counted by a proxy before the server, in separate rounds.
+- hand-over: two agents, each with its own store client, producer and consumer. One holds the lock, the other was denied and
+  waits. Measured from the holder's release until the other one holds the lock.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from tests.servers.s3 import S3Server
 OPERATIONS = ("acquire", "renew", "release")
 COUNTED_ROUNDS = 10
 SOON = lease.LeaseSettings(renew_interval=0.01)
-"""Renews at once, so that a round takes no three seconds."""
+"""Renews almost immediately, so that a round doesn't take three seconds."""
 WARM_UP = 5
 SETTLE_SECONDS = 0.02
-"""Between two hand-overs: until everything that was told is heard."""
+"""Pause between two hand-overs, in which all published events are consumed."""
 
 
 async def measure_operations(server: S3Server, *, rounds: int, repetitions: int) -> dict[str, Any]:
-    """Milliseconds of each operation over the repetitions, and requests of each."""
+    """Milliseconds of each operation over the repetitions, and the number of its requests."""
     bucket = server.bucket()
     report: dict[str, Any] = {"rounds": rounds, "repetitions": repetitions}
     runs = []
@@ -43,8 +44,8 @@ async def measure_operations(server: S3Server, *, rounds: int, repetitions: int)
             party = Party("only", uri, store, SOON)
             async with keeping(party):
                 await _round(party)  # creates the object
-                took = [await _round(party) for _ in range(rounds)]
-        runs.append({name: summary([each[name] * 1e3 for each in took]) for name in OPERATIONS})
+                times = [await _round(party) for _ in range(rounds)]
+        runs.append({name: summary([each[name] * 1e3 for each in times]) for name in OPERATIONS})
     with StoreProxy(server.endpoint) as proxy:
         requests = await _count(server, proxy, f"s3://{bucket}/locks/counted.json")
     for name in OPERATIONS:
@@ -54,20 +55,24 @@ async def measure_operations(server: S3Server, *, rounds: int, repetitions: int)
 
 async def _round(party: Party) -> dict[str, float]:
     """Seconds of each operation."""
-    wanted = time.perf_counter()
+    requested = time.perf_counter()
     party.keeper.acquire(None)
     acquired = await party.acquired()
     due = party.store.writes[-1][0] + SOON.renew_interval
-    renewed, _ = await party.told(lease.Confirmed, "renewed")
+    renewed, _ = await party.wait_for(lease.Confirmed, "renewed")
     began = max(due, party.store.writes[-1][0])
-    dropped = time.perf_counter()
+    release_requested = time.perf_counter()
     party.keeper.release()
-    released, _ = await party.told(lease.Released)
-    return {"acquire": acquired - wanted, "renew": renewed - began, "release": released - dropped}
+    released, _ = await party.wait_for(lease.Released)
+    return {
+        "acquire": acquired - requested,
+        "renew": renewed - began,
+        "release": released - release_requested,
+    }
 
 
 async def _count(server: S3Server, proxy: StoreProxy, uri: str) -> dict[str, float]:
-    """Requests of each operation as they arrived at the proxy, the mean of some rounds."""
+    """The requests of each operation that arrived at the proxy: the mean of some rounds."""
     counts = dict.fromkeys(OPERATIONS, 0)
     async with s3_store(server, uri, proxy.endpoint) as store:
         party = Party("counted", uri, store, lease.LeaseSettings(renew_interval=0.2))
@@ -84,17 +89,17 @@ async def _counted_round(party: Party, proxy: StoreProxy) -> dict[str, int]:
     party.keeper.acquire(None)
     await party.acquired()
     totals.append(proxy.requests().total())
-    await party.told(lease.Confirmed, "renewed")
+    await party.wait_for(lease.Confirmed, "renewed")
     totals.append(proxy.requests().total())
     party.keeper.release()
-    await party.told(lease.Released)
+    await party.wait_for(lease.Released)
     totals.append(proxy.requests().total())
     counts = [after - before for before, after in itertools.pairwise(totals)]
     return dict(zip(OPERATIONS, counts, strict=True))
 
 
 async def measure_hand_over(server: S3Server, settings: Settings, *, rounds: int) -> dict[str, Any]:
-    """Milliseconds from the wish to release until the other holds it, as a whole and part by part."""
+    """Milliseconds from the request for the release until the other agent holds the lock: the whole, and each part."""
     uri = f"s3://{server.bucket()}/locks/handed-over.json"
     async with (
         audit_log(settings) as log,
@@ -107,13 +112,13 @@ async def measure_hand_over(server: S3Server, settings: Settings, *, rounds: int
         async with keeping(holder.party, waiter.party):
             holder.party.keeper.acquire(None)
             await holder.party.acquired()
-            took = []
+            times = []
             for _ in range(WARM_UP + rounds):
-                took.append(await _hand_over(holder, waiter))
+                times.append(await _hand_over(holder, waiter))
                 holder, waiter = waiter, holder
             holder.party.keeper.release()
             await holder.party.keeper.wait_released()
-    parts = {name: [each[name] for each in took[WARM_UP:]] for name in took[0]}
+    parts = {name: [each[name] for each in times[WARM_UP:]] for name in times[0]}
     requests = parts.pop("requests")
     return {
         "rounds": rounds,
@@ -123,23 +128,23 @@ async def measure_hand_over(server: S3Server, settings: Settings, *, rounds: int
 
 
 class Side:
-    """A party with an audit log of its own, and when it heard last that the other has released the lock."""
+    """A party with its own audit log, and when it last observed a release of the other one."""
 
     def __init__(self, party: Party, log: AuditLog) -> None:
         self.party = party
-        self.heard_at = 0.0
-        log.listeners.append(self._hear)
+        self.observed_at = 0.0
+        log.listeners.append(self._observe)
 
-    def _hear(self, event: AuditEventUnion) -> None:
+    def _observe(self, event: AuditEventUnion) -> None:
         if isinstance(event, LockReleased) and event.agent != self.party.name:
-            self.heard_at = time.perf_counter()
-        self.party.hear(event)
+            self.observed_at = time.perf_counter()
+        self.party.observe(event)
 
 
 async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
-    """Seconds of the whole and its parts, and the waiter's requests, after which it holds the lock."""
+    """Seconds of the whole and its parts, and the number of the waiter's requests. Afterwards the waiter holds the lock."""
     waiter.party.keeper.acquire(None)
-    await waiter.party.told(lease.LockDenied)
+    await waiter.party.wait_for(lease.LockDenied)
     await anyio.sleep(SETTLE_SECONDS)
     before = waiter.party.store.requests
     began = time.perf_counter()
@@ -150,8 +155,8 @@ async def _hand_over(holder: Side, waiter: Side) -> dict[str, float]:
     return {
         "whole": held - began,
         "release": released - began,
-        "kafka": waiter.heard_at - released,
-        "read": read - waiter.heard_at,
+        "kafka": waiter.observed_at - released,
+        "read": read - waiter.observed_at,
         "write": held - read,
         "requests": waiter.party.store.requests - before,
     }

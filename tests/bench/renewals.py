@@ -1,12 +1,13 @@
-"""What it costs one agent to keep many locks: `lakewarden agent` as a process, with its default settings, on an S3 server.
+"""The cost of keeping many locks in one agent: `lakewarden agent` as a process with its default settings, on an S3 server.
 
-As many tables as locks have an open transaction each, so that the agent holds their locks and renews each every 3 s. All of
-them begin at once. When the last lock is taken and some renewals have passed, the processor time of the agent and of the store
-is read, and read again at the end. The rest is in the audit log, in milliseconds: a renewal's `validUntil` is the time when it
-was sent plus the lease, so the difference between two of them, less the interval, is how late the second was (what the agent
-puts off by chance so that renewals part is in it). How long it took counts from when it was due, until it was confirmed.
+1. As many tables as locks get an open transaction each, all at once. So the agent holds their locks, and renews each every 3 s.
+2. After the last lock is acquired and some renewals have passed, the CPU time of agent and store is measured over a while.
+3. The process is suspended for longer than an interval, so that all renewals are due at the same moment.
 
-Then the process is stopped for longer than an interval, which makes all renewals due at the same moment.
+The other figures come from the audit topic, in milliseconds. The `validUntil` of a renewal is the time at which it was sent plus
+the length of the lease. So the difference between two of them minus the interval is the delay of the second one. (It includes
+the random delay with which the agent spreads renewals.) The duration of a renewal counts from when it was due until its
+confirmation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import psutil
 from lakewarden.agent.kafka import partitions_of, read_to_end
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AUDIT_EVENT, LockAcquired, LockEvent, LockLost, LockRenewed, Undecodable, decode
-from tests.bench import words
+from tests.bench import writer_events
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import summary
 from tests.bench.writers import Writers
@@ -39,7 +40,7 @@ AFTER_PAUSE_INTERVALS = 2
 def measure(
     server: S3Server, settings: Settings, folder: Path, *, locks: int, seconds: float
 ) -> dict[str, Any]:
-    """Shares of a core, lateness, and leases lost."""
+    """Shares of a core, delays, and leases lost."""
     prefix = settings.topic_prefix
     with AgentProcess(
         settings.bootstrap_servers,
@@ -58,15 +59,15 @@ async def _measure(
     server: S3Server, settings: Settings, agent: AgentProcess, locks: int, seconds: float
 ) -> dict[str, Any]:
     interval = settings.renew_seconds
-    tables = [f"{words.TABLES}/kept-{number}" for number in range(locks)]
+    tables = [f"{writer_events.TABLES}/kept-{number}" for number in range(locks)]
     store = _store_process(server)
     began = _wall_ms()
     async with Writers(settings.bootstrap_servers, settings.topic_prefix) as writers:
         for table in tables:
-            await writers.send(table, words.intent(table, table))
+            await writers.send(table, writer_events.intent(table, table))
         for table in tables:
             await writers.answer(table, "admitted")
-    taken = await _all_taken(settings, locks)
+    acquired = await _all_acquired(settings, locks)
     await asyncio.sleep(SETTLE_INTERVALS * interval)
     calm = _Span(agent, store)
     await asyncio.sleep(seconds)
@@ -74,7 +75,7 @@ async def _measure(
     paused = _wall_ms()
     agent.pause()
     await asyncio.sleep(PAUSE_INTERVALS * interval)
-    agent.go_on()
+    agent.resume()
     resumed = _wall_ms()
     await asyncio.sleep(AFTER_PAUSE_INTERVALS * interval)
     history = await _history(settings)
@@ -89,11 +90,11 @@ async def _measure(
         "locks": locks,
         "seconds": seconds,
         "renew_seconds": interval,
-        "all_taken_seconds": round((taken - began) / 1e3, 1),
+        "all_acquired_seconds": round((acquired - began) / 1e3, 1),
         "renewals": len(renewals),
         "late_ms": summary([each["late"] for each in renewals]),
-        "took_ms": summary([each["took"] for each in renewals]),
-        "requests_a_renewal": round(sum(each["requests"] for each in renewals) / len(renewals), 3),
+        "duration_ms": summary([each["duration"] for each in renewals]),
+        "requests_per_renewal": round(sum(each["requests"] for each in renewals) / len(renewals), 3),
         "agent_core": round(calm.agent_share, 3),
         "store_core": None if store is None else round(calm.store_share, 3),
         "lost": sum(isinstance(event, LockLost) for events in history.values() for event in events),
@@ -101,9 +102,9 @@ async def _measure(
             "seconds": round((resumed - paused) / 1e3, 1),
             "all_renewed_after_seconds": round(max(after) / 1e3, 2),
             "renewed": len(after),
-            "took_ms": summary(
+            "duration_ms": summary(
                 [
-                    each["took"]
+                    each["duration"]
                     for each in _renewals(history, lease_ms, interval_ms)
                     if each["sent"] >= resumed
                 ]
@@ -113,7 +114,7 @@ async def _measure(
 
 
 class _Span:
-    """Processor time from its beginning to `end`."""
+    """The CPU time from its creation to `end`."""
 
     def __init__(self, agent: AgentProcess, store: psutil.Process | None) -> None:
         self._agent, self._store = agent, store
@@ -122,7 +123,7 @@ class _Span:
         self.agent_share = self.store_share = 0.0
 
     def end(self) -> None:
-        """Read the clocks again; shares of a core."""
+        """Read the clocks again, and compute the shares of a core."""
         wall, agent, store = (
             after - before for before, after in zip(self._began, self._times(), strict=True)
         )
@@ -147,13 +148,13 @@ def _renewals(
                     "sent": event.valid_until - lease_ms,
                     "done": event.at.timestamp() * 1e3,
                     "late": event.valid_until - before.valid_until - interval_ms,
-                    "took": event.duration_ms,
+                    "duration": event.duration_ms,
                     "requests": event.requests,
                 }
 
 
 def _first_renewals_after(history: dict[str, list[LockEvent]], wall_ms: float) -> list[float]:
-    """Of each lock: how long after this time a renewal was first confirmed."""
+    """For each lock, how long after this time its first renewal was confirmed."""
     waits = []
     for events in history.values():
         confirmed = [each.at.timestamp() * 1e3 for each in events if isinstance(each, LockRenewed)]
@@ -161,32 +162,32 @@ def _first_renewals_after(history: dict[str, list[LockEvent]], wall_ms: float) -
     return waits
 
 
-async def _all_taken(settings: Settings, locks: int) -> float:
-    """Wait until each lock is held; when the last one was, in epoch milliseconds."""
+async def _all_acquired(settings: Settings, locks: int) -> float:
+    """Wait until all locks are held. Returns when the last one was acquired, in epoch milliseconds."""
     deadline = time.monotonic() + 60
     while True:
         history = await _history(settings)
         acquired = [each for events in history.values() for each in events if isinstance(each, LockAcquired)]
         if len({each.lock for each in acquired}) == locks:
             return max(each.at.timestamp() for each in acquired) * 1e3
-        assert time.monotonic() < deadline, f"{len(acquired)} of {locks} locks are taken"
+        assert time.monotonic() < deadline, f"{len(acquired)} of {locks} locks are acquired"
         await asyncio.sleep(0.5)
 
 
 async def _history(settings: Settings) -> dict[str, list[LockEvent]]:
-    """What the agent told of each lock, in the order of the log."""
+    """The published steps of each lock, in the order of the log."""
     partitions = await partitions_of(settings, settings.topics.audit)
-    told: defaultdict[str, list[LockEvent]] = defaultdict(list)
+    steps: defaultdict[str, list[LockEvent]] = defaultdict(list)
     for records in (await read_to_end(settings, dict.fromkeys(partitions))).values():
         for record in records:
             event = decode(AUDIT_EVENT, record.value)
             assert not isinstance(event, Undecodable)
-            told[event.lock].append(event)
-    return told
+            steps[event.lock].append(event)
+    return steps
 
 
 def _store_process(server: S3Server) -> psutil.Process | None:
-    """The server's process, where we have started it."""
+    """The process of the server, if this process started it."""
     port = urlsplit(server.endpoint).port
     for child in psutil.Process().children(recursive=True):
         if any(

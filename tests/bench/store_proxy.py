@@ -1,7 +1,7 @@
-"""A proxy in front of an S3 server: it counts requests as they arrive and makes each of them later by a fixed time.
+"""A proxy before an S3 server: it counts the requests, and delays each of them by a fixed time.
 
-A process of its own, so that its work is not in what is measured. It takes one request of a connection at a time, as HTTP
-clients send them, and hands the server's answers back as they come.
+It is a separate process, so that its CPU time is not part of the measurement. It forwards one request of a connection at a time,
+as HTTP clients send them, and returns the server's answers as they come.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHUNK_BYTES = 65_536
 
 
 class StoreProxy:
-    """Running inside the `with`; ended with us if we are killed."""
+    """Runs inside the `with`. If this process is killed, it ends, too."""
 
     def __init__(self, upstream: str, *, delay_seconds: float = 0.0) -> None:
         self._arguments = ["--upstream", upstream, "--delay-seconds", str(delay_seconds)]
@@ -53,7 +53,7 @@ class StoreProxy:
         self._process.stdout.close()
 
     def requests(self) -> Counter[str]:
-        """Requests that have arrived so far, by method."""
+        """The number of requests so far, by method."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -75,7 +75,7 @@ class _Forwarder:
         self._delay = delay_seconds
         self.requests: Counter[str] = Counter()
 
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until either side closes it."""
         answers, server = await asyncio.open_connection(*self._address)
         relaying = asyncio.create_task(_relay(answers, writer))
@@ -87,7 +87,7 @@ class _Forwarder:
                 server.write(request)
                 await server.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has closed its connection, or the server its own
+            pass  # the client or the server closed its connection
         finally:
             relaying.cancel()
             server.close()
@@ -109,14 +109,14 @@ async def _relay(answers: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def _serve(upstream: str, delay_seconds: float) -> None:
     forwarder = _Forwarder(upstream, delay_seconds)
-    server = await asyncio.start_server(forwarder.converse, "127.0.0.1", 0)
-    _say({"port": server.sockets[0].getsockname()[1]})
+    server = await asyncio.start_server(forwarder.serve_connection, "127.0.0.1", 0)
+    _write_line({"port": server.sockets[0].getsockname()[1]})
     while await asyncio.to_thread(sys.stdin.readline):
-        _say(forwarder.requests)
+        _write_line(forwarder.requests)
     server.close()
 
 
-def _say(numbers: dict[str, int]) -> None:
+def _write_line(numbers: dict[str, int]) -> None:
     print(json.dumps(numbers), flush=True)
 
 
@@ -124,8 +124,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--upstream", required=True)
     parser.add_argument("--delay-seconds", type=float, required=True)
-    chosen = parser.parse_args()
-    asyncio.run(_serve(chosen.upstream, chosen.delay_seconds))
+    options = parser.parse_args()
+    asyncio.run(_serve(options.upstream, options.delay_seconds))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,24 @@
-"""What writers compute in vain: a fixed scenario of contention on virtual time, the production core deciding.
+"""Wasted compute: a fixed scenario of contention on virtual time, in which the production core decides.
 
-Each of `WRITERS` writers commits batch after batch for some hours. Batch n of a writer is the same in every mode.
+Each of `WRITERS` writers commits one batch after another for some hours. Batch n of a writer is the same in every mode.
 
-- It touches `TOUCHED` of the table's `PARTITIONS`, drawn at random, one file group in each. Two batches overlap with a
+- A batch touches `TOUCHED` of the table's `PARTITIONS`, drawn at random, one file group in each. Two batches overlap with a
   probability of 1 − C(71, 4) / C(75, 4) = 20 %.
-- It computes for a time drawn from a log-normal distribution around 30 s, as long again when it is tried again. Its markers
-  appear from 45 % of it on, evenly: Hudi was measured to spend 35–43 s of a batch before the first, and 46–48 s after.
-- Its commit takes 1 s. Where somebody coordinates, one commits at a time.
-- An event or a verdict is under way for 5 ms; a computation is stopped 0.3 s after its abort has arrived.
+- Its compute time is drawn from a log-normal distribution around 30 s. A retry takes the same time again. Its markers appear
+  evenly from 45 % of that time on: Hudi was measured to spend 35–43 s of a batch before the first marker and 46–48 s after it.
+- Its commit takes 1 s. With coordination, one commit runs at a time.
+- An event or a decision is in transit for 5 ms. A computation stops 0.3 s after its abort arrived.
 
-Modes:
+    mode                        coordination
+    no coordination             a commit over another one that overlaps, and that it has not read, loses that update
+    optimistic, at the commit   checked at the commit only (`early_detection` off), retried immediately, as without our client
+    the same, queued retries    a retry waits in the admission queue with all that the batch touched, as in
+                                `spark_jobs/streaming/batches.py`; so it does in the modes below
+    first committer             this policy, with early detection
+    first intent                this policy, with early detection
+    queued                      a batch declares its partitions before it begins
 
-- nobody coordinates: a commit over one that overlaps it, and that it has not read, makes that one vanish: a lost update.
-- optimistic: judged at the commit alone (`early_detection` off), and begun again at once, as without our client.
-- optimistic, retries wait: as `spark_jobs/streaming/batches.py` does it, here and in the modes below: a batch that was aborted
-  waits in line with all that it touched before it begins again.
-- first intent, first committer: the policies, with early detection.
-- queued: a batch names its partitions before it begins.
-
-Not in it: faults, heartbeats, the lock's own requests; and that the machines of those who wait could be used by others.
+Not simulated: faults, heartbeats, and the requests of the lock. The machines of waiting writers count as used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from lakewarden.handlers.table.verdicts import (
     GrantCommit,
     Verdict,
 )
-from tests.bench import words
+from tests.bench import writer_events
 from tests.bench.figures import over_runs
 
 WRITERS = 4
@@ -57,37 +57,37 @@ BEFORE_MARKERS = 0.45
 COMMIT_SECONDS = 1.0
 UNDER_WAY_SECONDS = 0.005
 STOPPED_AFTER_SECONDS = 0.3
-TABLE = f"{words.TABLES}/waste"
+TABLE = f"{writer_events.TABLES}/waste"
 FOREVER = 1e9
 
 INK, PALE = "#1f2933", "#7b8794"
 PARTS = {
     "committed_seconds": ("committed", "#3fa66b"),
     "lost_seconds": ("committed, then overwritten", "#6d28d9"),
-    "wasted_seconds": ("computed in vain", "#e0524d"),
+    "wasted_seconds": ("wasted", "#e0524d"),
     "waited_seconds": ("waited", "#9aa5b1"),
 }
 LEAST_LABELLED = 4.0
-"""Percent: a narrower part has no room for its number."""
+"""Percent. Narrower parts have no room for a number."""
 
 QUEUED = "queued"
 
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """How writers are coordinated."""
+    """How the writers are coordinated."""
 
     name: str
     settings: TableSettings | None
-    """None: nobody decides."""
+    """None: no coordination."""
     scope_known: bool = False
-    retries_wait: bool = True
+    queued_retries: bool = True
 
 
 MODES = (
-    Mode("nobody coordinates", None),
-    Mode("optimistic, at the commit", TableSettings(early_detection=False), retries_wait=False),
-    Mode("the same, retries wait", TableSettings(early_detection=False)),
+    Mode("no coordination", None),
+    Mode("optimistic, at the commit", TableSettings(early_detection=False), queued_retries=False),
+    Mode("the same, queued retries", TableSettings(early_detection=False)),
     Mode("first committer", TableSettings(policy="first-committer")),
     Mode("first intent", TableSettings()),
     Mode(QUEUED, TableSettings(), scope_known=True),
@@ -96,25 +96,25 @@ MODES = (
 
 @dataclass(slots=True)
 class Tally:
-    """What came of one run."""
+    """The results of one run."""
 
     wasted: float = 0.0
-    """Seconds computed by attempts that were aborted, until they had stopped."""
+    """Seconds computed by aborted attempts, until they stopped."""
     waited: float = 0.0
-    """Seconds in line before computing, or for the grant."""
+    """Seconds in the admission queue and for the grant."""
     latencies: list[float] = field(default_factory=list)
-    """Of each committed batch, from its data's arrival to its commit."""
+    """For each committed batch, the seconds from the arrival of its data to its commit."""
     committed: float = 0.0
-    """Seconds computed and committed, in what is in the table still."""
+    """Seconds computed for commits that are still in the table."""
     lost: float = 0.0
-    """Seconds computed and committed, in what another commit made vanish."""
+    """Seconds computed for commits that another commit overwrote."""
     lost_updates: int = 0
     longest_streak: int = 0
-    """Most aborts of one batch."""
+    """The most aborts of one batch."""
 
 
 class Simulation:
-    """A clock, and what is to happen."""
+    """A virtual clock with scheduled calls."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -132,7 +132,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a writer has to do, the same in every mode."""
+    """The work of a writer, the same in every mode."""
 
     partitions: tuple[int, ...]
     compute: float
@@ -153,21 +153,21 @@ class Batch:
 class _Landed:
     at: float
     batch: Batch
-    vanished: bool = False
+    overwritten: bool = False
 
 
 class Table:
-    """The commits that the table has: what is true, whatever anybody was told."""
+    """The commits of the table, by which lost updates are counted."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._landed: list[_Landed] = []
 
     def land(self, batch: Batch, *, read_at: float, now: float) -> None:
-        """Commit what was computed from the table as it was at `read_at`."""
+        """Commit a batch that was computed from the table as of `read_at`."""
         for each in itertools.takewhile(lambda each: each.at > read_at, reversed(self._landed)):
-            if not each.vanished and set(each.batch.partitions) & set(batch.partitions):
-                each.vanished = True
+            if not each.overwritten and set(each.batch.partitions) & set(batch.partitions):
+                each.overwritten = True
                 self._tally.lost_updates += 1
                 self._tally.lost += each.batch.seconds
                 self._tally.committed -= each.batch.seconds
@@ -176,7 +176,7 @@ class Table:
 
 
 class Agent:
-    """The core with the log before it and the lock always at hand."""
+    """The production core, with a log, and a lock that is always free."""
 
     def __init__(self, simulation: Simulation, settings: TableSettings) -> None:
         self._simulation = simulation
@@ -199,20 +199,20 @@ class Agent:
                     lock = LockView("agent", FOREVER, 0.0)
                     self._run(step(self._state, LockConfirmed(self._simulation.now, 0, lock)))
                 case Admit() | AbortTransaction() | GrantCommit():
-                    self._tell(effect)
+                    self._publish(effect)
                 case _:
-                    pass  # for operators, or for the log alone
+                    pass  # for operators or for the ledger
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _publish(self, verdict: Verdict) -> None:
         self._simulation.after(UNDER_WAY_SECONDS, lambda: self.listeners[verdict.writer](verdict))
 
 
 Steps = Generator[float, Verdict | None, bool]
-"""Yields for how many seconds at most it waits for a verdict; is sent the verdict, or None when the time is over."""
+"""Yields the longest time to wait for a verdict, in seconds. Receives the verdict, or None after that time."""
 
 
 class Writer:
-    """Takes its next batch as soon as the last one is committed."""
+    """Starts its next batch when the last one is committed."""
 
     def __init__(self, name: str, seed: int, mode: Mode, simulation: Simulation, tally: Tally) -> None:
         self._name, self._mode, self._simulation, self._tally = name, mode, simulation, tally
@@ -225,21 +225,21 @@ class Writer:
         self._table = table
         if agent is not None:
             self._agent = agent
-            agent.listeners[self._name] = self._hear
+            agent.listeners[self._name] = self._receive
         self._steps = self._work()
-        self._wake(None)
+        self._resume(None)
 
     def _send(self, event: WriterEventUnion) -> None:
         self._agent.send(event.model_copy(update={"writer": self._name}))
 
-    def _hear(self, verdict: Verdict) -> None:
+    def _receive(self, verdict: Verdict) -> None:
         if verdict.transaction == self._transaction:
-            self._wake(verdict)
+            self._resume(verdict)
 
-    def _wake(self, verdict: Verdict | None) -> None:
+    def _resume(self, verdict: Verdict | None) -> None:
         self._waits += 1
         mine, seconds = self._waits, self._steps.send(verdict)
-        self._simulation.after(seconds, lambda: self._wake(None) if mine == self._waits else None)
+        self._simulation.after(seconds, lambda: self._resume(None) if mine == self._waits else None)
 
     def _work(self) -> Steps:
         while True:
@@ -247,12 +247,12 @@ class Writer:
             compute = COMPUTE_SECONDS * self._random.lognormvariate(0.0, COMPUTE_SIGMA)
             batch, arrived = Batch(partitions, compute), self._simulation.now
             if self._mode.settings is None:
-                yield from self._blindly(batch)
+                yield from self._without_coordination(batch)
             else:
                 yield from self._until_committed(batch)
             self._tally.latencies.append(self._simulation.now - arrived)
 
-    def _blindly(self, batch: Batch) -> Steps:
+    def _without_coordination(self, batch: Batch) -> Steps:
         read_at = self._simulation.now
         yield batch.seconds
         self._table.land(batch, read_at=read_at, now=self._simulation.now)
@@ -265,13 +265,13 @@ class Writer:
         while not (yield from self._attempt(batch, touched, queued=queued)):
             aborts += 1
             self._tally.longest_streak = max(self._tally.longest_streak, aborts)
-            queued = self._mode.retries_wait
+            queued = self._mode.queued_retries
         return True
 
     def _attempt(self, batch: Batch, touched: dict[Marker, None], *, queued: bool) -> Steps:
-        """Whether it was committed; what it marked is added to `touched`."""
+        """Whether it was committed. Its markers are added to `touched`."""
         name = self._transaction = f"{self._name}-{next(self._attempts)}"
-        intent = words.make_intent(TABLE, name)
+        intent = writer_events.intent_event(TABLE, name)
         if queued:
             intent = intent.model_copy(update={"admission": "queued", "scope": tuple(touched)})
         self._send(intent)
@@ -284,36 +284,36 @@ class Writer:
                 return (yield from self._stop(read_at))
             marker = batch.marker(number)
             touched[marker] = None
-            self._send(words.make_touched(TABLE, name, [marker]))
+            self._send(writer_events.markers_created_event(TABLE, name, [marker]))
         if (yield read_at + batch.compute - self._simulation.now) is not None:
             return (yield from self._stop(read_at))
 
-        self._send(words.make_requested(TABLE, name))
+        self._send(writer_events.requested_event(TABLE, name))
         verdict = yield from self._wait_for(GrantCommit, AbortTransaction)
         if not isinstance(verdict, GrantCommit):
             self._tally.wasted += batch.compute
             return False
         yield COMMIT_SECONDS
         self._table.land(batch, read_at=read_at, now=self._simulation.now)
-        self._send(words.make_completed(TABLE, name, verdict.grant))
+        self._send(writer_events.completed_event(TABLE, name, verdict.grant))
         return True
 
     def _wait_for(self, *kinds: type[Verdict]) -> Generator[float, Verdict | None, Verdict]:
-        asked = self._simulation.now
+        began = self._simulation.now
         verdict = yield FOREVER
         assert isinstance(verdict, kinds), verdict
-        self._tally.waited += self._simulation.now - asked
+        self._tally.waited += self._simulation.now - began
         return verdict
 
     def _stop(self, read_at: float) -> Steps:
-        self._transaction = ""  # it is told once more if its request crossed the abort
+        self._transaction = ""  # its request may have crossed the abort, which is then repeated
         yield STOPPED_AFTER_SECONDS
         self._tally.wasted += self._simulation.now - read_at
         return False
 
 
 def simulate(mode: Mode, seed: int, hours: float) -> Tally:
-    """One run. Where somebody coordinates, no update is lost: anything else is a bug, and raises."""
+    """One run. Raises if an update is lost in spite of coordination: that is a bug."""
     simulation, tally = Simulation(), Tally()
     table = Table(tally)
     agent = None if mode.settings is None else Agent(simulation, mode.settings)
@@ -343,7 +343,7 @@ def measure(*, seeds: int, hours: float) -> dict[str, Any]:
         ]
         p95 = latencies[int(0.95 * len(latencies))]
         report["modes"][mode.name] = {
-            "an_hour": over_runs(hourly),
+            "per_hour": over_runs(hourly),
             "latency_seconds": {"p50": round(median(latencies), 1), "p95": round(p95, 1)},
             "longest_streak": max(run.longest_streak for run in runs),
         }
@@ -351,20 +351,20 @@ def measure(*, seeds: int, hours: float) -> dict[str, Any]:
 
 
 def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A heading, and a row a mode."""
+    """A heading, and a row for each mode."""
     yield (
-        f"{report['writers']} writers, 20 % overlap, an hour",
-        "computed in vain",
-        "aim",
+        f"{report['writers']} writers, 20 % overlap, per hour",
+        "wasted compute",
+        "target",
         "waited",
         "batches committed",
-        "of them lost",
+        "of these lost",
         "latency p50",
         "p95",
-        "most aborts of one",
+        "most aborts of a batch",
     )
     for name, figures in report["modes"].items():
-        hourly, latency = figures["an_hour"], figures["latency_seconds"]
+        hourly, latency = figures["per_hour"], figures["latency_seconds"]
         wasted = hourly["wasted_seconds"]
         yield (
             name,
@@ -380,7 +380,7 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def draw(report: dict[str, Any], path: Path) -> None:
-    """Where the writers' time goes, a bar a mode, as a PNG."""
+    """Draw how the writers spend their time, a bar for each mode, as a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = Figure(figsize=(10.5, 4.3), dpi=100, facecolor="white")
     axes = figure.subplots()
@@ -389,7 +389,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     left = [0.0] * len(modes)
     for name, (title, colour) in PARTS.items():
         shares = [
-            each["an_hour"][name]["median"] / (3600 * report["writers"]) * 100 for each in modes.values()
+            each["per_hour"][name]["median"] / (3600 * report["writers"]) * 100 for each in modes.values()
         ]
         axes.barh(list(modes), shares, left=left, height=0.62, color=colour, linewidth=0, label=title)
         for row, (begin, share) in enumerate(zip(left, shares, strict=True)):
@@ -398,8 +398,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 axes.text(begin + share / 2, row, text, ha="center", va="center", color="white", fontsize=10)
         left = [begin + share for begin, share in zip(left, shares, strict=True)]
     for row, each in enumerate(modes.values()):
-        kept = each["an_hour"]["batches"]["median"] - each["an_hour"]["lost_updates"]["median"]
-        text = f"{kept:.0f} batches an hour, p95 {each['latency_seconds']['p95']:.0f} s"
+        kept = each["per_hour"]["batches"]["median"] - each["per_hour"]["lost_updates"]["median"]
+        text = f"{kept:.0f} batches per hour, p95 {each['latency_seconds']['p95']:.0f} s"
         axes.text(101.5, row, text, va="center", fontsize=9, color=INK)
     axes.set_xlim(0, 100)
     axes.invert_yaxis()
@@ -410,10 +410,10 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.legend(
         loc="lower left", bbox_to_anchor=(0.195, 0.05), ncols=len(PARTS), frameon=False, fontsize=10
     )
-    title = f"Where {report['writers']} writers' time goes when one pair of batches in five overlaps"
+    title = f"How {report['writers']} writers spend their time if one pair of batches in five overlaps"
     figure.text(0.015, 0.93, title, fontsize=14, fontweight="bold", color=INK, va="center")
     what = (
-        f"simulated: {report['hours']:g} hours, {report['seeds']} seeds, batches around "
+        f"simulated: {report['hours']:g} hours, {report['seeds']} seeds, batches of about "
         f"{COMPUTE_SECONDS:.0f} s; the production core decides (tests/bench/waste.py)"
     )
     figure.text(0.015, 0.865, what, fontsize=10, color=PALE, va="center")

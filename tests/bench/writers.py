@@ -1,4 +1,4 @@
-"""Writers as aiokafka clients of this process, which is not the agent's: they send, and note when an answer arrived."""
+"""Writers as aiokafka clients in this process, apart from the agent's: they publish events and record when answers arrive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 60
 
 
 class Watcher:
-    """Notes when each transaction's first event arrived."""
+    """Records when the first event of each transaction arrived."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
@@ -49,7 +49,7 @@ class Watcher:
 
 
 class Writers:
-    """One producer and one consumer, set as the product's own client sets them: nothing lingers, all replicas acknowledge."""
+    """A producer and a consumer with the settings of the product's client: no linger, all replicas acknowledge."""
 
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
         self._servers, self._topics = bootstrap_servers, Topics(prefix)
@@ -65,31 +65,31 @@ class Writers:
         )
         await self._producer.start()
         self._consumer = await self._reader(self._topics.decisions, "earliest")
-        self._listening = asyncio.create_task(self._listen())
+        self._consuming = asyncio.create_task(self._consume())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._listening.cancel()
+        self._consuming.cancel()
         await self._consumer.stop()
         await self._producer.stop()
 
     async def send(self, table: str, value: bytes) -> float:
-        """Hand an event to the producer; the time just before."""
+        """Pass an event to the producer. Returns the time just before."""
         began = time.perf_counter()
         await self._producer.send(self._topics.writers, value=value, key=table.encode())
         return began
 
     async def send_all(self, table: str, values: list[bytes]) -> None:
-        """Send in this order, and return when all is acknowledged."""
+        """Send events in this order. Returns when all are acknowledged."""
         for value in values:
             await self._producer.send(self._topics.writers, value=value, key=table.encode())
         await self._producer.flush()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Watcher]:
-        """Another consumer, of what the writers send."""
+        """Another consumer, for the writers' events."""
         consumer = await self._reader(self._topics.writers, "latest")
         watcher = Watcher(consumer)
         watching = asyncio.create_task(watcher.watch())
@@ -100,7 +100,7 @@ class Writers:
             await consumer.stop()
 
     async def answer(self, transaction: str, kind: str) -> tuple[float, DecisionEventUnion]:
-        """When the decision on this transaction arrived, and what it says."""
+        """The decision of this type on a transaction, and when it arrived."""
         async with asyncio.timeout(ANSWER_SECONDS):
             return await self._answer(transaction, kind)
 
@@ -112,7 +112,7 @@ class Writers:
         partitions = await self._producer.partitions_for(topic)
         consumer.assign([TopicPartition(topic, number) for number in partitions])
         for partition in consumer.assignment():
-            await consumer.position(partition)  # where it starts is settled before anything is sent
+            await consumer.position(partition)  # fixes the start before any event is sent
         return consumer
 
     def _answer(self, transaction: str, kind: str) -> asyncio.Future[tuple[float, DecisionEventUnion]]:
@@ -121,7 +121,7 @@ class Writers:
             self._answers[key] = asyncio.get_running_loop().create_future()
         return self._answers[key]
 
-    async def _listen(self) -> None:
+    async def _consume(self) -> None:
         async for record in self._consumer:
             arrived = time.perf_counter()
             decision = decode(DECISION_RECORD, record.value)

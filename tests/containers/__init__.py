@@ -1,4 +1,4 @@
 """Tests of the container images, the compose file and the project's own image, on a real Docker: `make test-containers`.
 
-`make test` doesn't collect this package (`norecursedirs` in pyproject.toml), so it runs alike with and without Docker.
+`make test` doesn't collect this package (`norecursedirs` in pyproject.toml), so it runs the same tests with and without Docker.
 """

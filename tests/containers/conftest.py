@@ -7,9 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.containers.compose_project import ComposeProject, running_project
+from tests.containers.engine import engine_version
 from tests.containers.servers import kafka_container, s3_container
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    """Refuse to run without Docker, in one line."""
+    version, problem = engine_version()
+    if version is None and not config.option.collectonly:
+        raise pytest.UsageError(f"Docker does not answer ({problem}); `make test-containers` starts it")
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ _INSTALL_SECONDS: Final = 600
 
 
 class ContainersError(Exception):
-    """The container tests can't run here; the message says why and what to do."""
+    """The container tests can't run here; the message names the reason and the remedy."""
 
 
 def run(
@@ -60,20 +60,22 @@ def last_line(text: str) -> str:
 @contextmanager
 def running_engine(report: Report) -> Iterator[None]:
     """A Docker engine that answers while the block runs. One that was started here is stopped at the end."""
-    version, problem = _engine()
+    version, problem = engine_version()
     if version is not None:
         report(f"Docker {version} is running.")
         yield
         return
     if host := os.environ.get("DOCKER_HOST"):
-        raise ContainersError(f"no Docker answers at DOCKER_HOST={host}: start it, or unset DOCKER_HOST")
+        raise ContainersError(
+            f"Docker does not answer at DOCKER_HOST={host} ({problem}): start it, or unset DOCKER_HOST"
+        )
     if os.geteuid() != 0:
         raise ContainersError(
-            f"no Docker that this user may use ({problem}): start Docker, or run make test-containers as root"
+            f"Docker does not answer ({problem}): start it, or run make test-containers as root"
         )
     if shutil.which("dockerd") is None:
         install("docker.io", report)
-    version, _ = _engine()  # on a machine with systemd the package starts it
+    version, _ = engine_version()  # on a machine with systemd the package starts it
     if version is not None:
         report(f"Docker {version} is running.")
         yield
@@ -84,9 +86,11 @@ def running_engine(report: Report) -> Iterator[None]:
 
 def install(package: str, report: Report) -> None:
     """Install a Debian or Ubuntu package; needs root and apt."""
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+    if os.geteuid() != 0:
+        raise ContainersError(f"{package} is not installed: install it, or run make test-containers as root")
+    if shutil.which("apt-get") is None:
         raise ContainersError(
-            f"{package} is not installed, and only root can install it, by apt: install it, then run make test-containers again"
+            f"{package} is not installed and there is no apt: install it, then run make test-containers again"
         )
     report(f"Installing {package} by apt …")
     noninteractive = {"DEBIAN_FRONTEND": "noninteractive"}
@@ -119,11 +123,11 @@ def compose_environment(report: Report) -> dict[str, str]:
 
 
 def go(tried: list[str]) -> str | None:
-    """Go: the one on the PATH, else PyPI's. None says why in `tried`."""
+    """Go: the one on the PATH, else PyPI's. Returns None where there is neither, with the reason in `tried`."""
     return shutil.which("go") or from_wheel(_GO_WHEEL, "go/bin/go", tried)
 
 
-def _engine() -> tuple[str | None, str]:
+def engine_version() -> tuple[str | None, str]:
     """The version of the engine that answers, or None and why none does."""
     found = run(["docker", "version", "--format", "{{.Server.Version}}"], timeout=_ANSWER_SECONDS)
     if found.returncode == 0 and found.stdout.strip():
@@ -141,7 +145,7 @@ def _started_daemon(report: Report) -> Iterator[None]:
         )
     try:
         deadline = time.monotonic() + _START_SECONDS
-        while (version := _engine()[0]) is None:
+        while (version := engine_version()[0]) is None:
             if daemon.poll() is not None or time.monotonic() > deadline:
                 raise ContainersError(
                     f"dockerd did not start ({last_line(log.read_text(errors='replace'))}; log: {log}): "

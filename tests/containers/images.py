@@ -1,4 +1,4 @@
-"""The images of the tests: this machine's, else pulled, else stand-ins that are built here and said to be stand-ins."""
+"""The images of the tests: local ones, else pulled ones, else stand-ins built here. The output names every stand-in."""
 
 from __future__ import annotations
 

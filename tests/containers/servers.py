@@ -26,7 +26,7 @@ testcontainers_config.connection_mode_override = ConnectionMode.docker_host
 def kafka_container() -> Iterator[KafkaServer]:
     """Kafka's image, running.
 
-    A broker tells its clients at which address to connect, so the container listens on the port that the host publishes.
+    A broker advertises the address at which clients connect, so the container listens on the port that the host publishes.
     """
     image, port = compose_image("kafka"), free_port()
     settings = {

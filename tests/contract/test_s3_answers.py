@@ -248,7 +248,7 @@ class AnsweringServer:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def place() -> AsyncGenerator[AnsweringServer]:
+async def answering() -> AsyncGenerator[AnsweringServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
@@ -282,9 +282,9 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[Row]:
 @pytest.mark.parametrize("example, condition, expected", CASES)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_an_answer_means_one_thing_and_the_request_is_sent_once(
-    example: Example, condition: RequestCondition, expected: type, place: AnsweringServer, rows: list[Row]
+    example: Example, condition: RequestCondition, expected: type, answering: AnsweringServer, rows: list[Row]
 ) -> None:
-    outcome = await place.outcome(example.reply, condition)
+    outcome = await answering.outcome(example.reply, condition)
 
     assert type(outcome) is expected, outcome
     assert {row.answer for row in rows} == {example.row}
@@ -366,10 +366,10 @@ REPLIES = st.builds(
 @settings(max_examples=300, deadline=None)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_any_answer_becomes_an_outcome_and_never_an_exception(
-    reply: Reply, condition: RequestCondition, place: AnsweringServer
+    reply: Reply, condition: RequestCondition, answering: AnsweringServer
 ) -> None:
     """A write wins, and a read finds an object, only with a 200 or 201 and an ETag."""
-    outcome = await place.outcome(reply, condition)
+    outcome = await answering.outcome(reply, condition)
 
     assert isinstance(outcome, Won | Lost | Found | Absent | Throttled | Unknown | Refused)
     if isinstance(outcome, Won | Found):

@@ -1,1 +1,1 @@
-"""The demo: its data, its check, its figures, and one real run."""
+"""Tests of the demo: its data, its figures, the comparison of the table, and real runs."""

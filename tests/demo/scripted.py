@@ -1,4 +1,4 @@
-"""A run told by hand: the writers' steps and the log's events, with round numbers."""
+"""A scripted run: the writers' steps and the log's events, with round numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BEGAN = 1_700_000_000.0
 
 
 def step(at: float, what: str, transaction: str, writer: str, batch: int = 0, **detail: Any) -> Step:
-    """A writer's step, `at` seconds after the beginning."""
+    """A writer's step, `at` seconds after the start of the run."""
     return Step(BEGAN + at, what, TABLE, writer, transaction, batch, 0, detail)
 
 
@@ -30,7 +30,7 @@ def marked(at: float, transaction: str, writer: str, partition: str = "month=1/d
 
 
 def conflict(at: float, victim: str, winner: str, partition: str = "month=1/day=2") -> ConflictDetected:
-    """`arrivals` lost `victim` to `winner` of `departures`."""
+    """The transaction `victim` of `arrivals` lost to `winner` of `departures`."""
     entry = ConflictEntry(
         partition=partition,
         file_group="*",
@@ -59,20 +59,20 @@ def conflict(at: float, victim: str, winner: str, partition: str = "month=1/day=
 
 
 def committed(transaction: str, writer: str, began: float, computed: float, batch: int = 0) -> list[Step]:
-    """An attempt that is admitted at once, computes, waits half a second for its grant, and commits."""
-    asked = began + computed
+    """An attempt that is admitted immediately, computes, waits half a second for its grant, and commits."""
+    requested = began + computed
     return [
         step(began, "intent", transaction, writer, batch),
         step(began, "admitted", transaction, writer, batch),
-        step(asked, "requested", transaction, writer, batch),
-        step(asked + 0.5, "granted", transaction, writer, batch),
-        step(asked + 1.0, "completed", transaction, writer, batch),
+        step(requested, "requested", transaction, writer, batch),
+        step(requested + 0.5, "granted", transaction, writer, batch),
+        step(requested + 1.0, "completed", transaction, writer, batch),
     ]
 
 
-def lost(transaction: str, began: float, heard: float, stopped: float) -> list[Step]:
-    """An attempt of `arrivals` that hears its abort and has stopped a little later."""
-    named: dict[str, Any] = {
+def lost(transaction: str, began: float, aborted: float, stopped: float) -> list[Step]:
+    """An attempt of `arrivals` that receives an abort and stops a little later."""
+    detail: dict[str, Any] = {
         "reason": "conflict",
         "others": ["departures:0b1c"],
         "conflicts": [["month=1/day=2", "*"]],
@@ -80,6 +80,6 @@ def lost(transaction: str, began: float, heard: float, stopped: float) -> list[S
     return [
         step(began, "intent", transaction, "arrivals"),
         step(began, "admitted", transaction, "arrivals"),
-        step(heard, "abort", transaction, "arrivals", **named),
+        step(aborted, "abort", transaction, "arrivals", **detail),
         step(stopped, "jobs-stopped", transaction, "arrivals"),
     ]

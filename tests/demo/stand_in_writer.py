@@ -1,4 +1,4 @@
-"""Takes the flags of `lakewarden.spark_jobs.jobs.demo_writer`, does what STAND_IN says, and writes no table."""
+"""A stand-in for `lakewarden.spark_jobs.jobs.demo_writer` with the same flags. STAND_IN selects how it ends."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ match os.environ["STAND_IN"], given.role:
         sys.exit("no space left on device")
     case "hang", _:
         print("hangs", flush=True)
-        time.sleep(120)
+        time.sleep(600)
     case _:
         pass

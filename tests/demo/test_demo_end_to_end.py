@@ -1,4 +1,4 @@
-"""The demo as a user runs it: real Kafka, real agent, real Spark, a few days of flights."""
+"""The demo as a user runs it, with Kafka, agent and Spark, on a few days of flights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DAYS = 3
 FLIGHTS = 2_699
 """On 1, 2 and 3 January 2013."""
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+HANG_SECONDS = 840
+"""Only ends a hang."""
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +32,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=HANG_SECONDS,
         env={**os.environ, "COLUMNS": "140"},
     )
     print(done.stdout, done.stderr)
@@ -53,7 +56,7 @@ def test_two_queries_collide_under_the_agent_and_nothing_is_lost(tmp_path: Path)
     assert report["conflicts"] >= 1
     assert 0 < report["stop_seconds"]["p50"] <= report["stop_seconds"]["max"]
     assert report["saved_writer_seconds"] >= 0
-    assert report["notes"] == [], "the accounts agree and no writer had to be started again"
+    assert report["notes"] == [], "all sources agree, and no writer was restarted"
     assert "CONFLICT with" in done.stderr
     assert report["picture"] == str(tmp_path / "demo.png")
     with Image.open(tmp_path / "demo.png") as image:
@@ -61,7 +64,7 @@ def test_two_queries_collide_under_the_agent_and_nothing_is_lost(tmp_path: Path)
     assert processes_with(str(tmp_path)) == []
 
 
-def test_the_same_queries_without_an_agent_lose_rows_and_nobody_is_told(tmp_path: Path) -> None:
+def test_the_same_queries_without_an_agent_lose_rows_without_an_error(tmp_path: Path) -> None:
     done = demo(tmp_path, "--without-agent")
 
     assert done.returncode == 0

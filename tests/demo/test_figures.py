@@ -23,7 +23,7 @@ from tests.demo.scripted import BEGAN, committed, conflict, lost, marked, step
 
 @pytest.fixture
 def log() -> ConflictLog:
-    """Two conflicts. The first arises when the loser marks, the second when the winner does."""
+    """Two conflicts. The first starts with the loser's marker, the second with the winner's."""
     return ConflictLog(
         conflicts=[conflict(3.1, "a0", "d0"), conflict(23.1, "a1", "d1")],
         writer_events=[
@@ -51,11 +51,13 @@ def trace() -> Trace:
     )
 
 
-def test_a_conflict_arises_when_the_younger_of_its_two_markers_is_published(log: ConflictLog) -> None:
+def test_a_conflict_starts_when_the_later_of_its_two_markers_is_published(log: ConflictLog) -> None:
     assert conflict_times(log) == {"a0": BEGAN + 3, "a1": BEGAN + 23}
 
 
-def test_stop_seconds_run_from_the_younger_marker_to_idle_executors(trace: Trace, log: ConflictLog) -> None:
+def test_the_time_to_stop_is_from_the_later_marker_to_the_end_of_the_jobs(
+    trace: Trace, log: ConflictLog
+) -> None:
     stops = stop_seconds(trace, log)
 
     assert stops.timed == 2
@@ -63,19 +65,19 @@ def test_stop_seconds_run_from_the_younger_marker_to_idle_executors(trace: Trace
     assert stops.max == pytest.approx(1.0)
 
 
-def test_without_a_conflict_there_is_nothing_to_time() -> None:
+def test_without_a_conflict_there_is_no_time_to_stop() -> None:
     assert stop_seconds(Trace(), ConflictLog()) == Stops(None, None, 0)
 
 
-def test_saved_is_what_the_writer_usually_needs_less_the_age_at_which_it_was_stopped(trace: Trace) -> None:
-    """The median of arrivals' 4, 6 and 8 s is 6 s; stopped at 2.5 s and at 6.0 s, that saves 3.5 s and nothing."""
+def test_saved_time_is_the_writers_usual_time_minus_the_time_until_it_was_stopped(trace: Trace) -> None:
+    """The median of arrivals' 4, 6 and 8 s is 6 s. Stopped after 2.5 s and after 6.0 s, it saves 3.5 s and 0 s."""
     wasted = waste(trace)
 
     assert wasted.spent == pytest.approx(8.5)
     assert wasted.saved == pytest.approx(3.5)
 
 
-def test_waiting_in_line_counts_neither_as_spent_nor_as_usual() -> None:
+def test_time_in_the_queue_counts_neither_as_spent_nor_as_usual_time() -> None:
     queued = [
         step(0, "intent", "b", "arrivals"),
         step(100, "admitted", "b", "arrivals"),
@@ -101,27 +103,27 @@ def test_a_writer_without_a_committed_attempt_saves_nothing() -> None:
     assert waste(Trace(lost("a", 0, 1, 2))).saved == 0.0
 
 
-def test_three_equal_accounts_need_no_word(trace: Trace, log: ConflictLog) -> None:
+def test_sources_that_agree_produce_no_note(trace: Trace, log: ConflictLog) -> None:
     assert discrepancies(trace, log, {"a0", "a1"}) == []
 
 
-def test_accounts_that_differ_are_told(log: ConflictLog) -> None:
+def test_sources_that_disagree_are_noted(log: ConflictLog) -> None:
     notes = discrepancies(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
 
     assert notes == [
-        "conflicts topic and writers disagree: 2 published, 1 heard by writers, 1 in both",
-        "conflicts topic and the third query disagree: 2 published, nothing in its Parquet",
+        "conflicts topic and writers disagree: 2 published, 1 received by writers, 1 in both",
+        "conflicts topic and the third query disagree: 2 published, nothing in its Parquet files",
     ]
 
 
-def test_jobs_that_did_not_stop_in_time_are_told_and_not_timed(log: ConflictLog) -> None:
-    """The gate gives up waiting for Spark after a while; that is no time to be proud of."""
+def test_jobs_that_did_not_stop_in_time_are_noted_and_excluded(log: ConflictLog) -> None:
+    """The gate waits for Spark's jobs for a limited time; the end of that wait is not the end of the jobs."""
     running = [*lost("a0", 1, 3.2, 18.2)[:-1], step(18.2, "jobs-stopped", "a0", "arrivals", gone=False)]
     trace = Trace([*running, *lost("a1", 18, 23.2, 24.0)])
 
     assert stop_seconds(trace, log).timed == 1
     assert discrepancies(trace, log, {"a0", "a1"}) == [
-        "Spark jobs of 1 aborted attempts did not stop in time; their times don't count"
+        "Spark jobs of 1 aborted attempts did not stop in time; the figures exclude them"
     ]
 
 
@@ -144,36 +146,38 @@ def report(check: TableCheck, *, with_agent: bool = True) -> Report:
     )
 
 
-def printed(what: Report) -> str:
+def printed(report: Report) -> str:
     console = Console(width=140, record=True, quiet=False, file=None, highlight=False, soft_wrap=False)
     with console.capture() as captured:
-        what.print(console)
+        report.print(console)
     return captured.get()
 
 
-def test_the_json_report_is_one_object_with_the_promised_fields() -> None:
+def test_the_json_report_is_one_object_with_the_documented_fields() -> None:
     text = report(TableCheck(10, 10, 0, 0, 0)).as_json()
 
     assert "\n" not in text
     found = json.loads(text)
-    promised = "expected present missing duplicated wrong conflicts stop_seconds saved_writer_seconds picture"
-    assert list(found)[:9] == promised.split()
+    documented = (
+        "expected present missing duplicated wrong conflicts stop_seconds saved_writer_seconds picture"
+    )
+    assert list(found)[:9] == documented.split()
     assert found["stop_seconds"] == {"p50": 0.75, "max": 1.0}
     assert found["picture"] == "/tmp/demo.png"
     assert found["restarts"] == {"departures": 0, "arrivals": 1}
 
 
-def test_the_text_report_says_that_nothing_was_lost_and_what_happened_on_the_way() -> None:
+def test_the_text_report_states_that_no_row_was_lost_and_lists_restarts_and_notes() -> None:
     text = printed(report(TableCheck(10, 10, 0, 0, 0)))
 
-    assert "All 10 rows are there, once, and right." in text
-    assert "started again: arrivals 1 time" in text
+    assert "All 10 rows are present exactly once and correct." in text
+    assert "restarted after a failure: arrivals 1 time" in text
     assert "note: the arrivals query ended with code 1" in text
 
 
-def test_the_text_report_without_an_agent_says_what_was_lost_and_from_which_feed() -> None:
+def test_the_text_report_without_an_agent_states_how_many_rows_of_which_feed_were_lost() -> None:
     text = printed(report(TableCheck(10, 9, 1, 0, 3, {"departures": 0, "arrivals": 3}), with_agent=False))
 
-    assert "3 lack what arrivals brought" in text
-    assert "4 of 10 rows are lost or damaged" in text
+    assert "3 with wrong values from arrivals" in text
+    assert "4 of 10 rows are lost or damaged." in text
     assert "conflicts" not in text

@@ -41,18 +41,18 @@ def test_the_source_has_all_flights_of_the_year(year: pa.Table) -> None:
     assert pc.count_distinct(year["flight_id"]).as_py() == 336_776
 
 
-def test_the_natural_key_is_unique_too_so_the_row_number_hides_no_duplicate(year: pa.Table) -> None:
+def test_the_natural_key_is_unique_so_the_row_number_hides_no_duplicate(year: pa.Table) -> None:
     key = ["month", "day", "carrier", "flight", "origin"]
     assert year.group_by(key).aggregate([]).num_rows == year.num_rows
 
 
-def test_every_flight_departs_in_exactly_one_file(year: pa.Table, feeds: Path) -> None:
+def test_every_flight_is_in_exactly_one_file_of_departures(year: pa.Table, feeds: Path) -> None:
     found = read(feeds, "departures").sort_by("flight_id")
 
     assert found.equals(year.select(DEPARTURES_SCHEMA.names).cast(DEPARTURES_SCHEMA))
 
 
-def test_every_flight_that_arrived_arrives_in_exactly_one_file(year: pa.Table, feeds: Path) -> None:
+def test_every_flight_that_arrived_is_in_exactly_one_file_of_arrivals(year: pa.Table, feeds: Path) -> None:
     found = read(feeds, "arrivals").sort_by("flight_id")
 
     arrived = year.filter(pc.is_valid(year["arr_time"]))
@@ -60,14 +60,14 @@ def test_every_flight_that_arrived_arrives_in_exactly_one_file(year: pa.Table, f
     assert found.equals(arrived.select(ARRIVALS_SCHEMA.names).cast(ARRIVALS_SCHEMA))
 
 
-def test_a_flight_that_never_arrived_has_nothing_that_the_arrivals_would_bring(year: pa.Table) -> None:
-    """The expected table takes these columns from the source; the feed doesn't bring these flights at all."""
+def test_a_flight_that_never_arrived_has_no_values_in_the_columns_of_arrivals(year: pa.Table) -> None:
+    """The expected table has these columns from the source, but the feed doesn't contain these flights."""
     never = year.filter(pc.is_null(year["arr_time"]))
 
     assert never["arr_delay"].null_count == never["air_time"].null_count == never.num_rows
 
 
-def test_both_feeds_bring_the_days_in_the_same_order_oldest_file_first(feeds: Path) -> None:
+def test_both_feeds_have_the_files_of_the_days_in_the_same_order(feeds: Path) -> None:
     orders = []
     for name in FEEDS:
         files = sorted((feeds / name).iterdir(), key=lambda file: file.stat().st_mtime)
@@ -77,11 +77,11 @@ def test_both_feeds_bring_the_days_in_the_same_order_oldest_file_first(feeds: Pa
 
 
 def test_one_file_in_every_batch_is_late_by_one_two_or_three_batches(feeds: Path) -> None:
-    """So that a query that has run ahead comes back to a partition that the other one may be writing."""
+    """So a query that is ahead returns to a partition that the other query may be writing."""
     files = sorted((feeds / "departures").iterdir(), key=lambda file: file.stat().st_mtime)
-    place = {file.name: number for number, file in enumerate(files)}
+    position = {file.name: number for number, file in enumerate(files)}
 
-    behind = {name: place[name] - place[name.replace("-1.", "-0.")] for name in sorted(place)}
+    behind = {name: position[name] - position[name.replace("-1.", "-0.")] for name in sorted(position)}
 
     late = [number for number in behind.values() if number > 2]
     assert len(late) == 73
@@ -110,7 +110,7 @@ def test_the_first_days_keep_their_flight_ids(year: pa.Table) -> None:
 
 @pytest.mark.parametrize("days", [0, 366])
 def test_days_outside_the_year_are_refused(days: int) -> None:
-    with pytest.raises(DemoError, match="give 1 to 365"):
+    with pytest.raises(DemoError, match="must be 1 to 365"):
         load_flights(days)
 
 

@@ -17,7 +17,7 @@ def test_an_attempt_is_drawn_in_its_phases() -> None:
     assert drawn == [(0, 10, COMPUTING[Outcome.COMMITTED]), (10, 10.5, WAITING), (10.5, 11, COMMITTING)]
 
 
-def test_a_loser_is_drawn_until_its_jobs_had_stopped() -> None:
+def test_a_losing_attempt_is_drawn_until_its_jobs_have_stopped() -> None:
     attempt = Trace(lost("a0", 1, 3, 4)).attempts[0]
 
     assert [(part.end - BEGAN, part.colour) for part in segments(attempt, BEGAN + 20)] == [
@@ -25,7 +25,7 @@ def test_a_loser_is_drawn_until_its_jobs_had_stopped() -> None:
     ]
 
 
-def test_a_commit_that_nobody_grants_is_drawn_as_a_commit() -> None:
+def test_a_commit_without_an_agent_is_drawn_as_a_commit() -> None:
     steps = [step(0, "intent", "d", "departures"), step(4, "requested", "d", "departures")]
     attempt = Trace([*steps, step(5, "completed", "d", "departures")]).attempts[0]
 
@@ -55,5 +55,5 @@ def test_the_picture_is_a_readable_png_of_moderate_size(tmp_path: Path) -> None:
         assert tuple(bytes.fromhex(colour.removeprefix("#"))) in colours
 
 
-def test_a_run_without_any_transaction_has_a_picture_too(tmp_path: Path) -> None:
-    assert draw(Trace(), tmp_path / "empty.png", "nothing happened").exists()
+def test_a_run_without_transactions_is_drawn(tmp_path: Path) -> None:
+    assert draw(Trace(), tmp_path / "empty.png", "no transactions").exists()

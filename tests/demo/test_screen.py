@@ -8,41 +8,41 @@ from lakewarden.agent.demo.screen import Screen
 from tests.demo.scripted import BEGAN, committed, lost
 
 
-def played(*, terminal: bool) -> str:
+def output_of_a_run(*, terminal: bool) -> str:
     shown = io.StringIO()
     with Screen(Console(file=shown, force_terminal=terminal, width=100, color_system=None)) as screen:
         screen.note("starting")
         screen.expect("departures", 1)
         screen.expect("arrivals", 1)
-        story = [
+        steps = [
             *committed("d0", "departures", 0, 4),
             *lost("a0", 1, 2, 2.25),
             *committed("a0b", "arrivals", 3, 4),
         ]
-        for step in sorted(story, key=lambda step: step.at):
+        for step in sorted(steps, key=lambda step: step.at):
             screen.tick(BEGAN + 10)
             screen.show(step)
     return shown.getvalue()
 
 
-def test_without_a_terminal_every_event_is_a_plain_line() -> None:
-    assert played(terminal=False).splitlines() == [
+def test_without_a_terminal_every_step_is_a_plain_line() -> None:
+    assert output_of_a_run(terminal=False).splitlines() == [
         "starting",
-        "   0.0 s  departures batch 0   begins",
-        "   1.0 s  arrivals   batch 0   begins",
-        "   2.0 s  arrivals   batch 0   CONFLICT with departures on month=1/day=2",
-        "   2.2 s  arrivals   batch 0   its Spark jobs are cancelled 0.25 s after the abort",
-        "   3.0 s  arrivals   batch 0   begins",
-        "   4.5 s  departures batch 0   commit granted after 0.50 s",
+        "   0.0 s  departures batch 0   starts",
+        "   1.0 s  arrivals   batch 0   starts",
+        "   2.0 s  arrivals   batch 0   aborted: CONFLICT with departures on month=1/day=2",
+        "   2.2 s  arrivals   batch 0   Spark jobs stopped 0.25 s after the abort",
+        "   3.0 s  arrivals   batch 0   starts",
+        "   4.5 s  departures batch 0   commit granted 0.50 s after its request",
         "   5.0 s  departures batch 0   committed",
-        "   7.5 s  arrivals   batch 0   commit granted after 0.50 s",
+        "   7.5 s  arrivals   batch 0   commit granted 0.50 s after its request",
         "   8.0 s  arrivals   batch 0   committed",
     ]
 
 
-def test_on_a_terminal_the_events_scroll_above_the_state_of_both_writers() -> None:
-    shown = played(terminal=True)
+def test_on_a_terminal_the_lines_are_above_the_state_of_both_writers() -> None:
+    shown = output_of_a_run(terminal=True)
 
-    assert "CONFLICT with departures on month=1/day=2" in shown
+    assert "aborted: CONFLICT with departures on month=1/day=2" in shown
     assert "batch 0: committed" in shown
     assert "1/1" in shown

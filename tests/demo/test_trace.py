@@ -22,13 +22,13 @@ from tests.demo.scripted import BEGAN, committed, lost, step
         (["intent", "admitted", "markers"], Outcome.RUNNING),
     ],
 )
-def test_an_attempt_ends_as_its_steps_say(steps: list[str], outcome: Outcome) -> None:
+def test_the_outcome_of_an_attempt_follows_from_its_steps(steps: list[str], outcome: Outcome) -> None:
     trace = Trace(step(at, what, "t", "arrivals") for at, what in enumerate(steps))
 
     assert [attempt.outcome for attempt in trace.attempts] == [outcome]
 
 
-def test_an_abort_for_another_reason_is_no_conflict() -> None:
+def test_an_abort_for_another_reason_is_not_a_conflict() -> None:
     trace = Trace(
         [step(0, "intent", "t", "arrivals"), step(1, "abort", "t", "arrivals", reason="lease-lost")]
     )
@@ -36,15 +36,15 @@ def test_an_abort_for_another_reason_is_no_conflict() -> None:
     assert trace.attempts[0].outcome is Outcome.ABORTED
 
 
-def test_steps_of_two_writers_are_put_in_order_by_their_time() -> None:
+def test_steps_of_two_writers_are_ordered_by_time() -> None:
     trace = Trace([*lost("a0", 1, 3, 4), *committed("d0", "departures", 0, 5)])
 
     assert trace.writers == ("departures", "arrivals")
     assert trace.attempts[1].winner == "departures"
 
 
-def test_a_line_counts_once_its_newline_is_there(tmp_path: Path) -> None:
-    """A writer may be in the middle of a line when we look."""
+def test_a_line_is_read_when_its_newline_is_written(tmp_path: Path) -> None:
+    """The writer may have written half a line when the file is read."""
     path = tmp_path / "events.jsonl"
     line = json.dumps({"at": 1.5, "what": "intent", "transaction": "t", "writer": "w:5f3a", "new": "field"})
     steps = StepsFile(path)
@@ -57,18 +57,33 @@ def test_a_line_counts_once_its_newline_is_there(tmp_path: Path) -> None:
     assert list(steps.read_new()) == []
 
 
-def test_a_conflict_is_told_with_the_other_writer_and_the_place() -> None:
+def test_the_line_of_a_conflict_names_the_other_writer_and_the_partition() -> None:
     trace = Trace()
     lines = []
-    for happened in lost("a0", 1, 3, 3.25):
-        attempt = trace.add(happened)
-        if (line := line_for_step(happened, attempt)) is not None:
+    for each in lost("a0", 1, 3, 3.25):
+        attempt = trace.add(each)
+        if (line := line_for_step(each, attempt)) is not None:
             lines.append(line.text)
 
     assert lines == [
-        "begins",
-        "CONFLICT with departures on month=1/day=2",
-        "its Spark jobs are cancelled 0.25 s after the abort",
+        "starts",
+        "aborted: CONFLICT with departures on month=1/day=2",
+        "Spark jobs stopped 0.25 s after the abort",
+    ]
+
+
+def test_the_lines_of_a_queued_attempt_say_how_long_it_was_queued() -> None:
+    steps = [
+        step(0, "intent", "t", "arrivals", admission="queued"),
+        step(4.4, "admitted", "t", "arrivals"),
+    ]
+    trace = Trace()
+
+    lines = [line_for_step(each, trace.add(each)) for each in steps]
+
+    assert [line.text for line in lines if line] == [
+        "restarts, queued for admission",
+        "admitted after 4.4 s in the queue",
     ]
 
 

@@ -76,8 +76,8 @@ def test_a_value_where_nothing_is_expected_is_wrong(expected: pa.Table) -> None:
     assert check.wrong == 1
 
 
-def test_a_row_that_lost_what_one_feed_brought_says_which(expected: pa.Table) -> None:
-    """This is what uncoordinated queries leave behind: one overwrote what the other had just merged."""
+def test_a_row_without_the_values_of_one_feed_is_counted_for_that_feed(expected: pa.Table) -> None:
+    """Queries without an agent produce such rows: one overwrites what the other has just merged."""
     lost = {name: None for name in FEEDS["arrivals"].names if name not in KEYS}
     wrong = changed(only(expected, 7), **lost)
 
@@ -86,19 +86,19 @@ def test_a_row_that_lost_what_one_feed_brought_says_which(expected: pa.Table) ->
     assert check.wrong_by_feed == {"departures": 0, "arrivals": 1}
 
 
-def test_a_right_and_a_wrong_copy_are_one_duplicate_and_one_wrong_flight(expected: pa.Table) -> None:
+def test_a_correct_and_a_wrong_copy_are_one_duplicate_and_one_wrong_flight(expected: pa.Table) -> None:
     check = compare(pa.concat_tables([expected, changed(only(expected, 7), dep_time=1)]), expected)
 
     assert (check.missing, check.duplicated, check.wrong) == (0, 1, 1)
 
 
-def test_a_flight_that_nobody_brought_is_wrong(expected: pa.Table) -> None:
+def test_a_flight_that_is_in_no_feed_is_wrong(expected: pa.Table) -> None:
     check = compare(pa.concat_tables([expected, changed(only(expected, 7), flight_id=999_999)]), expected)
 
     assert (check.missing, check.duplicated, check.wrong) == (0, 0, 1)
 
 
-def test_an_empty_table_misses_everything(expected: pa.Table) -> None:
+def test_in_an_empty_table_every_row_is_missing(expected: pa.Table) -> None:
     check = compare(expected.schema.empty_table(), expected)
 
     assert check == TableCheck(
@@ -120,7 +120,7 @@ def write(place: TablePlace, rows: pa.Table) -> None:
     writer.close()
 
 
-def test_what_is_written_to_the_paimon_table_is_read_back_equal(tmp_path: Path, expected: pa.Table) -> None:
+def test_rows_written_to_the_paimon_table_are_read_back_equal(tmp_path: Path, expected: pa.Table) -> None:
     place = local_place(tmp_path)
 
     assert create_table(place) == f"file://{tmp_path}/demo.db/flights"
@@ -132,7 +132,9 @@ def test_what_is_written_to_the_paimon_table_is_read_back_equal(tmp_path: Path, 
 
 
 @pytest.mark.real
-def test_the_table_is_made_and_read_on_a_real_s3_server(s3_credentials: S3Server, expected: pa.Table) -> None:
+def test_the_table_is_created_and_read_on_a_real_s3_server(
+    s3_credentials: S3Server, expected: pa.Table
+) -> None:
     bucket = f"lakewarden-demo-{uuid.uuid4().hex[:12]}"
     place = s3_place(s3_credentials.endpoint, bucket, "run-1")
 
@@ -141,10 +143,10 @@ def test_the_table_is_made_and_read_on_a_real_s3_server(s3_credentials: S3Server
 
     assert compare(read_table(place), expected).clean
     again = s3_place(s3_credentials.endpoint, bucket, "run-2")
-    assert again.uri == f"s3://{bucket}/run-2/demo.db/flights", "the bucket may be there already"
+    assert again.uri == f"s3://{bucket}/run-2/demo.db/flights", "an existing bucket is used"
 
 
-def test_s3_without_credentials_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_s3_credentials_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
 
     with pytest.raises(DemoError, match="AWS_ACCESS_KEY_ID is not set") as caught:
@@ -152,11 +154,13 @@ def test_s3_without_credentials_is_refused_in_one_line(monkeypatch: pytest.Monke
     assert "\n" not in str(caught.value)
 
 
-def test_an_s3_server_that_does_not_answer_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unreachable_s3_server_is_one_line_with_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
 
-    with pytest.raises(DemoError, match=r"cannot use bucket 'b' at http://127\.0\.0\.1:1: ") as caught:
+    with pytest.raises(DemoError, match=r"the bucket 'b' at http://127\.0\.0\.1:1 can't be used: ") as caught:
         s3_place("http://127.0.0.1:1", "b", "x")
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).replace("--s3-endpoint and credentials", "")

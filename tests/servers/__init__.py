@@ -1,1 +1,1 @@
-"""Servers that tests start for themselves."""
+"""Servers that the tests start themselves."""

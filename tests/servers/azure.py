@@ -1,9 +1,9 @@
 """An Azure Blob server for tests: Azurite, in memory.
 
-From the PATH (`azurite-blob`), from the cache, or put there with `npm install` (about 30 s and 190 MB, once). It runs on
-Node 10 to 20; its next version wants 21. Where there is no Node, PyPI has one. It honours `If-None-Match: *` and
-`If-Match` on writes, as the contract and the races show. It isn't told apart from Azure by a switch: it is an endpoint
-with the account in its path.
+The program `azurite-blob` comes from the PATH, from the cache, or from `npm install` into the cache (about 30 s and 190 MB,
+once). It runs on Node 10 to 20; the next version needs 21. If Node is not installed, it comes from PyPI. Azurite honours
+`If-None-Match: *` and `If-Match` on writes, as the contract tests and the races show. Clients use it as an ordinary endpoint
+with the account in its path, and not with obstore's emulator option.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.servers.program import (
 
 ACCOUNT: Final = "devstoreaccount1"
 _KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Azurite's published account and key, the same everywhere."""
+"""Azurite's published account and key, which are the same everywhere."""
 _PROGRAM: Final = "azurite-blob"
 _PACKAGE: Final = "azurite@3.35.0"
 _API: Final = "2023-11-03"
@@ -51,21 +51,22 @@ _REQUEST_SECONDS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class AzureServer:
-    """A running server, where it is and how to open it."""
+    """A running server: its endpoint and its credentials."""
 
     endpoint: str
     used: str
     environment: Mapping[str, str] = field(
         default_factory=lambda: {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": _KEY}
     )
-    """What the standard credential chain needs; for `monkeypatch.setenv` and child processes."""
+    """The variables for the standard credential chain, for `monkeypatch.setenv` and child processes."""
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     def container(self) -> str:
-        """A fresh container's name."""
+        """Create a container; returns its name."""
         name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
         date = email.utils.formatdate(usegmt=True)
-        # Method, eleven headers that aren't sent, those that are, then account, path and query: the shared-key signature.
+        # The shared-key signature covers the method, eleven headers that are empty here, the x-ms headers, account and
+        # path, and the query.
         signed = "\n".join(
             (
                 "PUT" + 11 * "\n",
@@ -92,18 +93,20 @@ class AzureServer:
 
 @contextmanager
 def running_azure_server() -> Iterator[AzureServer]:
-    """A server for as long as the block runs; a process started here dies with this one, whatever kills it."""
+    """Run a server during the block. Its process ends with this one, even after SIGKILL."""
     tried: list[str] = []
     program = _installed(tried)
     with ExitStack() as stack:
         endpoint = None if program is None else _start(program, stack, tried)
         if endpoint is None:
-            raise NoServerError(f"no azure server for the tests; set it up by hand: {'; '.join(tried)}")
+            raise NoServerError(
+                f"no Azure server for the tests; install azurite-blob by hand: {'; '.join(tried)}"
+            )
         yield AzureServer(endpoint, f"{_PACKAGE}: {program}")
 
 
 def prepare_azure_server() -> None:
-    """Install it where it has to be installed, for a moment when no test's timeout runs."""
+    """Install the server if necessary, before the first test's timeout starts."""
     _installed([])
 
 
@@ -130,7 +133,7 @@ def _installed(tried: list[str]) -> Path | None:
 
 
 def _with_node(folder: Path | None) -> dict[str, str]:
-    """Programs of npm look for `node` on the PATH."""
+    """The PATH for npm's programs, which search `node` there."""
     return {} if folder is None else {"PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
@@ -140,7 +143,7 @@ def _start(program: Path, stack: ExitStack, tried: list[str]) -> str | None:
     for _ in range(_START_ATTEMPTS):
         port = free_port()
         command = [str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-        # obstore may speak a newer version of the protocol than Azurite lists.
+        # obstore may use a newer version of the protocol than Azurite lists.
         process = spawn(
             [*command, "--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry"],
             _with_node(node_folder(tried)),

@@ -1,21 +1,21 @@
-"""A proxy in front of a real S3 server that lets requests go wrong, on either side of the store's act.
+"""A proxy in front of an S3 server that injects faults, before or after the store acts.
 
-It forwards whole requests and whole answers, each request over a connection of its own, so that a fault is exactly one of:
+It forwards whole requests and whole answers, each request over its own connection, so that a fault is exactly one of:
 
-| fault | did the store act? | what the client sees |
+| fault | did the store act? | what the client receives |
 | --- | --- | --- |
 | `CUT_BEFORE` | no | a reset instead of an answer |
 | `CUT_AFTER` | yes | a reset instead of an answer |
 | `RESET_MID` | yes | a reset in the middle of the answer |
 | `DELAY_SHORT` | yes | the answer, late but within its timeout |
-| `DELAY_LONG` | yes, perhaps when the client has given up | nothing in time |
+| `DELAY_LONG` | yes, perhaps after the client's timeout | nothing within its timeout |
 | `SLOW_DOWN` | no | 503 SlowDown |
 | `ERROR_BEFORE` | no | 500 InternalError |
 | `ERROR_AFTER` | yes | 500 InternalError |
-| `HANG` | no, or long after | nothing, for as long as somebody wants it (`hanging`) |
+| `HANG` | no, or much later | nothing, until the test ends the hang (`hanging`) |
 
-`weather` says what befalls the requests from now on; it may be changed at any time. Chance comes from the seed. Faults are
-counted where they are done, not where they are drawn: what `injected` says has happened.
+`weather` is the probability of faults from now on; a test may change it at any time. The seed determines all random choices.
+`injected` counts the faults that were injected, not those that were drawn.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 import anyio
 
 _MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Far beyond any lock object; an answer that is longer is a mistake of the test."""
+"""Far beyond any lock object; a longer answer is an error of the test."""
 
 
 class Fault(StrEnum):
@@ -53,7 +53,7 @@ class Fault(StrEnum):
 
 
 CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.HANG)
-"""What weather is made of; a hang is asked for, because it must end when a test says so."""
+"""The faults that are drawn at random. A test starts and ends a hang explicitly."""
 
 _ERRORS: Final = {
     Fault.SLOW_DOWN: (503, "SlowDown"),
@@ -64,7 +64,7 @@ _ERRORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What befalls requests: a fault begins with chance `share`, and befalls the next request too with chance `burst`."""
+    """Probabilities of faults: a request gets one with probability `share`, and the next one the same with `burst`."""
 
     share: float
     burst: float = 0.4
@@ -85,21 +85,21 @@ class Request:
 
 @dataclass(slots=True)
 class Hang:
-    """Requests that get no answer for now."""
+    """Matching requests get no answer until the hang ends."""
 
     matches: Callable[[Request], bool]
     caught: list[Request] = field(default_factory=list)
     first: anyio.Event = field(default_factory=anyio.Event)
-    """Set when one is caught."""
+    """Set with the first caught request."""
     waiting: set[asyncio.StreamReader] = field(default_factory=set)
-    """Connections on which a client still waits for its answer."""
+    """Connections of clients that still wait for an answer."""
     served_while_hanging: int = 0
-    """Other requests that were served while somebody waited."""
+    """Other requests that were served while a client waited."""
     over: anyio.Event = field(default_factory=anyio.Event)
 
 
 class FaultProxy:
-    """Where it listens, what befalls requests, and what has befallen them. Made by `fault_proxy`."""
+    """A running proxy: its endpoint, its `weather`, and what it has injected. Created by `fault_proxy`."""
 
     def __init__(self, upstream: str, seed: int, request_timeout_seconds: float) -> None:
         address = urlsplit(upstream)
@@ -117,7 +117,7 @@ class FaultProxy:
 
     @contextmanager
     def hanging(self, matches: Callable[[Request], bool] = lambda _: True) -> Iterator[Hang]:
-        """Answer none of these until the block ends; then half of them are forwarded after all, far too late."""
+        """Answer no matching request during the block. After the block, half of them are forwarded, far too late."""
         hang = Hang(matches)
         self._hangs.append(hang)
         try:
@@ -127,11 +127,11 @@ class FaultProxy:
             hang.over.set()
 
     async def handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection. It bears one request, because the server's answer closes it."""
+        """Serve one connection. It has one request, because the server's answer closes it."""
         try:
             await self._serve(await _receive(reader), reader, writer)
         except (asyncio.IncompleteReadError, OSError):
-            _reset(writer)  # the client has gone, or the server: nobody is left to be told
+            _reset(writer)  # the client or the server has closed its connection
         finally:
             writer.close()
 
@@ -171,11 +171,11 @@ class FaultProxy:
                 await _send(writer, await self._forward(request))
 
     async def _forward_delayed(self, request: Request, writer: asyncio.StreamWriter, seconds: float) -> None:
-        """Wait on the way there, or on the way back."""
-        there = self._random.random() < 0.5
-        await asyncio.sleep(seconds if there else 0)
+        """Delay either the request or the answer."""
+        delay_request = self._random.random() < 0.5
+        await asyncio.sleep(seconds if delay_request else 0)
         answer = await self._forward(request)
-        await asyncio.sleep(0 if there else seconds)
+        await asyncio.sleep(0 if delay_request else seconds)
         await _send(writer, answer)
 
     async def _hang(self, hang: Hang, request: Request, reader: asyncio.StreamReader) -> None:
@@ -183,7 +183,7 @@ class FaultProxy:
             with suppress(OSError):
                 await reader.read(
                     1
-                )  # returns when the client has gone: it says nothing more on this connection
+                )  # returns when the client closes the connection, since it sends nothing more
             hang.waiting.discard(reader)
 
         self.injected[Fault.HANG] += 1
@@ -206,7 +206,7 @@ class FaultProxy:
         return self._bursting
 
     def _next_fault(self, faults: tuple[Fault, ...]) -> Fault:
-        """Shuffled like cards, so that none is missing where many are drawn."""
+        """Draw without replacement, like cards, so that every fault occurs where many are drawn."""
         if not set(self._deck) & set(faults):
             self._deck = self._random.sample(faults, len(faults))
         return self._deck.pop(next(place for place, fault in enumerate(self._deck) if fault in faults))
@@ -229,12 +229,12 @@ class FaultProxy:
 async def fault_proxy(
     upstream: str, *, seed: int, request_timeout_seconds: float
 ) -> AsyncGenerator[FaultProxy]:
-    """A proxy on a free port, calm at first. The delays are measured by the timeout of the clients."""
+    """Run a proxy on a free port, at first without faults. `request_timeout_seconds` of its clients scales the delays."""
     proxy = FaultProxy(upstream, seed, request_timeout_seconds)
     conversations: set[asyncio.Task[None]] = set()
 
     def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A task of ours: those that the server makes by itself outlive it.
+        # An own task for each connection, because the server does not cancel the tasks that it creates itself.
         task = asyncio.create_task(proxy.handle_connection(reader, writer))
         conversations.add(task)
         task.add_done_callback(conversations.discard)
@@ -256,7 +256,7 @@ async def _receive(reader: asyncio.StreamReader) -> Request:
     headers = [line for line in head[1:] if not line.lower().startswith(b"connection:")]
     length = next((line for line in headers if line.lower().startswith(b"content-length:")), b":0")
     body = await reader.readexactly(int(length.partition(b":")[2]))
-    # The server closes after its answer, so that the answer's end is the connection's, whatever its framing.
+    # The server closes the connection after its answer, so that the end of the connection is the end of the answer.
     raw = b"\r\n".join([head[0], *headers, b"Connection: close", b"", body])
     return Request(method, path, raw)
 
@@ -267,7 +267,7 @@ async def _send(writer: asyncio.StreamWriter, answer: bytes) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """RST instead of an orderly end: no lingering, and what is still buffered is thrown away."""
+    """Close the connection with RST, and discard buffered data."""
     connection = writer.get_extra_info("socket")
     if connection is not None and not writer.transport.is_closing():
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,7 +1,6 @@
-"""An HTTP server that misbehaves on purpose, to see what an S3 client makes of it.
+"""An HTTP server that answers from a script and injects faults, to test clients of object stores.
 
-Every request takes the next `Reply` of the script and is remembered with what was read of it, so that a test can tell
-one request from two.
+Each request gets the next `Reply` of the script. The server records every request, so that a test can count them.
 """
 
 from __future__ import annotations
@@ -25,13 +24,21 @@ _MAX_HEAD_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One answer, and how it goes wrong.
+    """One answer of the script, and its fault.
 
-    `reset-unread` breaks before the body was read, `reset` after it (the store may have acted), `close` likewise but
-    in good order, `silence` keeps the connection open and says nothing, `cut` promises more body than it sends,
-    `half-head` stops inside the headers, `hang` stops inside the body and keeps the connection, `drip` sends the body
-    a byte at a time and never ends it, `drip-head` does so with the headers, `twice` answers once more, unasked,
-    `close-after` answers and closes, without a word that it will.
+    | fault | effect |
+    | --- | --- |
+    | `reset-unread` | resets the connection before it reads the request's body |
+    | `reset` | resets the connection after it has read the body (a store may have acted) |
+    | `close` | closes the connection after it has read the body |
+    | `silence` | sends nothing and keeps the connection open |
+    | `cut` | announces a longer body than it sends, then closes |
+    | `half-head` | sends half of the headers, then closes |
+    | `hang` | announces a longer body than it sends, and keeps the connection open |
+    | `drip` | sends a body that never ends, byte by byte |
+    | `drip-head` | sends headers that never end |
+    | `twice` | sends the answer twice |
+    | `close-after` | sends the answer and closes, without announcing it in a header |
     """
 
     status: int = 200
@@ -52,12 +59,12 @@ class Reply:
         "close-after",
     ] = "none"
     framing: Literal["length", "chunked", "until closed"] = "length"
-    """How the end of the body is told."""
+    """How the end of the body is marked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as far as it was read."""
+    """The part of a request that the server has read."""
 
     method: str
     path: str
@@ -67,19 +74,19 @@ class Received:
 
 @dataclass(slots=True)
 class FaultyServer:
-    """Where it listens and what it has seen."""
+    """A running server: its endpoint, its script, and what it has received."""
 
     endpoint: str
     script: list[Reply]
     received: list[Received] = field(default_factory=list)
     connections: int = 0
-    """Made so far."""
+    """Connections accepted so far."""
     closed: int = 0
-    """Of those, how many have ended."""
+    """Connections that have ended."""
 
     @property
     def port(self) -> int:
-        """For a client that knows the server by another name."""
+        """The port, for a client that uses another host name."""
         return int(self.endpoint.rpartition(":")[2])
 
 
@@ -87,7 +94,7 @@ class FaultyServer:
 async def faulty_server(
     script: Sequence[Reply], *, tls: ssl.SSLContext | None = None
 ) -> AsyncGenerator[FaultyServer]:
-    """A server that plays the script, one reply a request, and the last one for all further requests."""
+    """Run a server that sends one reply of the script per request. The last reply answers all further requests."""
     tcp = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = tcp.extra(SocketAttribute.local_port)
     server = FaultyServer(f"{'https' if tls else 'http'}://127.0.0.1:{port}", list(script))
@@ -105,7 +112,7 @@ async def faulty_server(
                     anyio.BrokenResourceError,
                     anyio.ClosedResourceError,
                 ):
-                    await _converse(stream, server)
+                    await _serve(stream, server)
         finally:
             server.closed += 1
 
@@ -115,7 +122,7 @@ async def faulty_server(
         tasks.cancel_scope.cancel()
 
 
-async def _converse(stream: ByteStream, server: FaultyServer) -> None:
+async def _serve(stream: ByteStream, server: FaultyServer) -> None:
     buffered = BufferedByteReceiveStream(stream)
     while True:
         head = (await buffered.receive_until(b"\r\n\r\n", _MAX_HEAD_BYTES)).decode("latin-1").split("\r\n")
@@ -132,7 +139,7 @@ async def _converse(stream: ByteStream, server: FaultyServer) -> None:
 
 
 async def _answer(stream: ByteStream, reply: Reply) -> bool:
-    """Whether the connection goes on."""
+    """Send the reply; returns whether the connection stays open."""
     head, body = _encoded(reply)
     match reply.fault:
         case "none":
@@ -148,12 +155,12 @@ async def _answer(stream: ByteStream, reply: Reply) -> bool:
         case "close":
             pass
         case "silence":
-            await _wait_for_the_end(stream)
+            await _wait_for_close(stream)
         case "cut":
             await stream.send(head + body)
         case "hang":
             await stream.send(head + body)
-            await _wait_for_the_end(stream)
+            await _wait_for_close(stream)
         case "half-head":
             await stream.send(head[: len(head) // 2])
         case "drip":
@@ -181,19 +188,19 @@ def _encoded(reply: Reply) -> tuple[bytes, bytes]:
     return "\r\n".join([*lines, "", ""]).encode(), body
 
 
-async def _drip(stream: ByteStream, drop: bytes) -> None:
+async def _drip(stream: ByteStream, piece: bytes) -> None:
     while True:
-        await stream.send(drop)
+        await stream.send(piece)
         await anyio.sleep(0.02)
 
 
-async def _wait_for_the_end(stream: ByteStream) -> None:
-    """Until the client has closed the connection."""
+async def _wait_for_close(stream: ByteStream) -> None:
+    """Wait until the client has closed the connection."""
     while True:
         await stream.receive()
 
 
 def _reset_when_closed(stream: ByteStream) -> None:
-    """A reset and not an orderly end: what a crashed server or a forgetful firewall sends."""
+    """Close with a reset, as a crashed server or a firewall does."""
     plain: socket.socket = stream.extra(SocketAttribute.raw_socket)
     plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -1,12 +1,11 @@
-"""A server that speaks Google Cloud Storage for tests: fake-gcs-server, with a front for what it doesn't speak.
+"""A Google Cloud Storage server for tests: fake-gcs-server behind a front that translates requests.
 
-obstore writes through Google's XML API: `PUT /bucket/key` with the header `x-goog-if-generation-match`.
-fake-gcs-server answers 400 to any such PUT (v1.56.1: only signed ones pass, and those ignore the condition), while it
-honours the same condition in the JSON API, where the query `ifGenerationMatch` carries it. The front turns the one into
-the other, the answer's generation back into headers and errors back into XML. It decides nothing: what wins
-and what loses is decided by fake-gcs-server, under its own lock.
+obstore writes with Google's XML API: `PUT /bucket/key` with the header `x-goog-if-generation-match`. fake-gcs-server (v1.56.1)
+answers 400 to such a PUT, or ignores the condition if the PUT is signed. But it honours the same condition in the JSON API, as
+the query parameter `ifGenerationMatch`. The front translates the XML request into a JSON request, and the answer's generation
+and errors back into headers and XML. fake-gcs-server alone decides, under its own lock, which write wins.
 
-The program comes from the PATH, from the cache, or is built into it with `go install` (about 80 s, once).
+The program comes from the PATH, from the cache, or from `go install` into the cache (about 80 s, once).
 """
 
 from __future__ import annotations
@@ -35,27 +34,27 @@ _START_SECONDS: Final = 30
 _START_ATTEMPTS: Final = 3
 _REQUEST_SECONDS: Final = 10
 _CODES: Final = {404: "NoSuchBucket", 412: "PreconditionFailed"}
-"""Google's codes for what can befall a write; fake-gcs-server sends JSON."""
+"""Google's codes for the errors of a write; fake-gcs-server sends JSON instead."""
 _PASSED_ON: Final = ("content-type", "etag", "last-modified", "x-goog-generation")
 
 
 @dataclass(frozen=True, slots=True)
 class GcsServer:
-    """A running server, where it is and how to open it."""
+    """A running server: its endpoint and its credentials."""
 
     endpoint: str
-    bare: str
-    """fake-gcs-server itself, without the front."""
+    backend: str
+    """The address of fake-gcs-server itself, without the front."""
     used: str
     environment: Mapping[str, str] = field(default_factory=lambda: {"GOOGLE_BEARER_TOKEN": "any"})
-    """It takes any token."""
+    """The server accepts any token."""
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     def bucket(self) -> str:
-        """A fresh bucket's name."""
+        """Create a bucket; returns its name."""
         name = f"lakewarden-{uuid.uuid4().hex[:12]}-{next(self._numbers)}"
-        status, _, body = _ask(
-            self.bare, "POST", "/storage/v1/b?project=tests", json.dumps({"name": name}).encode()
+        status, _, body = _request(
+            self.backend, "POST", "/storage/v1/b?project=tests", json.dumps({"name": name}).encode()
         )
         assert status == 200, body
         return name
@@ -63,14 +62,16 @@ class GcsServer:
 
 @contextmanager
 def running_gcs_server() -> Iterator[GcsServer]:
-    """A server for as long as the block runs; a process started here dies with this one, whatever kills it."""
+    """Run a server during the block. Its process ends with this one, even after SIGKILL."""
     tried: list[str] = []
     binary = built_by_go(_NAME, _MODULE, _VERSION, tried)
     with ExitStack() as stack:
-        bare = None if binary is None else _start(binary, stack, tried)
-        if bare is None:
-            raise NoServerError(f"no gcs server for the tests; set it up by hand: {'; '.join(tried)}")
-        front = ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (_Front,), {"bare": bare}))
+        backend = None if binary is None else _start(binary, stack, tried)
+        if backend is None:
+            raise NoServerError(
+                f"no Google Cloud Storage server for the tests; install {_NAME} by hand: {'; '.join(tried)}"
+            )
+        front = ThreadingHTTPServer(("127.0.0.1", 0), type("Front", (_Front,), {"backend": backend}))
         front.daemon_threads = True
         thread = threading.Thread(target=front.serve_forever, name="gcs-front", daemon=True)
         thread.start()
@@ -78,12 +79,14 @@ def running_gcs_server() -> Iterator[GcsServer]:
         stack.callback(front.server_close)
         stack.callback(front.shutdown)
         yield GcsServer(
-            f"http://127.0.0.1:{front.server_port}", bare, f"{_NAME} {_VERSION} behind an XML front: {binary}"
+            f"http://127.0.0.1:{front.server_port}",
+            backend,
+            f"{_NAME} {_VERSION} behind an XML front: {binary}",
         )
 
 
 def prepare_gcs_server() -> None:
-    """Build it where it has to be built, for a moment when no test's timeout runs."""
+    """Build the server if necessary, before the first test's timeout starts."""
     built_by_go(_NAME, _MODULE, _VERSION, [])
 
 
@@ -97,7 +100,7 @@ def _start(binary: Path, stack: ExitStack, tried: list[str]) -> str | None:
         deadline = time.monotonic() + _START_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             try:
-                _ask(f"http://{address}", "GET", "/storage/v1/b?project=tests")
+                _request(f"http://{address}", "GET", "/storage/v1/b?project=tests")
             except OSError:
                 time.sleep(0.05)
             else:
@@ -108,7 +111,7 @@ def _start(binary: Path, stack: ExitStack, tried: list[str]) -> str | None:
     return None
 
 
-def _ask(
+def _request(
     server: str, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
 ) -> tuple[int, Mapping[str, str], bytes]:
     connection = http.client.HTTPConnection(server.removeprefix("http://"), timeout=_REQUEST_SECONDS)
@@ -126,11 +129,11 @@ def _error(code: str) -> bytes:
 
 
 class _Front(BaseHTTPRequestHandler):
-    """Google's XML API as far as obstore uses it."""
+    """The part of Google's XML API that obstore uses."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    bare = ""
+    backend = ""
 
     def do_PUT(self) -> None:
         bucket, _, key = self.path.removeprefix("/").partition("/")
@@ -138,31 +141,31 @@ class _Front(BaseHTTPRequestHandler):
         if (generation := self.headers.get("x-goog-if-generation-match")) is not None:
             query["ifGenerationMatch"] = generation
         body = self.rfile.read(int(self.headers["content-length"]))
-        status, headers, answer = _ask(
-            self.bare,
+        status, headers, answer = _request(
+            self.backend,
             "POST",
             f"/upload/storage/v1/b/{bucket}/o?{urlencode(query)}",
             body,
             self.headers["content-type"],
         )
         if status != 200:
-            self._answer(status, headers, _error(_CODES.get(status, "InvalidArgument")))
+            self._send(status, headers, _error(_CODES.get(status, "InvalidArgument")))
             return
-        told = json.loads(answer)
-        self._answer(200, {"etag": f'"{told["etag"]}"', "x-goog-generation": told["generation"]}, b"")
+        written = json.loads(answer)
+        self._send(200, {"etag": f'"{written["etag"]}"', "x-goog-generation": written["generation"]}, b"")
 
     def do_GET(self) -> None:
-        status, headers, answer = _ask(self.bare, "GET", self.path)
+        status, headers, answer = _request(self.backend, "GET", self.path)
         if status == 404:
             bucket = self.path.split("/")[1]
-            there = _ask(self.bare, "GET", f"/storage/v1/b/{bucket}")[0] == 200
-            answer = _error("NoSuchKey" if there else "NoSuchBucket")
-        self._answer(status, headers, answer)
+            bucket_exists = _request(self.backend, "GET", f"/storage/v1/b/{bucket}")[0] == 200
+            answer = _error("NoSuchKey" if bucket_exists else "NoSuchBucket")
+        self._send(status, headers, answer)
 
     def do_DELETE(self) -> None:
-        self._answer(*_ask(self.bare, "DELETE", self.path))
+        self._send(*_request(self.backend, "DELETE", self.path))
 
-    def _answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.send_response(status)
         for name in _PASSED_ON:
             if name in headers:
@@ -172,4 +175,4 @@ class _Front(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the overridden method's name for it
-        """Not to stderr."""
+        """Log nothing to stderr."""

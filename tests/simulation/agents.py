@@ -1,11 +1,11 @@
-"""Our agents: the production lock keepers, used as tables use them, and the log that tells who holds what.
+"""Our agents: the production lock keepers, used as tables use them, and the log that they share.
 
-A table wants its lock, holds it for a while when it is told that it has it, and gives it back; under `per-commit` for
-moments and again and again, otherwise for leases on end. It may give up waiting, and it may not wait for the release before it
-wants the lock again. When a lease is ended under it, it goes on waiting, or asks anew.
+A table acquires its lock, holds it for a while and releases it: with `per-commit` briefly and often, otherwise for several
+leases. It may stop waiting, and it may acquire the lock again before its release has finished. If its lease ends early, it
+continues to wait, or starts again.
 
-The log (`SharedLog`) is what Kafka would tell: which owner a running grant names, so that an agent which takes the table over may
-adopt it; and the audit events, which reach the others late, twice, in another order, or not at all.
+`SharedLog` stands for Kafka. It records which owner a running grant names, so that the agent that takes the table over may
+adopt the lock. It delivers audit events to the other agents: late, repeated, reordered, or not at all.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from tests.simulation.store import StoreClient, short_name
 from tests.simulation.timeline import Timeline
 
 CANCELLED_ACQUISITIONS = (0, 0, 0, 2, 5)
-"""How often, at a time, a table gives its wish up within a few round trips to the store, and has it again."""
+"""How often in a row a table cancels its acquisition within a few round trips to the store, and starts it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockUsage:
-    """How a table uses its lock. Times in seconds; each is the mean of what is drawn."""
+    """How a table uses its lock. Each duration is the mean of what is drawn, in seconds."""
 
     hold: float
     think: float
     stops_waiting: float
-    """Chance that it stops waiting after a while."""
+    """Probability that it stops waiting after a while."""
     waits_for_release: float
-    """Chance that it lets a release end before it wants the lock again."""
+    """Probability that it waits for the end of a release before it acquires the lock again."""
 
 
 @dataclass(slots=True)
 class SharedLog:
-    """What is told to everybody. `hint_delay` None: no audit events are deliver in this run."""
+    """What all agents share. `hint_delay` is None if no audit events are delivered in this run."""
 
     timeline: Timeline
     random: Random
     hint_delay: float | None
     granted: dict[str, str] = field(default_factory=dict)
-    """Each lock, and the owner under which a grant runs."""
+    """The owner under which a grant runs, by lock."""
     adoptable: dict[str, str] = field(default_factory=dict)
-    """Each lock, and the owner that whoever takes its table over may adopt."""
+    """The owner that the next agent of the table may adopt, by lock."""
     listeners: list[Agent] = field(default_factory=list)
 
     def publish(self, event: AuditEventUnion) -> None:
-        """Bring an audit event to everybody who runs, each in its own time."""
+        """Deliver an audit event to all running agents, each with its own delay."""
         if self.hint_delay is None:
             return
         for agent in self.listeners:
@@ -69,7 +69,7 @@ class SharedLog:
                     break
 
     def node_fails(self, node: Node) -> None:
-        """The tables of this node, which is dead or only silent, go to others: who takes one over may adopt its owner."""
+        """Assign the tables of a dead or silent node to others. Their new agents may adopt its locks."""
         for user in [user for agent in self.listeners if agent.node is node for user in agent.users]:
             if user.owner is None or self.granted.get(user.uri) != user.owner:
                 continue
@@ -83,7 +83,7 @@ class SharedLog:
 
 
 class Agent:
-    """One agent process: a keeper and a table for each lock."""
+    """One agent process, with a keeper and a table for each lock."""
 
     def __init__(
         self,
@@ -100,28 +100,28 @@ class Agent:
         self._locks = locks
         self._ids = 0
         self._unreachable = environment.random.choice((0, 0, 0, 1, 3))
-        """How often the store can't even be opened and probed, at first."""
+        """How many of the first attempts to open and probe the store fail."""
 
     def start(self) -> None:
-        """Bring the process up."""
+        """Start the process."""
         self._environment.oracles.add_node(self.node)
         self._log.listeners.append(self)
         self.node.start(self._run())
 
     def delivery(self, event: AuditEventUnion) -> Callable[[], None]:
-        """What happens when this event reaches this agent."""
+        """Return the action that delivers this event to this agent."""
 
-        def deliver() -> None:
+        def observe() -> None:
             for user in self.users:
                 if user.uri == event.lock:
                     if isinstance(event, LockReleased):
                         self._environment.oracles.on_release_observed(self.node, user.uri)
                     user.keeper.observe(event)
 
-        return lambda: self.node.deliver(deliver)
+        return lambda: self.node.deliver(observe)
 
     def moment(self) -> lease.Moment:
-        """Time and chance of this process, as agent/clock.py gives them."""
+        """The time and randomness of this process, as `agent/clock.py` provides them."""
         self._ids += 1
         return lease.Moment(
             self.node.now(),
@@ -141,8 +141,8 @@ class Agent:
 
         async with anyio.create_task_group() as keepers:
             async with anyio.create_task_group() as tables:
-                for uri, habits in self._locks.items():
-                    user = LockUser(uri, self._environment, self._log, habits)
+                for uri, usage in self._locks.items():
+                    user = LockUser(uri, self._environment, self._log, usage)
                     user.keeper = LockKeeper(
                         LockPlace(uri, shared=False),
                         self._settings,
@@ -158,44 +158,44 @@ class Agent:
 
 
 class LockUser:
-    """A table, as far as its lock is concerned."""
+    """One table's use of its lock."""
 
     keeper: LockKeeper
 
-    def __init__(self, uri: str, environment: Environment, log: SharedLog, habits: LockUsage) -> None:
+    def __init__(self, uri: str, environment: Environment, log: SharedLog, usage: LockUsage) -> None:
         self.uri = uri
         self.table = f"s3://warehouse/{short_name(uri)}"
         self.owner: str | None = None
-        """Held under this owner."""
+        """The owner id under which the lock is held."""
         self.done = False
         self._waiting = False
         self._environment = environment
         self._node = environment.node
         self._log = log
         self._oracles = environment.oracles
-        self._habits = habits
+        self._usage = usage
         self._random = environment.random
         self._changed = anyio.Event()
 
-    def on_keeper_event(self, what: KeeperEvent, relied_on: bool) -> None:
-        """As agent/locks/table_locks.py: note it, and tell the audit."""
-        self._node.log(_describe(self.uri, what, relied_on=relied_on))
-        self._oracles.on_keeper_event(self._node, self.uri, what, relied_on=relied_on)
-        match what:
+    def on_keeper_event(self, event: KeeperEvent, relied_on: bool) -> None:
+        """Handle what the keeper reports and publish the audit event, as `agent/locks/table_locks.py` does."""
+        self._node.log(_describe(self.uri, event, relied_on=relied_on))
+        self._oracles.on_keeper_event(self._node, self.uri, event, relied_on=relied_on)
+        match event:
             case lease.Confirmed(lease=held):
                 self.owner = held.record.owner if relied_on else None
             case lease.Released() | lease.LeaseEnded():
                 self.owner = None
             case lease.LockDenied():
                 pass
-        if not isinstance(what, lease.Confirmed) or what.what == "acquired":
-            self._log.publish(lock_event(self._node.name, self.table, self.uri, what))
+        if not isinstance(event, lease.Confirmed) or event.what == "acquired":
+            self._log.publish(lock_event(self._node.name, self.table, self.uri, event))
         self._changed.set()
 
     async def run(self) -> None:
-        """Use the lock until the run is fault_free, then once more, to the end."""
+        """Use the lock until the faults end, and once more after that."""
         while not self._environment.fault_free:
-            await anyio.sleep(self._draw(self._habits.think))
+            await anyio.sleep(self._draw(self._usage.think))
             for _ in range(self._random.choice(CANCELLED_ACQUISITIONS)):
                 await self._use(
                     patience=self._random.uniform(0, 8) * self._environment.wire.faults.profile.latency
@@ -207,7 +207,7 @@ class LockUser:
         self.done = True
 
     def take_over(self) -> None:
-        """The table was another agent's until now; here it waits for its lock already."""
+        """Take the table over from another agent while waiting for its lock."""
         if self._waiting and self.owner is None:
             self._acquire()
 
@@ -220,15 +220,15 @@ class LockUser:
                 if await self._hold() or self._random.random() < 0.5:
                     break
         self._release()
-        if self._random.random() < self._habits.waits_for_release:
+        if self._random.random() < self._usage.waits_for_release:
             await self.keeper.wait_released()
 
     async def _hold(self) -> bool:
-        """Hold it for a while, with a grant under it; false if it was lost meanwhile."""
+        """Hold the lock for a while, with a grant under it. Return False if it was lost meanwhile."""
         owner = self.owner
         assert owner is not None
         self._log.granted[self.uri] = owner
-        with anyio.move_on_after(self._draw(self._habits.hold)) as for_a_while:
+        with anyio.move_on_after(self._draw(self._usage.hold)) as for_a_while:
             await self._until(held=False)
         if self._log.granted.get(self.uri) == owner:
             del self._log.granted[self.uri]
@@ -236,12 +236,12 @@ class LockUser:
 
     def _acquire(self) -> None:
         adopt = self._log.adoptable.pop(self.uri, None)
-        self._node.log(f"wants {short_name(self.uri)}{f', may adopt {adopt}' if adopt else ''}")
+        self._node.log(f"acquires {short_name(self.uri)}{f', may adopt {adopt}' if adopt else ''}")
         self._oracles.on_acquire(self._node, self.uri, adopt)
         self.keeper.acquire(adopt)
 
     def _release(self) -> None:
-        self._node.log(f"drops {short_name(self.uri)}")
+        self._node.log(f"releases {short_name(self.uri)}")
         self._oracles.on_release(self._node, self.uri)
         self._waiting = False
         self.owner = None
@@ -253,20 +253,20 @@ class LockUser:
             await self._changed.wait()
 
     def _draw_patience(self) -> float:
-        if self._random.random() >= self._habits.stops_waiting:
+        if self._random.random() >= self._usage.stops_waiting:
             return math.inf
-        return self._draw(self._habits.think + self._habits.hold)
+        return self._draw(self._usage.think + self._usage.hold)
 
     def _draw(self, mean: float) -> float:
         return min(self._random.expovariate(1 / mean), 5 * mean)
 
 
-def _describe(uri: str, what: KeeperEvent, *, relied_on: bool) -> str:
+def _describe(uri: str, event: KeeperEvent, *, relied_on: bool) -> str:
     name = short_name(uri)
-    match what:
+    match event:
         case lease.Confirmed(what=how, lease=held):
             quiet = f" quiet until {held.quiet_until:.3f}" if held.quiet_until else ""
-            unused = "" if relied_on else ", which is being given back"
+            unused = "" if relied_on else ", which is being released"
             return f"{how} {name} as {held.record.owner} until {held.expires_at:.3f}{quiet}{unused}"
         case lease.Released(owner=owner, why=why):
             return f"released {name} as {owner}{f': {why}' if why else ''}"

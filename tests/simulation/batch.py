@@ -1,8 +1,7 @@
-"""Many seeds of a simulation, in several processes, and what is kept of those that failed.
+"""Runs many seeds of a simulation in several processes, and keeps those that failed.
 
-`failing_seeds.txt` has a line a seed that ever failed: the seed, the version of the scenarios under which it did, and what it
-violated. The tests run them before any other. A seed of an older version has another meaning by now; it is run all the
-same, as good as any.
+`failing_seeds.txt` has one line per seed that ever failed: the seed, the version of the scenarios under which it failed, and
+the violation. The tests run these seeds first. A seed of an older version means another scenario now, and is run as well.
 """
 
 from __future__ import annotations
@@ -23,44 +22,44 @@ from unittest.mock import patch
 from tests.simulation.timeline import Line, digest, format_line
 
 TRACE_LINES = 60
-"""How much of a failing run's trace is told at once; the rest is a command away."""
+"""How many lines of a failing run's trace are printed. The command in the report prints all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run has shown."""
+    """The result of one run, with its trace."""
 
     seed: int
     violations: tuple[str, ...]
     trace: tuple[Line, ...]
     seconds: float
-    """Virtual."""
+    """Virtual seconds."""
 
 
 Patch: TypeAlias = tuple[Any, str, Any]
-"""Where, what, and what is put in its place."""
+"""Object, attribute, and the replacement."""
 Bugs: TypeAlias = Mapping[str, tuple[str, Callable[[], list[Patch]]]]
-"""Each bug, the oracle that is to find it, and how it is planted."""
+"""By name of the bug: the oracle that must find it, and the patches that plant it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is left of a run."""
+    """The result of one run, small enough to return from another process."""
 
     seed: int
     violation: str | None
     last_lines: str
-    """The end of the trace, if something was violated."""
+    """The end of the trace, if there was a violation."""
     digest: str
     virtual_seconds: float
     counts: Mapping[str, int]
-    """What else is counted over all runs."""
+    """Further numbers, summed over all runs."""
     replay: str
-    """The command that shows the run."""
+    """The command that prints the run."""
 
     def report(self) -> str:
-        """For a person who has to find out."""
-        return f"seed {self.seed}: {self.violation}\n{self.last_lines}\nThe whole of it: {self.replay}"
+        """A report of the violation, for the person who investigates it."""
+        return f"seed {self.seed}: {self.violation}\n{self.last_lines}\nAll of it: {self.replay}"
 
 
 def _nothing(_: Any) -> Mapping[str, int]:
@@ -73,22 +72,22 @@ def _any(_: str, __: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What can be run for a seed, and which bugs can be planted in it. Is `SIMULATION` in `<module>.simulated`."""
+    """A simulation: how to run a seed, and which bugs can be planted. Found as `SIMULATION` in `<module>.simulated`."""
 
     module: str
-    """As in `python -m <module>`."""
+    """The module, as in `python -m <module>`."""
     version: int
     run: Callable[[int], Outcome]
     bugs: Bugs
     seeds_file: Path
     seeds_at_once: int
-    """Handed to a process together: some seconds of work."""
+    """Number of seeds given to a process at once: some seconds of work."""
     may_reveal: Callable[[str, int], bool] = _any
-    """Whether this planted bug may soon show itself under this seed."""
+    """Whether this bug can be expected to show under this seed."""
     counts: Callable[[Any], Mapping[str, int]] = _nothing
 
     def replay(self, seed: int) -> str:
-        """The command that shows a run."""
+        """Return the command that prints a run."""
         return f"python -m {self.module} --seed {seed} --trace"
 
     def examine(self, seed: int) -> Result:
@@ -113,18 +112,18 @@ class Simulation:
         )
 
     def planted(self, bug: str) -> ExitStack:
-        """Within this, the bug is there."""
+        """Plant the bug while the returned context is active."""
         stack = ExitStack()
         for where, what, instead in self.bugs[bug][1]():
             stack.enter_context(patch.object(where, what, instead))
         return stack
 
     def hunt(self, bug: str, seeds: range, pool: Executor) -> Future[Counter[str]]:
-        """Patch a bug, and run these seeds until its own oracle finds it; which oracles found something."""
+        """Plant a bug and run these seeds until its own oracle finds it. Return which oracles found something."""
         return pool.submit(_hunt, self.module, bug, seeds)
 
     def examine_many(self, seeds: Iterable[int], pool: Executor) -> Iterator[Result]:
-        """Run these seeds, and yield what they show, in their order. No more are begun than are soon needed."""
+        """Run these seeds and yield their results in order. Only as many are started as are needed soon."""
         remaining = iter(seeds)
         chunks = iter(lambda: tuple(islice(remaining, self.seeds_at_once)), ())
         ahead = [pool.submit(_examine_all, self.module, chunk) for chunk in islice(chunks, 16)]
@@ -133,12 +132,12 @@ class Simulation:
             ahead += [pool.submit(_examine_all, self.module, chunk) for chunk in islice(chunks, 1)]
 
     def failed_seeds(self) -> tuple[int, ...]:
-        """Seeds that were seeds_file."""
+        """The seeds in `failing_seeds.txt`."""
         lines = self.seeds_file.read_text().splitlines()
         return tuple(int(line.split()[0]) for line in lines if line and not line.startswith("#"))
 
     def keep_seed(self, result: Result) -> None:
-        """Remember a seed that failed."""
+        """Add a seed that failed to `failing_seeds.txt`."""
         if result.seed not in self.failed_seeds():
             with self.seeds_file.open("a") as file:
                 file.write(f"{result.seed} v{self.version} {result.violation}\n")
@@ -146,18 +145,18 @@ class Simulation:
 
 @contextmanager
 def processes(count: int | None = None) -> Iterator[Executor]:
-    """Processes to run seeds in: as many as there are cores, unless told otherwise."""
+    """Processes that run seeds: one per core by default."""
     with ProcessPoolExecutor(count or os.cpu_count(), mp_context=get_context("spawn")) as pool:
         yield pool
 
 
 def failure_report(failed: Sequence[Result]) -> str:
-    """What a failing test says."""
+    """The message of a failing test."""
     reports = "\n\n".join(result.report() for result in failed[:3])
     return f"{reports}\n\nfailed: {[each.seed for each in failed]}"
 
 
-# What runs in another process finds its simulation by name: functions don't travel.
+# A process finds its simulation by name, because functions can't be sent to it.
 
 
 def _simulation(module: str) -> Simulation:

@@ -1,10 +1,10 @@
-"""What a machine believes the time to be.
+"""The clocks of a machine.
 
-- The monotonic clock starts anywhere and runs a little fast or slow, always by the same factor.
-- The wall clock is off by a skew that wanders, or jumps when somebody corrects it, and stays within a band: two
-  machines whose bands are the same never differ by more than its width.
+- The monotonic clock has an arbitrary start, and runs slightly fast or slow at a constant rate.
+- The wall clock has a skew that drifts, or jumps when it is corrected, and stays within a band. Two clocks with the same band
+  never differ by more than its width.
 
-Both are known for the whole run in advance, so an oracle can ask what a clock *will* show.
+Both are drawn for the whole run in advance, so an oracle can ask what a clock *will* show.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 
 EPOCH_MS = 1_800_000_000_000
-"""January 2027: where the wall clocks start."""
+"""January 2027: the start of the wall clocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knot:
-    """From here on the skew is `skew`, changing by `slope` a second."""
+    """The skew is `skew` at this time, and changes by `slope` per second until the next knot."""
 
     at: float
     skew: float
@@ -28,34 +28,34 @@ class Knot:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """One machine's clocks, as functions of the true time."""
+    """One machine's clocks as functions of true time."""
 
     offset: float
     rate: float
     knots: tuple[Knot, ...]
 
     def monotonic(self, true: float) -> float:
-        """Seconds that never go back."""
+        """Return the monotonic time in seconds."""
         return self.offset + self.rate * true
 
     def when(self, monotonic: float) -> float:
-        """The true time at which the monotonic clock shows that."""
+        """Return the true time at which the monotonic clock shows this."""
         return (monotonic - self.offset) / self.rate
 
     def wall(self, true: float) -> float:
-        """Seconds since the epoch of the runs."""
+        """Return the wall clock in seconds since the start of the run."""
         knot = self.knots[bisect_right(self.knots, true, key=lambda knot: knot.at) - 1]
         return true + knot.skew + knot.slope * (true - knot.at)
 
     def wall_ms(self, true: float) -> int:
-        """Epoch milliseconds, as a program reads them."""
+        """Return the wall clock in milliseconds since 1970, as a program reads it."""
         return EPOCH_MS + int(self.wall(true) * 1000)
 
 
 def draw_clock(
     random: Random, *, until: float, band: tuple[float, float], rate_error: float, jumps: float
 ) -> Clock:
-    """A clock whose skew stays within the band, and whose rate is off by at most `rate_error`."""
+    """Draw a clock whose skew stays within the band, and whose rate is off by at most `rate_error`."""
     at = 0.0
     knots: list[Knot] = []
     skew = random.uniform(*band)

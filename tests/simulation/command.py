@@ -15,19 +15,19 @@ PROGRESS_SECONDS = 10.0
 
 
 def main(simulation: Simulation, description: str | None) -> int:
-    """0: nothing was violated; 1: something was."""
+    """Return the exit code: 0 without violations, 1 with violations."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {simulation.module}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--seed", type=int, help="one seed")
-    which.add_argument("--seeds", type=_range, help="how many seeds, or from-to")
-    parser.add_argument("--trace", action="store_true", help="print what happened, of one seed")
-    parser.add_argument("--planted", choices=simulation.bugs, help="with a bug, of one seed")
-    parser.add_argument("--digests", action="store_true", help="print what identifies each run's trace")
-    parser.add_argument("--processes", type=int, help="default: as many as there are cores")
+    which.add_argument("--seed", type=int, help="run one seed")
+    which.add_argument("--seeds", type=_range, help="run so many seeds, or the range from-to")
+    parser.add_argument("--trace", action="store_true", help="print the trace of one seed")
+    parser.add_argument("--planted", choices=simulation.bugs, help="plant this bug, with --seed")
+    parser.add_argument("--digests", action="store_true", help="print a digest of each trace")
+    parser.add_argument("--processes", type=int, help="number of processes, by default the number of cores")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return _one(simulation, arguments.seed, trace=arguments.trace, bug=arguments.planted)
@@ -44,7 +44,7 @@ def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> 
         outcome = simulation.run(seed)
     if trace:
         print("\n".join(format_line(line) for line in outcome.trace))
-    verdict = "; ".join(outcome.violations) or "nothing was violated"
+    verdict = "; ".join(outcome.violations) or "no violations"
     counted = "".join(f"{number:,} {what}, " for what, number in simulation.counts(outcome).items())
     print(
         f"seed {seed}: {verdict}; {counted}{outcome.seconds:.1f} s of virtual time, trace {digest(outcome.trace)}"
@@ -71,12 +71,12 @@ def _many(simulation: Simulation, seeds: range, *, count: int | None, digests: b
                 reported_at = now
                 print(
                     f"{done:,} of {len(seeds):,} seeds, {done / (now - began):.1f} a second, {len(failed)} failed",
-                    file=sys.stderr,  # what is identified by --digests must not depend on how long it takes
+                    file=sys.stderr,  # the output of --digests must not depend on the duration
                 )
     seconds = time.monotonic() - began
     print(
         f"{len(seeds):,} seeds in {seconds:.0f} s, {len(seeds) / seconds:.1f} a second, "
         f"{virtual / 3600:.1f} h of virtual time{''.join(f', {n:,} {what}' for what, n in counts.items())}; "
-        + (f"failed and kept: {' '.join(map(str, failed))}" if failed else "nothing was violated")
+        + (f"failed, added to failing_seeds.txt: {' '.join(map(str, failed))}" if failed else "no violations")
     )
     return int(bool(failed))

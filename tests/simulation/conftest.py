@@ -1,4 +1,4 @@
-"""Processes for the seeds of a simulation: as many as there are cores."""
+"""A pool of processes that run seeds, one per core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program of the simulation is given: its node, its way to the store, who watches, chance, and when the run is fault_free."""
+"""What a simulated program can use: its node, its way to the store, the oracles, and randomness."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.store import Wire
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A node, and what is at hand there."""
+    """The environment of one program."""
 
     wire: Wire
     oracles: Oracles
@@ -21,10 +21,10 @@ class Environment:
 
     @property
     def node(self) -> Node:
-        """The process itself."""
+        """The process of the program."""
         return self.wire.node
 
     @property
     def fault_free(self) -> bool:
-        """Whether the faults are over: from now on everybody finishes."""
+        """Whether the faults have ended. From now on every program finishes."""
         return self.node.timeline.now >= self.fault_free_from

@@ -1,20 +1,20 @@
-"""What becomes of requests: one draw a request, and periods of bad weather.
+"""Injected faults: the fate of each request is drawn, and faults are frequent during some periods.
 
-Each fault has two sides, because what the caller hears says nothing about what the store did:
+What the caller observes doesn't determine what the store did:
 
-| fault | the store | the caller hears |
+| fault | the store | the caller |
 | --- | --- | --- |
-| cut | never acts, acts, or acts much later | that the connection broke, at once |
-| silence | likewise | nothing, until its own timeout |
-| conflict | likewise | 409 ConditionalRequestConflict |
-| error | likewise | 500 |
-| throttle | never acts | 429, or 503 SlowDown |
+| cut | never acts, acts, or acts much later | notices at once that the connection broke |
+| silence | the same | gets no response until its own timeout |
+| conflict | the same | gets 409 ConditionalRequestConflict |
+| error | the same | gets 500 |
+| throttle | never acts | gets 429, or 503 SlowDown |
 
-"Much later" is up to `late_seconds`, several leases: whatever the caller has done about it by then, its write still lands if
-its condition holds.
+"Much later" is up to `late_seconds`, which is several leases. The write then takes effect if its condition still holds,
+whatever the caller has done since.
 
-A period is bad weather for a while: for everybody (outage, throttling, conflicts, a slow store) or for one node (it is
-cut off, and what it sent may arrive when that is over). From `fault_free_from` on there are no faults; what is on its way stays so.
+During a `FaultPeriod` all nodes are affected (outage, throttling, conflicts, a slow store), or one node is cut off and its
+requests may arrive at the end of the period. From `fault_free_from` on there are no faults, but delayed requests still arrive.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ PeriodKind: TypeAlias = Literal["outage", "throttling", "conflicts", "slow", "cu
 
 @dataclass(frozen=True, slots=True)
 class FaultPeriod:
-    """Bad weather for a while."""
+    """A period with frequent faults of one kind."""
 
     what: PeriodKind
     since: float
     until: float
     node: str | None = None
-    """Only for this one."""
+    """The affected node; None: all nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultProfile:
-    """What a run's weather is drawn from. Times in seconds."""
+    """The distribution of a run's faults. Times in seconds."""
 
     latency: float
-    """Median of one way."""
+    """Median of one direction."""
     spread: float
-    """Of the latency's logarithm."""
+    """Standard deviation of the latency's logarithm."""
     longest_latency: float
     fault: dict[Fault, float]
-    """Chance of each, a request."""
+    """Probability of each fault per request."""
     late_seconds: float
     periods: tuple[FaultPeriod, ...]
     fault_free_from: float
@@ -62,15 +62,15 @@ class FaultProfile:
 
 @dataclass(frozen=True, slots=True)
 class RequestFate:
-    """What becomes of one request, in seconds from now; None: that never happens."""
+    """What happens to one request, and when, in seconds from now. None: never."""
 
     acts: float | None
     answers: float | None
-    """From when it would have acted."""
+    """Counted from when the request took effect, or from now if `answer` is set."""
     answer: Answer | None = None
-    """In place of the store's own."""
+    """Replaces the store's answer."""
     breaks: float | None = None
-    """The caller notices that the connection is gone."""
+    """When the caller notices that the connection broke."""
     fault: str = ""
 
 
@@ -82,7 +82,7 @@ class FaultInjector:
         self._random = random
 
     def latency(self, now: float) -> float:
-        """One way over the network."""
+        """Draw the latency of one direction."""
         profile = self.profile
         slow = 8.0 if self._period(now, "slow") else 1.0
         drawn = slow * profile.latency * self._random.lognormvariate(0.0, profile.spread)
@@ -91,7 +91,7 @@ class FaultInjector:
         )
 
     def fate(self, node: str, *, writes: bool, now: float) -> RequestFate:
-        """What becomes of a request that this node sends now."""
+        """Draw the fate of a request that this node sends now."""
         there, back = self.latency(now), self.latency(now)
         if now >= self.profile.fault_free_from:
             return RequestFate(there, back)
@@ -117,7 +117,7 @@ class FaultInjector:
         return RequestFate(acts, there + back, ANSWERS[fault], fault=description)
 
     def _lateness(self) -> float:
-        """As often within what the caller does next, a few round trips, as of any order of magnitude up to leases."""
+        """Draw a delay: in half of the cases some round trips, in the other half any order of magnitude up to leases."""
         if self._random.random() < 0.5:
             return self._random.uniform(0, 12) * self.profile.latency
         return self.profile.late_seconds * float(10.0 ** self._random.uniform(-3.0, 0.0))

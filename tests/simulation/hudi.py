@@ -1,14 +1,15 @@
-"""A Java writer with Hudi's storage-based lock provider 1.2.0, by its rules (`reference/hudi.md` §1.3), defects included.
+"""A Java writer with Hudi's storage-based lock provider 1.2.0, with its rules (`reference/hudi.md` §1.3) and its defects.
 
-- `tryLock` once a second: GET; absent → PUT if-absent; released, or past `validUntil` by more than 500 ms on its own wall
-  clock → PUT if-match; anything else → not now. The owner isn't compared: a lock of its own whose answer was lost blocks it.
-- Renewal by the cached version. Lost → its writer is interrupted, though it may be its own write that it lost to.
-  Unknown or throttled → as if nothing had been, the version unchanged.
-- Release by the cached version. Lost → forgotten. Throttled → three more tries. Unknown → the lock is *kept in memory*,
-  and the next `tryLock` "re-enters" it without asking anybody, as long as it has not ended by its own clock.
-- A fresh owner for each acquisition, except after such a failed release.
+- `tryLock` once per second: GET. If the object is absent, PUT if-absent. If it is released, or expired by more than 500 ms on
+  the writer's wall clock, PUT if-match. Otherwise it waits. Owners are not compared, so a lock of its own whose response was
+  lost blocks the writer.
+- It renews under the cached version. If the write is lost, it interrupts its writer, even if its own earlier write was the
+  winner. If the outcome is unknown or throttled, it continues with the old version.
+- It releases under the cached version. Lost: the lock is dropped from memory. Throttled: three more attempts. Unknown: the lock
+  is *kept in memory*, and the next `tryLock` "re-enters" it without a request, until it expires by the writer's clock.
+- Each acquisition has a new owner id, except after such a failed release.
 
-409 and 5xx are unknown, 412 lost, 429 throttled; 503 is unknown, too. Lengths are scaled with the run's lease.
+Status 409 and 5xx, including 503, are unknown, 412 is lost, 429 is throttled. Durations are scaled with the run's lease.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Upsert: TypeAlias = Literal["success", "acquired by others", "unknown", "throttl
 
 @dataclass(frozen=True, slots=True)
 class HudiSettings:
-    """Its configuration, and the constants that can't be configured. Seconds."""
+    """Its configuration, and the constants that can't be configured, in seconds."""
 
     validity: float
     renew_interval: float
@@ -39,36 +40,36 @@ class HudiSettings:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """The lock as the provider remembers it."""
+    """The lock as the provider caches it."""
 
     record: LockRecord
     version: str
 
 
 class HudiWriter:
-    """One writer process, for one table."""
+    """One writer process for one table."""
 
-    def __init__(self, uri: str, environment: Environment, settings: HudiSettings, habits: LockUsage) -> None:
+    def __init__(self, uri: str, environment: Environment, settings: HudiSettings, usage: LockUsage) -> None:
         self.node = environment.node
         self._uri = uri
         self._environment = environment
         self._wire = environment.wire
         self._oracles = environment.oracles
         self._settings = settings
-        self._habits = habits
+        self._usage = usage
         self._random = environment.random
         self._owners = 0
         self._local: Local | None = None
 
     def start(self) -> None:
-        """Bring the process up."""
+        """Start the process."""
         self._oracles.add_node(self.node)
         self.node.start(self._run())
 
     async def _run(self) -> None:
         fault_free = False
         while not fault_free:
-            await anyio.sleep(self._random.expovariate(1 / self._habits.think))
+            await anyio.sleep(self._random.expovariate(1 / self._usage.think))
             fault_free = self._environment.fault_free
             self._owners += self._local is None
             while not await self._try_lock():
@@ -78,8 +79,8 @@ class HudiWriter:
             await self._unlock()
 
     async def _write(self) -> None:
-        """Commit something, while the heartbeat renews."""
-        with anyio.move_on_after(self._random.expovariate(1 / self._habits.hold)):
+        """Commit for a while, renewing the lock."""
+        with anyio.move_on_after(self._random.expovariate(1 / self._usage.hold)):
             while await self._renew():
                 pass
 
@@ -113,7 +114,7 @@ class HudiWriter:
         return result
 
     async def _renew(self) -> bool:
-        """One heartbeat; false if it tells the writer to stop."""
+        """Renew once. Return False if the writer must be interrupted."""
         await anyio.sleep(self._settings.renew_interval)
         assert self._local is not None
         result: Upsert = "unknown"

@@ -1,7 +1,7 @@
-"""An event loop that somebody else steps: one callback at a time, by a clock that is handed in.
+"""An event loop that is stepped from outside, one callback at a time, with a given clock.
 
-Only what tasks, futures and anyio's primitives need: callbacks and timers. It has no selector, never sleeps, and runs
-nothing by itself.
+It implements only what tasks, futures and anyio's primitives need: callbacks and timers. It has no selector, never sleeps, and
+runs nothing by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _Program: TypeAlias = Generator[Any, None, _T] | Coroutine[Any, Any, _T]
 
 
 class NodeLoop(asyncio.BaseEventLoop):
-    """Callbacks and timers, stepped from outside, by a clock that is handed in."""
+    """Callbacks and timers, stepped from outside."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -66,25 +66,25 @@ class NodeLoop(asyncio.BaseEventLoop):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are skipped when they are met."""
+        """Do nothing: cancelled timers are skipped when they are due."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.failures.append(context)
 
     def next_timer(self) -> float | None:
-        """When the next timer is due, by this loop's time."""
+        """Return when the next timer is due, in this loop's time."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def queue_due_timers(self) -> None:
-        """Line up the timers that are due."""
+        """Queue the timers that are due."""
         now = self.time()
         while (when := self.next_timer()) is not None and when <= now:
             self._due.append(heapq.heappop(self._timers)[2])
 
     def run_one(self) -> bool:
-        """Run the next callback that is due; false if none is."""
+        """Run the next due callback. Return False if there is none."""
         while self._due:
             handle = self._due.popleft()
             if handle.cancelled():
@@ -95,7 +95,7 @@ class NodeLoop(asyncio.BaseEventLoop):
 
 
 class _NumberedTasks:
-    """Makes tasks whose order in sets is the same in every run: a task's hash is otherwise where it lies in memory."""
+    """Makes tasks whose order in sets is the same in every run. The default hash of a task is its memory address."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -109,7 +109,7 @@ class _NumberedTasks:
 
 class _Task(asyncio.Task[_T]):
     def __init__(self, number: int, program: _Program[_T], **more: Any) -> None:
-        self.number = number  # before the task is entered anywhere
+        self.number = number  # before the base class adds the task to any set
         super().__init__(program, **more)
 
     def __hash__(self) -> int:

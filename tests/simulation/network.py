@@ -1,7 +1,7 @@
-"""Carries requests of nodes to a service, and answers back. What the caller does meanwhile changes nothing about either.
+"""Carries requests from nodes to a service, and responses back.
 
-A request acts at the service at its own instant, whether the caller still waits, has given up, is paused or dead. An answer
-reaches a caller that runs, waits for one that is paused, and is lost with one that is dead.
+A request takes effect at the service at its own time, whether its caller still waits, has timed out, is paused or is dead. A
+response is delivered to a running caller, waits for a paused one, and is lost with a dead one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.timeline import Timeline
 
 @dataclass(slots=True)
 class Network:
-    """`sent` and `answered` hear of every request and answer at a caller: the moments at which stopping it is interesting."""
+    """`on_request` and `on_answer` are called with the caller's node: the most interesting moments to stop it."""
 
     timeline: Timeline
     on_request: Callable[[Node], None]
@@ -28,7 +28,7 @@ class Network:
     async def request(
         self, node: Node, what: str, act: Callable[[], Answer], fate: RequestFate
     ) -> Answer | None:
-        """The service's answer; None if the connection broke. Waits for ever if neither happens: callers have timeouts."""
+        """Return the service's answer, or None if the connection broke. Without either it never returns: callers time out."""
         self._count += 1
         name = f"#{self._count}"
         node.log(f"{name} → {what}{f' ({fate.fault})' if fate.fault else ''}")

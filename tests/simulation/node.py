@@ -1,13 +1,13 @@
-"""A process of the simulation: an event loop of its own that runs only while nobody has stopped it.
+"""A simulated process: an event loop of its own, which runs until the process is paused or killed.
 
-- Computing takes no time: callbacks that are ready run one after the other at the same instant. Only waiting takes time.
-- *Paused* is SIGSTOP: it takes hold between two callbacks, anywhere. Clocks run on, answers queue up; when it is over,
-  timers that came due meanwhile and answers that deliveries meanwhile are served in an order that chance decides.
-- *Suspended* is a machine that sleeps: as paused, but the loop's own timers stand still meanwhile, as Linux's
-  CLOCK_MONOTONIC does, while the clock that programs read (CLOCK_BOOTTIME) runs on.
-- *Dead* is SIGKILL: nothing runs any more and nothing is cleaned up.
+- Computing takes no time. Callbacks that are ready run one after the other at the same instant; only waiting takes time.
+- *Paused* is SIGSTOP. It takes effect between any two callbacks. Clocks continue and responses queue up. On resumption, timers
+  that came due and responses that arrived meanwhile run in a random order.
+- *Suspended* is a machine that sleeps: like paused, but the loop's timers stop, as Linux's CLOCK_MONOTONIC does, while the
+  clock that programs read (CLOCK_BOOTTIME) continues.
+- *Dead* is SIGKILL: nothing runs any more, and nothing is cleaned up.
 
-Tasks, futures and anyio's primitives are asyncio's own: the loop (`loop.py`) is all that is replaced. No threads, no sockets.
+Tasks, futures and anyio's primitives are asyncio's own. Only the loop (`loop.py`) is replaced. There are no threads or sockets.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tests.simulation.loop import NodeLoop
 from tests.simulation.timeline import Timeline
 
 MAX_CALLBACKS_AT_ONCE = 100_000
-"""Callbacks at one instant after which a program is taken to spin."""
+"""Number of callbacks at one instant after which a program counts as a busy loop."""
 
 TIMER_LATENESS_SECONDS = 1e-6
-"""A timer is late by this much: no program is so quick, and rounding can't make it early."""
+"""Delay of each timer: rounding must not make it early."""
 SLEEP_NOTICE_SECONDS = 1.0
-"""`SLEEP_CHECK_SECONDS` of agent/locks/keeper.py: within that a suspended machine's timers are noticed to be late."""
+"""`SLEEP_CHECK_SECONDS` of `agent/locks/keeper.py`: within this time an agent notices that its machine was suspended."""
 
 
 class BusyLoopError(Exception):
-    """A program goes round without waiting."""
+    """A program runs without ever waiting."""
 
 
 class Node:
-    """A process on a machine with these clocks. It begins to run when its program is started."""
+    """A process on a machine with these clocks."""
 
     def __init__(self, name: str, clock: Clock, timeline: Timeline, random: Random) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Node:
         self.timeline = timeline
         self.state: Literal["running", "paused", "dead"] = "running"
         self.running_since = timeline.now
-        """Since when it has run without a pause, late timers of a suspended machine included."""
+        """Since when it has run without a pause. After a suspension, its timers may be late for a while."""
         self._random = random
         self._suspended_seconds = 0.0
         self._pending_deliveries: list[Callable[[], None]] = []
@@ -55,29 +55,29 @@ class Node:
         self._main: asyncio.Task[None] | None = None
 
     def now(self) -> float:
-        """What a program reads as monotonic time."""
+        """Return the monotonic time that a program reads."""
         return self.clock.monotonic(self.timeline.now)
 
     def wall_ms(self) -> int:
-        """What a program reads as the time of day."""
+        """Return the wall-clock time that a program reads."""
         return self.clock.wall_ms(self.timeline.now)
 
     def _loop_time(self) -> float:
         return self.now() - self._suspended_seconds
 
     def log(self, text: str) -> None:
-        """A line of the trace."""
+        """Add a line to the trace."""
         self.timeline.log(self.name, text)
 
-    # -- what is done to it ------------------------------------------------------------------------------------------
+    # -- control ---------------------------------------------------------------------------------------------------
 
     def start(self, program: Coroutine[Any, Any, None]) -> None:
-        """Run the program."""
+        """Start the program."""
         self._main = self.loop.create_task(program, name=self.name)
         self._step()
 
     def stop_within(self, callbacks: int, until: float | None, *, suspended: bool = False) -> None:
-        """Pause it, once so many more callbacks have run, until that time; without a time, kill it there."""
+        """Pause the process until a time, after so many more callbacks. Without a time, kill it then."""
         if self.state != "running" or self._stop_in is not None:
             return
         self._stop_in = (callbacks, lambda: self._stop(until, suspended=suspended))
@@ -85,10 +85,10 @@ class Node:
             self._count_down()
 
     def kill(self) -> None:
-        """Let it be dead now, whatever it was."""
+        """Kill the process."""
         if self.state != "dead":
             self.state = "dead"
-            self.log("dies")
+            self.log("is killed")
 
     def _stop(self, until: float | None, *, suspended: bool) -> None:
         if until is None:
@@ -106,7 +106,7 @@ class Node:
         self.state = "running"
         self.running_since = self.timeline.now
         if suspended:
-            # The loop's timers have stood still; a program that looks at the clock now and then is late by that much.
+            # The loop's timers did not advance, so a program notices the suspension at its next look at the clock.
             self._suspended_seconds += seconds * self.clock.rate
             self.running_since += SLEEP_NOTICE_SECONDS
         self.log("resumes")
@@ -119,7 +119,7 @@ class Node:
         self._step()
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Something arrives from outer_loop: served now, or when it runs again."""
+        """Run a callback now, or when the process is resumed."""
         if self.state == "running":
             self.loop.call_soon(callback)
             self._step()
@@ -129,7 +129,7 @@ class Node:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Run whatever is due, until it waits or is stopped."""
+        """Run all due callbacks, until the program waits or the process is stopped."""
         if self._stepping or self.state != "running":
             return
         self._stepping = True
@@ -149,7 +149,7 @@ class Node:
                 return
             if not self.loop.run_one():
                 return
-        raise BusyLoopError(f"{self.name} goes round without ever waiting")
+        raise BusyLoopError(f"{self.name} runs without ever waiting")
 
     def _count_down(self) -> bool:
         assert self._stop_in is not None
@@ -175,10 +175,10 @@ class Node:
             self._planned_for = None
         self._step()
 
-    # -- its end -----------------------------------------------------------------------------------------------------
+    # -- end ---------------------------------------------------------------------------------------------------------
 
     def failure(self) -> str | None:
-        """Why its program broke, if it did."""
+        """Return the error that ended the program, if there is one."""
         if self._main is not None and self._main.done() and (error := self._main.exception()):
             return _innermost(error)
         if self.loop.failures:
@@ -187,11 +187,11 @@ class Node:
 
     @property
     def ended(self) -> bool:
-        """Whether its program has come to its end, or never will."""
+        """Whether the program has ended or never will."""
         return self.state == "dead" or (self._main is not None and self._main.done())
 
     def dispose(self) -> None:
-        """Unwind what is left of the program, after the run: nobody looks at it any more."""
+        """Cancel what is left of the program after the run."""
         outer_loop = events._get_running_loop()
         events._set_running_loop(self.loop)
         try:

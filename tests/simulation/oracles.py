@@ -1,34 +1,38 @@
-"""What must never happen, judged from outside, in true time, with everybody's clocks known.
+"""What must never happen to a lock. The oracles judge from outside, in true time, and know all clocks.
 
-A *belief* is what a lock is used by. An agent believes from the instant at which it told `Confirmed` (for new grants not before
-its `quiet_until`), until its own monotonic clock shows `expires_at`, or it tells `Released` or `LeaseEnded`, or asks to drop,
-whichever comes first; paused or dead makes no difference, because writers rely on what it told. A Hudi writer believes from
-the instant at which its PUT was confirmed to it until its own wall clock shows the confirmed `validUntil`, or it sends its
-release. What Hudi believes beyond that is its own defect and no promise of the object's: the 500 ms for which it trusts an
-ended lease, and the lock it "re-enters" from memory after a lost release answer (`reference/hudi-measured.md` §4, W3).
+A *belief* is the span for which a contender relies on the lock:
 
-The assumptions, which `scenario.py` draws within or, where it says so, beyond: two wall clocks never differ by more than
-the drift; a monotonic clock gains or loses at most half the drift a lease; the store honours conditions.
+- An agent's belief begins when it reports `Confirmed`, for new grants not before `quiet_until`. It ends when its monotonic clock
+  shows `expires_at`, when it reports `Released` or `LeaseEnded`, or when it starts to release, whichever comes first.
+- A Hudi writer's belief begins when its PUT is confirmed to it. It ends when its wall clock shows the confirmed `validUntil`,
+  or when it sends its release.
+
+A belief continues while its node is paused or dead, because writers rely on what it reported. What Hudi relies on beyond that
+is Hudi's own defect: the 500 ms after the end of a lease, and the lock that it "re-enters" from memory after a lost response to
+a release (`reference/hudi-measured.md` §4, W3).
+
+Assumptions, within which `scenario.py` draws unless it says otherwise: two wall clocks differ by less than the drift; a
+monotonic clock gains or loses at most half the drift per lease; the store honours conditions.
 
 | oracle | a run violates it when |
 | --- | --- |
-| one holder | two believe in one lock at one instant (pairs of Hudi writers are their own affair) |
-| no lock stealing | a write that acts replaces what somebody still believes in, other than by adopting it |
-| no belief beyond expiry | a clock of the run may take the lock over, by the object, while its holder still believes |
-| confirmed version exists | `Confirmed` names a version that never was in the store |
+| one holder | two contenders believe in one lock at the same time (two Hudi writers are not judged) |
+| no lock stealing | a write replaces the record of a contender that still believes, except by adoption |
+| no belief beyond expiry | by the object, a clock of the run may take the lock over while its holder still believes |
+| confirmed version exists | `Confirmed` names a version that was never in the store |
 | expiry reported in time | a holder that ran all through its `margin` still believes when the lease ends |
-| no self-block | an agent is denied the lock in the name of an owner that it wrote itself |
-| no false loss | a lease is ended in favour of a holder who never wrote |
-| bounded polling | a waiting agent asks more than once in `poll_seconds`, and more than hand-overs, races, faults and ends explain |
-| unknown outcomes settled | an answer was lost, nobody else wrote, and a 4th request that was answered has not settled it |
-| foreign objects untouched | an object that is no lock record is overwritten by anything but a person |
-| unique versions | a version of the object comes twice |
-| no loss without faults | without faults, pauses and strangers, a lease is ended or refused |
-| no crash | the program of a node breaks |
-| every contender acquires | after the faults, somebody who wants the lock has not had it when the run's bound has passed |
+| no self-block | an agent is denied the lock because of an owner id that it wrote itself |
+| no false loss | a lease is ended in favour of a holder that never wrote |
+| bounded polling | a waiting agent sends more than one request per `poll_seconds`, and those after hand-overs, races, faults |
+| unknown outcomes settled | after a lost answer and without other writers, a 4th answered request has not settled the outcome |
+| foreign objects untouched | an object that is no lock record is overwritten by a node |
+| unique versions | a version of the object occurs twice |
+| no loss without faults | without faults, pauses and tampering, a lease is ended or refused |
+| no crash | the program of a node fails |
+| every contender acquires | after the faults, a contender has not had the lock within the run's bound |
 
-Where clocks are drawn beyond the drift, one holder and no theft are asserted between strict agents only, and the rest of what
-speaks of clocks is not.
+Where clocks are drawn beyond the drift, only strict agents are held to *one holder* and *no lock stealing*, and the other
+oracles about clocks don't apply.
 """
 
 from __future__ import annotations
@@ -55,25 +59,25 @@ from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 
 MAX_REQUESTS_TO_SETTLE = 3
-"""Requests that are answered, after one whose answer was lost, until it is known who has the lock."""
+"""Answered requests after a lost answer, by which an agent must know whether it holds the lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What a run assumes, and which locks it has."""
+    """What a run assumes, and its lock settings."""
 
     settings: lease.LeaseSettings
     clocks_agree: bool
-    """Whether all wall clocks are within the drift."""
+    """Whether the wall clocks differ by less than the drift."""
     hudi_buffer: float | None
-    """The drift by which Hudi's challengers judge; None: there are none."""
+    """The drift by which Hudi's writers judge; None if there are none."""
     fault_free: bool
-    """Nothing goes wrong in this run."""
+    """Whether the run has no faults."""
 
 
 @dataclass(slots=True)
 class Belief:
-    """Somebody relies on the lock; true times."""
+    """A contender relies on the lock. Times are true times."""
 
     node: Node
     owner: str
@@ -82,7 +86,7 @@ class Belief:
     is_agent: bool
 
     def at(self, now: float) -> bool:
-        """Whether it is held at this instant."""
+        """Whether the contender relies on the lock at this time."""
         return self.since <= now < self.until
 
 
@@ -93,7 +97,7 @@ class Wait:
     since: float
     requests: int = 0
     allowance: int = 0
-    """Hand-overs, lost races, faults, and ends of leases at which it is right to look."""
+    """Requests explained by hand-overs, lost races, faults and ends of leases."""
 
 
 @dataclass(slots=True)
@@ -102,23 +106,22 @@ class LockHistory:
 
     beliefs: dict[str, Belief] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
-    """Each version that the object ever had, and who wrote it."""
+    """The writer of each version that the object ever had."""
     writers: dict[str, list[str]] = field(default_factory=dict)
-    """Each owner that ever was in the object, and who put it there."""
+    """By owner that was ever in the object: the nodes that wrote it."""
     wrote: dict[str, list[str]] = field(default_factory=dict)
-    """Each agent, and the owners that it ever sent."""
+    """By agent: the owners that it ever sent."""
     adopts: dict[str, str] = field(default_factory=dict)
-    """Each agent, and the owner that the log lets it take over from."""
+    """By agent: the owner that the log allows it to adopt."""
     adopted: list[str] = field(default_factory=list)
-    """Owners that were taken over for the grant that ran under them: what they still believe is protected by the quiet time of
-    the one who took over, and judged when that is told."""
+    """Owners that were adopted for a running grant. The adopter's quiet time protects what they still believe."""
     waits: dict[str, Wait] = field(default_factory=dict)
     unknown_outcomes: dict[str, int] = field(default_factory=dict)
-    """Agents with a lost answer, and how many requests were answered since."""
+    """By agent with an unknown outcome: the requests answered since."""
 
 
 class Oracles(ViolationRecorder):
-    """The lock's."""
+    """The oracles of the lock."""
 
     def __init__(self, timeline: Timeline, assumed: Assumed) -> None:
         super().__init__(timeline)
@@ -127,16 +130,16 @@ class Oracles(ViolationRecorder):
         self._locks: dict[str, LockHistory] = {}
 
     def add_node(self, node: Node) -> None:
-        """A node whose clock may judge the locks."""
+        """Add a node whose clock may judge the locks."""
         self._clocks[node.name] = node.clock
 
     def _history(self, uri: str) -> LockHistory:
         return self._locks.setdefault(uri, LockHistory())
 
-    # -- what the store tells ----------------------------------------------------------------------------------------
+    # -- the store ---------------------------------------------------------------------------------------------------
 
     def on_request(self, node: Node, uri: str, body: bytes | None) -> None:
-        """A read, or a write of this body."""
+        """A node sends a read, or a write of this body."""
         history = self._history(uri)
         if node.name in history.waits:
             history.waits[node.name].requests += 1
@@ -146,7 +149,7 @@ class Oracles(ViolationRecorder):
                 owners.append(record.owner)
 
     def on_answer(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
-        """An answer, as the client takes it."""
+        """A node receives an outcome."""
         history = self._history(uri)
         answered = isinstance(outcome, Absent | Found | Won | Lost)
         if (not answered or isinstance(outcome, Lost)) and node.name in history.waits:
@@ -156,13 +159,13 @@ class Oracles(ViolationRecorder):
             if history.unknown_outcomes[node.name] > MAX_REQUESTS_TO_SETTLE:
                 self.violated(
                     "unknown outcomes settled",
-                    f"{node.name} has asked 4 times about its lost answer: {short_name(uri)}",
+                    f"{node.name} has sent 4 requests since its lost answer: {short_name(uri)}",
                 )
         if write and isinstance(outcome, Unknown):
             history.unknown_outcomes[node.name] = 0
 
     def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
-        """A write has changed the object; late: its writer has given it up, and doesn't know."""
+        """A write changed the object. `late`: its writer has timed out and doesn't know."""
         history = self._history(uri)
         record = parse(body)
         former = None if before is None else parse(before)
@@ -186,7 +189,7 @@ class Oracles(ViolationRecorder):
         self._check_theft(history, writer, uri, former)
 
     def on_tampering(self, uri: str, body: bytes) -> None:
-        """A person has put something else there, unconditionally."""
+        """A person overwrote the object unconditionally."""
         history = self._history(uri)
         history.versions[version_of(body)] = "a person"
         if isinstance(record := parse(body), LockRecord):
@@ -196,7 +199,7 @@ class Oracles(ViolationRecorder):
         self._reset_unknown_outcomes(history, None)
 
     def _allow_requests(self, history: LockHistory, record: object, former: LockRecord | None) -> None:
-        """A hand-over is a reason to look at the object; a renewal is none."""
+        """Allow each waiting agent further requests after a hand-over. A renewal is no reason for requests."""
         renews = (
             isinstance(record, LockRecord)
             and former is not None
@@ -209,7 +212,7 @@ class Oracles(ViolationRecorder):
                 wait.allowance += 2
 
     def _reset_unknown_outcomes(self, history: LockHistory, writer: str | None) -> None:
-        """Forget the doubts of those who are disturbed: others write, or a write lands that they had given up on."""
+        """Reset the counts of agents that were disturbed: another node wrote, or a write took effect after its timeout."""
         for name in [name for name in history.unknown_outcomes if name != writer]:
             del history.unknown_outcomes[name]
 
@@ -224,19 +227,19 @@ class Oracles(ViolationRecorder):
                 left = belief.until - now
                 self.violated(
                     "no lock stealing",
-                    f"{writer} took {short_name(uri)} from {name}, which believes for another {left:.3f} s",
+                    f"{writer} took {short_name(uri)} from {name}, which relies on it for another {left:.3f} s",
                 )
 
     def _promised(self, *, is_agent: bool, to_agent: bool) -> bool:
-        """Whether these two exclude one another, under the run's assumptions."""
+        """Whether the lock must exclude these two, under the run's assumptions."""
         if self._assumed.clocks_agree:
             return is_agent or to_agent
         return self._assumed.settings.strict and is_agent and to_agent
 
-    # -- what agents tell --------------------------------------------------------------------------------------------
+    # -- agents ------------------------------------------------------------------------------------------------------
 
     def on_acquire(self, node: Node, uri: str, adopt: str | None) -> None:
-        """It asks for the lock."""
+        """An agent starts to acquire the lock."""
         history = self._history(uri)
         history.unknown_outcomes.pop(node.name, None)
         history.waits.setdefault(node.name, Wait(self._timeline.now))
@@ -244,39 +247,39 @@ class Oracles(ViolationRecorder):
             history.adopts[node.name] = adopt
 
     def on_release_observed(self, node: Node, uri: str) -> None:
-        """It is told, perhaps late or again, that the lock was given back: a reason to look, whenever that was."""
+        """An agent receives an audit event that the lock was released, perhaps late or repeated: a reason for a request."""
         history = self._history(uri)
         if node.name in history.waits:
             history.waits[node.name].allowance += 1
 
     def on_release(self, node: Node, uri: str) -> None:
-        """It asks to be rid of it."""
+        """An agent starts to release the lock."""
         history = self._history(uri)
         history.beliefs.pop(node.name, None)
         history.unknown_outcomes.pop(node.name, None)
         self._check_patience(history, node.name, uri)
 
-    def on_keeper_event(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
-        """What the lock's shell tells of it."""
+    def on_keeper_event(self, node: Node, uri: str, event: KeeperEvent, *, relied_on: bool) -> None:
+        """The keeper reports an event."""
         history = self._history(uri)
         history.unknown_outcomes.pop(node.name, None)
-        match what:
+        match event:
             case lease.Confirmed():
                 self._check_patience(history, node.name, uri)
-                self._confirmed(history, node, uri, what, relied_on=relied_on)
+                self._confirmed(history, node, uri, event, relied_on=relied_on)
             case lease.Released():
                 history.beliefs.pop(node.name, None)
             case lease.LeaseEnded():
                 history.beliefs.pop(node.name, None)
                 history.waits.setdefault(node.name, Wait(self._timeline.now))
-                self._ended(history, node, uri, what)
+                self._ended(history, node, uri, event)
             case lease.LockDenied():
-                self._denied(history, node, uri, what)
+                self._denied(history, node, uri, event)
 
     def _confirmed(
-        self, history: LockHistory, node: Node, uri: str, what: lease.Confirmed, *, relied_on: bool
+        self, history: LockHistory, node: Node, uri: str, event: lease.Confirmed, *, relied_on: bool
     ) -> None:
-        held = what.lease
+        held = event.lease
         if history.versions.get(held.version) != node.name:
             self.violated(
                 "confirmed version exists", f"{node.name} never wrote {held.version} to {short_name(uri)}"
@@ -299,7 +302,7 @@ class Oracles(ViolationRecorder):
         self._timeline.plan(belief.until, lambda: self._check_margin(uri, belief, margin))
 
     def _check_end(self, node: Node, uri: str, until: float, valid_until: int) -> None:
-        """The object must bind every challenger for as long as its holder believes."""
+        """Check that the object binds every challenger for as long as its holder relies on it."""
         if not self._assumed.clocks_agree:
             return
         for name, clock in self._clocks.items():
@@ -312,7 +315,7 @@ class Oracles(ViolationRecorder):
             if late > 0:
                 self.violated(
                     "no belief beyond expiry",
-                    f"{node.name} believes in {short_name(uri)} {late} ms after {name} may take it",
+                    f"{node.name} relies on {short_name(uri)} {late} ms after {name} may acquire it",
                 )
                 return
 
@@ -326,7 +329,7 @@ class Oracles(ViolationRecorder):
             if self._promised(is_agent=belief.is_agent, to_agent=other.is_agent):
                 self.violated(
                     "one holder",
-                    f"{belief.node.name} and {name} both believe in {short_name(uri)}, the latter for another"
+                    f"{belief.node.name} and {name} both rely on {short_name(uri)}, the latter for another"
                     f" {other.until - now:.3f} s",
                 )
 
@@ -335,33 +338,35 @@ class Oracles(ViolationRecorder):
         if self._history(uri).beliefs.get(node.name) is not belief:
             return
         if node.state == "running" and node.running_since <= margin:
-            self.violated("expiry reported in time", f"{node.name} was not told that {short_name(uri)} ends")
-
-    def _ended(self, history: LockHistory, node: Node, uri: str, what: lease.LeaseEnded) -> None:
-        if self._assumed.fault_free:
-            self.violated("no loss without faults", f"{node.name} lost {short_name(uri)}: {what.why}")
-        if what.holder is not None and not [
-            each for each in history.writers.get(what.holder, []) if each != node.name
-        ]:
             self.violated(
-                "no false loss", f"{node.name} lost {short_name(uri)} to {what.holder}, who never wrote"
+                "expiry reported in time", f"{node.name} did not report that {short_name(uri)} ends"
             )
 
-    def _denied(self, history: LockHistory, node: Node, uri: str, what: lease.LockDenied) -> None:
-        if what.fatal and self._assumed.fault_free:
-            self.violated("no loss without faults", f"{node.name} is refused {short_name(uri)}: {what.why}")
-        if what.holder is not None and what.holder in history.wrote.get(node.name, []):
+    def _ended(self, history: LockHistory, node: Node, uri: str, event: lease.LeaseEnded) -> None:
+        if self._assumed.fault_free:
+            self.violated("no loss without faults", f"{node.name} lost {short_name(uri)}: {event.why}")
+        if event.holder is not None and not [
+            each for each in history.writers.get(event.holder, []) if each != node.name
+        ]:
+            self.violated(
+                "no false loss", f"{node.name} lost {short_name(uri)} to {event.holder}, which never wrote"
+            )
+
+    def _denied(self, history: LockHistory, node: Node, uri: str, event: lease.LockDenied) -> None:
+        if event.fatal and self._assumed.fault_free:
+            self.violated("no loss without faults", f"{node.name} is refused {short_name(uri)}: {event.why}")
+        if event.holder is not None and event.holder in history.wrote.get(node.name, []):
             self.violated(
                 "no self-block",
-                f"{node.name} is denied {short_name(uri)} by its own {what.holder}: {what.why}",
+                f"{node.name} is denied {short_name(uri)} by its own {event.holder}: {event.why}",
             )
         wait = history.waits.get(node.name)
         if wait is None:
             return
         settings = self._assumed.settings
-        if what.held_until is None:
+        if event.held_until is None:
             wait.allowance += 2
-        elif (what.held_until - node.wall_ms()) / 1000 + settings.drift < settings.poll_seconds:
+        elif (event.held_until - node.wall_ms()) / 1000 + settings.drift < settings.poll_seconds:
             wait.allowance += 1
 
     def _check_patience(self, history: LockHistory, name: str, uri: str) -> None:
@@ -373,13 +378,13 @@ class Oracles(ViolationRecorder):
         if wait.requests > allowed:
             self.violated(
                 "bounded polling",
-                f"{name} asked {wait.requests} times in {waited:.3f} s for {short_name(uri)}, {allowed:.0f} are enough",
+                f"{name} sent {wait.requests} requests in {waited:.3f} s for {short_name(uri)}, {allowed:.0f} are enough",
             )
 
-    # -- what Hudi's writers do, and the end -------------------------------------------------------------------------
+    # -- Hudi's writers, and the end ---------------------------------------------------------------------------------
 
     def on_hudi_acquired(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
-        """Its PUT was confirmed to it."""
+        """A Hudi writer's PUT was confirmed."""
         history = self._history(uri)
         belief = Belief(
             node,
@@ -392,22 +397,22 @@ class Oracles(ViolationRecorder):
         self._check_alone(uri, belief)
 
     def on_hudi_released(self, node: Node, uri: str) -> None:
-        """It sends its release, or its writer was interrupted."""
+        """A Hudi writer sends its release, or was interrupted."""
         self._history(uri).beliefs.pop(node.name, None)
 
     def check_node(self, node: Node) -> None:
-        """Its program must not have broken."""
+        """Check that the program of a node has not failed."""
         if (why := node.failure()) is not None:
             self.violated("no crash", f"{node.name} broke: {why}")
 
 
 def when_wall_shows(clock: Clock, wall_ms: int, now: float) -> float:
-    """The first true time from now on at which the wall clock shows that; within a millisecond."""
+    """Return the first true time from now on at which the wall clock shows this, within a millisecond."""
     true = now
     for _ in range(100):
         short = (wall_ms - EPOCH_MS) / 1000 - clock.wall(true)
         if short <= 0.001:
             return true
-        # A wall clock that slides may come there sooner than true time would: go half the way, the rest next.
+        # A drifting wall clock may get there sooner than true time would, so advance by half of the difference.
         true += max(short / 2, 0.001)
     return true

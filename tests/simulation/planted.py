@@ -1,30 +1,30 @@
-"""Bugs that prove the oracles: each is planted into the production code at one seam, and must be found by its oracle.
+"""Bugs that prove the oracles. Each is planted into the production code at one seam, and its oracle must find it.
 
-| bug | found by | the rule without which it is there |
+| bug | found by | the rule that it breaks |
 | --- | --- | --- |
-| read-back trusted | no belief beyond expiry | an own record that is read back is written again before it is relied upon |
-| challenger's drift flipped | no lock stealing | a challenger waits the drift longer: its clock may be ahead of the holder's |
-| holder's drift flipped | no belief beyond expiry | a holder stops the drift earlier: the other's clock may be ahead |
+| read-back trusted | no belief beyond expiry | an own record that is read back is written again before it is relied on |
+| challenger's drift flipped | no lock stealing | a challenger waits the drift longer: its clock may be ahead |
+| holder's drift flipped | no belief beyond expiry | a holder stops the drift earlier: the challenger's clock may be ahead |
 | lease counted from the response | no belief beyond expiry | a lease counts from before its write was sent |
-| 409 treated as lost | no self-block | whether a write lands that met another is open; until it is settled, all bear one owner |
-| own record not recognised | no self-block | an own lock whose answer was lost is taken again (Hudi waits for it to lapse) |
-| own renewal treated as a loss | no false loss | a renewal that lost to an own one is none (Hudi interrupts its writer) |
-| renewal without if-match | no lock stealing | a renewal that was on its way for long must not overwrite the next holder |
-| unknown treated as won | confirmed version exists | what is unknown is read back |
-| three read-backs | unknown outcomes settled | one read and one write settle a doubt |
+| 409 treated as lost | no self-block | after 409 the outcome is unknown; until it is settled, all writes have one owner |
+| own record not recognised | no self-block | an own lock whose response was lost is acquired again (Hudi waits for its end) |
+| own renewal treated as a loss | no false loss | a renewal that lost to an own write is no loss (Hudi interrupts its writer) |
+| renewal without if-match | no lock stealing | a renewal that was delayed must not overwrite the next holder |
+| unknown treated as won | confirmed version exists | an unknown outcome is read back |
+| three read-backs | unknown outcomes settled | one read and one write settle an unknown outcome |
 | validUntil repeated | unique versions | each write differs from all before it |
-| strict rule ignored | no lock stealing | where clocks are apart, a version must have stayed the same for a whole lease |
+| strict rule ignored | no lock stealing | with clocks apart, a version must have stayed the same for a whole lease |
 | quiet time ignored | one holder | an adopted lock covers no new grant while its former owner may believe in it |
-| margin ignored | expiry reported in time | a lease that isn't confirmed is given up so long before its end that all can hear of it |
+| margin ignored | expiry reported in time | an unconfirmed lease is ended early enough before its expiry to report it |
 | lease ended too early | no loss without faults | a lease is renewed before it is in doubt |
-| polls too often | bounded polling | a waiting agent leaves a holder alone for `poll_seconds` |
-| never polls again | every contender acquires | and then it looks again |
-| malformed object overwritten | foreign objects untouched | an object that is no lock record is left alone |
-| malformed object crashes | no crash | and breaks nothing |
+| polls too often | bounded polling | a waiting agent sends no request for `poll_seconds` |
+| never polls again | every contender acquires | and then it reads again |
+| malformed object overwritten | foreign objects untouched | an object that is no lock record is never overwritten |
+| malformed object crashes | no crash | such an object ends no agent |
 
-A read-back that is trusted is harmless while the record found is the very one in doubt and the lease is counted from its
-sending: the object says as much as the answer would have. What makes it dangerous is that an owner id doesn't tell which of its
-writes is there: an earlier one ends sooner. That is how it is planted.
+A trusted read-back is harmless if the record found is the one in doubt and the lease is counted from its sending: the object
+proves as much as the lost response would. It is dangerous because an owner id doesn't say which of its writes was found, and
+an earlier one ends sooner. The bug is planted that way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, 
 from tests.simulation.batch import Bugs, Patch
 
 ANY_VERSION = "*"
-"""As in HTTP: if-match of it holds for whatever is there."""
+"""As in HTTP: if-match with it holds for any object."""
 
 
 def _read_back_trusted() -> list[Patch]:
@@ -98,7 +98,7 @@ def _holders_drift_flipped() -> list[Patch]:
     return [(lease, "_confirm_lease", flipped)]
 
 
-def _counted_from_the_answer() -> list[Patch]:
+def _lease_counted_from_response() -> list[Patch]:
     confirmed = lease._confirm_lease
 
     def late(state: Writing, at: Moment, version: str, settings: LeaseSettings) -> Step:
@@ -107,16 +107,16 @@ def _counted_from_the_answer() -> list[Patch]:
     return [(lease, "_confirm_lease", late)]
 
 
-def _conflict_taken_for_lost() -> list[Patch]:
+def _conflict_treated_as_lost() -> list[Patch]:
     row_of = classify.row_of
 
-    def lost(answer: Answer, asked: Condition | None) -> classify.Row:
-        return row_of(replace(answer, status=412) if answer.status == 409 else answer, asked)
+    def lost(answer: Answer, condition: Condition | None) -> classify.Row:
+        return row_of(replace(answer, status=412) if answer.status == 409 else answer, condition)
 
     return [(classify, "row_of", lost)]
 
 
-def _own_record_not_known() -> list[Patch]:
+def _own_record_not_recognised() -> list[Patch]:
     found = lease._found_while_needed
 
     def strange(work: Work, *rest: Any) -> Step:
@@ -125,7 +125,7 @@ def _own_record_not_known() -> list[Patch]:
     return [(lease, "_found_while_needed", strange)]
 
 
-def _killed_by_its_own_renewal() -> list[Patch]:
+def _own_renewal_treated_as_loss() -> list[Patch]:
     found = lease._found_while_needed
 
     def killed(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord, version: str) -> Step:
@@ -136,7 +136,7 @@ def _killed_by_its_own_renewal() -> list[Patch]:
     return [(lease, "_found_while_needed", killed)]
 
 
-def _renewed_without_the_version() -> list[Patch]:
+def _renewal_without_if_match() -> list[Patch]:
     put_hold, put = lease._write_hold, Objects.put
 
     def unconditional(
@@ -154,7 +154,7 @@ def _renewed_without_the_version() -> list[Patch]:
     return [(lease, "_write_hold", unconditional), (Objects, "put", put_over)]
 
 
-def _unknown_taken_for_won() -> list[Patch]:
+def _unknown_treated_as_won() -> list[Patch]:
     wrote = lease._on_write_done
 
     def trusting(state: Writing, at: Moment, outcome: WriteOutcome, settings: LeaseSettings) -> Step:
@@ -164,7 +164,7 @@ def _unknown_taken_for_won() -> list[Patch]:
     return [(lease, "_on_write_done", trusting)]
 
 
-def _read_back_thrice() -> list[Patch]:
+def _three_read_backs() -> list[Patch]:
     read = lease._on_read_done
 
     def reading(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -175,7 +175,7 @@ def _read_back_thrice() -> list[Patch]:
     return [(lease, "_on_read_done", reading)]
 
 
-def _valid_until_repeats() -> list[Patch]:
+def _valid_until_repeated() -> list[Patch]:
     put_hold = lease._write_hold
 
     def coarse(work: Work, at: Moment, settings: LeaseSettings, condition: Condition, _: Any) -> Step:
@@ -188,7 +188,7 @@ def _valid_until_repeats() -> list[Patch]:
     return [(lease, "_write_hold", coarse)]
 
 
-def _strict_rule_forgotten() -> list[Patch]:
+def _strict_rule_ignored() -> list[Patch]:
     binds_for = lease._seconds_to_respect
 
     def binds(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
@@ -197,7 +197,7 @@ def _strict_rule_forgotten() -> list[Patch]:
     return [(lease, "_seconds_to_respect", binds)]
 
 
-def _quiet_time_forgotten() -> list[Patch]:
+def _quiet_time_ignored() -> list[Patch]:
     confirmed = lease._confirm_lease
 
     def loud(state: Writing, *rest: Any) -> Step:
@@ -218,14 +218,14 @@ def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Patch]:
     return [(lease, "_end_unconfirmed_lease", given_up), (lease, "deadline", due)]
 
 
-def _waits(seconds: Callable[[LeaseSettings], float]) -> list[Patch]:
+def _poll_delay_of(seconds: Callable[[LeaseSettings], float]) -> list[Patch]:
     def patience(_: Moment, settings: LeaseSettings, __: float) -> float:
         return seconds(settings)
 
     return [(lease, "_poll_delay", patience)]
 
 
-def _malformed_overwritten() -> list[Patch]:
+def _malformed_object_overwritten() -> list[Patch]:
     read = lease._on_read_done
 
     def overwriting(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseSettings) -> Step:
@@ -236,7 +236,7 @@ def _malformed_overwritten() -> list[Patch]:
     return [(lease, "_on_read_done", overwriting)]
 
 
-def _malformed_not_foreseen() -> list[Patch]:
+def _malformed_object_crashes() -> list[Patch]:
     def trusting(body: bytes) -> LockRecord:
         fields = json.loads(body)
         return LockRecord(fields["expired"], fields["validUntil"], fields["owner"])
@@ -248,26 +248,29 @@ BUGS: Bugs = {
     "read-back trusted": ("no belief beyond expiry", _read_back_trusted),
     "challenger's drift flipped": ("no lock stealing", _challengers_drift_flipped),
     "holder's drift flipped": ("no belief beyond expiry", _holders_drift_flipped),
-    "lease counted from the response": ("no belief beyond expiry", _counted_from_the_answer),
-    "409 treated as lost": ("no self-block", _conflict_taken_for_lost),
-    "own record not recognised": ("no self-block", _own_record_not_known),
-    "own renewal treated as a loss": ("no false loss", _killed_by_its_own_renewal),
-    "renewal without if-match": ("no lock stealing", _renewed_without_the_version),
-    "unknown treated as won": ("confirmed version exists", _unknown_taken_for_won),
-    "three read-backs": ("unknown outcomes settled", _read_back_thrice),
-    "validUntil repeated": ("unique versions", _valid_until_repeats),
-    "strict rule ignored": ("no lock stealing", _strict_rule_forgotten),
-    "quiet time ignored": ("one holder", _quiet_time_forgotten),
+    "lease counted from the response": ("no belief beyond expiry", _lease_counted_from_response),
+    "409 treated as lost": ("no self-block", _conflict_treated_as_lost),
+    "own record not recognised": ("no self-block", _own_record_not_recognised),
+    "own renewal treated as a loss": ("no false loss", _own_renewal_treated_as_loss),
+    "renewal without if-match": ("no lock stealing", _renewal_without_if_match),
+    "unknown treated as won": ("confirmed version exists", _unknown_treated_as_won),
+    "three read-backs": ("unknown outcomes settled", _three_read_backs),
+    "validUntil repeated": ("unique versions", _valid_until_repeated),
+    "strict rule ignored": ("no lock stealing", _strict_rule_ignored),
+    "quiet time ignored": ("one holder", _quiet_time_ignored),
     "margin ignored": ("expiry reported in time", lambda: _margin_of(lambda _: -0.001)),
     "lease ended too early": (
         "no loss without faults",
         lambda: _margin_of(lambda settings: 0.94 * settings.validity),
     ),
-    "polls too often": ("bounded polling", lambda: _waits(lambda settings: settings.poll_seconds / 10)),
+    "polls too often": (
+        "bounded polling",
+        lambda: _poll_delay_of(lambda settings: settings.poll_seconds / 10),
+    ),
     "never polls again": (
         "every contender acquires",
-        lambda: _waits(lambda settings: 1_000 * settings.validity),
+        lambda: _poll_delay_of(lambda settings: 1_000 * settings.validity),
     ),
-    "malformed object overwritten": ("foreign objects untouched", _malformed_overwritten),
-    "malformed object crashes": ("no crash", _malformed_not_foreseen),
+    "malformed object overwritten": ("foreign objects untouched", _malformed_object_overwritten),
+    "malformed object crashes": ("no crash", _malformed_object_crashes),
 }

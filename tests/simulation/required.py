@@ -1,4 +1,4 @@
-"""What every simulation must show: that nothing is violated, that a bug would be, and the same run for the same seed."""
+"""What the tests require of every simulation: no violations, bugs that are found, and reproducible runs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.simulation.batch import Result, Simulation, failure_report
 from tests.simulation.timeline import digest
 
 HASH_SEEDS = ("1", "4", "6")
-"""Under which Python goes through a set of a few topics' partitions in three different orders."""
+"""Hash seeds under which Python iterates over a set of some topic partitions in three different orders."""
 
 
 def require_no_violation(simulation: Simulation, seeds: Iterable[int], pool: Executor) -> list[Result]:
-    """What the seeds have shown. Those that failed are kept."""
+    """Return the results of the seeds. Seeds that failed are added to `failing_seeds.txt`."""
     results = list(simulation.examine_many(seeds, pool))
     failed = [result for result in results if result.violation]
 
@@ -29,14 +29,14 @@ def require_no_violation(simulation: Simulation, seeds: Iterable[int], pool: Exe
 
 
 def require_bug_found(simulation: Simulation, bug: str, found: Counter[str]) -> None:
-    """By the oracle that is there for it. Without this, many clean seeds might mean that nobody looks."""
+    """Require that the bug's own oracle found it. Otherwise, seeds without violations might mean that no oracle works."""
     oracle, _ = simulation.bugs[bug]
 
-    assert found[oracle], f"not found by {oracle!r}; what others found: {found}"
+    assert found[oracle], f"not found by {oracle!r}; found by other oracles: {found}"
 
 
 def require_every_oracle_has_a_bug(simulation: Simulation, table: str | None) -> None:
-    """The table of the oracles is the specification: what is in it is proven, and what is proven is in it."""
+    """Require that the table of oracles in the docstring and the planted bugs name the same oracles."""
     rows = re.findall(r"^\| ([a-z][a-z -]*) \|", table or "", re.MULTILINE)
 
     assert {oracle for oracle, _ in simulation.bugs.values()} == set(rows) - {"oracle"}
@@ -47,7 +47,7 @@ def require_reproducible(simulation: Simulation, seed: int) -> None:
 
 
 def require_reproducible_in_another_process(simulation: Simulation, count: int) -> None:
-    """Also where strings hash otherwise, so that the order of no set decides anything."""
+    """Require the same traces with other hash seeds, so that the order of no set decides anything."""
     here = [f"{seed} {digest(simulation.run(seed).trace)}" for seed in range(count)]
 
     for hash_seed in HASH_SEEDS:

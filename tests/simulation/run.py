@@ -1,4 +1,4 @@
-"""One seed from beginning to end."""
+"""One run of a seed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.timeline import Timeline
 
 
 def run(seed: int) -> Outcome:
-    """The same for the same seed, always."""
+    """Run a seed. The same seed always gives the same run."""
     world = World(seed, draw(stream(seed, "scenario")))
     try:
         return world.run()
@@ -29,7 +29,10 @@ def run(seed: int) -> Outcome:
 
 
 def stream(seed: int, what: str) -> Random:
-    """Chance of its own for each part, all from one seed: a part that draws more changes no other's."""
+    """Return the random stream of one part of the run. Drawing more from one stream changes no other.
+
+    The names of streams are part of what a seed means: renaming one needs a new `VERSION`.
+    """
     return Random(f"{seed}/{what}")
 
 
@@ -52,7 +55,7 @@ class World:
         self._restarts = 0
 
     def run(self) -> Outcome:
-        """From the start until everybody has had what they want, or something was violated."""
+        """Run until every contender has had its lock, or until a violation."""
         scenario, timeline = self.scenario, self.timeline
         for machine in scenario.agents:
             self._start_agent(machine, machine.name, machine.stops)
@@ -73,7 +76,7 @@ class World:
         return Outcome(self.seed, tuple(self.oracles.violations), tuple(timeline.trace), timeline.now)
 
     def dispose(self) -> None:
-        """Leave nothing behind."""
+        """Free all resources."""
         for node in self._nodes:
             node.dispose()
 
@@ -85,7 +88,7 @@ class World:
     def _check_liveness(self) -> None:
         for node in self._nodes:
             if not node.ended:
-                self.oracles.violated("every contender acquires", f"{node.name} still waits, {node.state}")
+                self.oracles.violated("every contender acquires", f"{node.name} still waits ({node.state})")
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -119,13 +122,13 @@ class World:
         wire = Wire(node, self._store, self._network, self._faults, self.scenario.request_timeout)
         return Environment(wire, self.oracles, stream(self.seed, node.name), self.scenario.fault_free_from)
 
-    # -- stopping them -----------------------------------------------------------------------------------------------
+    # -- stops -------------------------------------------------------------------------------------------------------
 
     def _plan_stop(self, node: Node, stop: Stop) -> None:
         self.timeline.plan(stop.at, lambda: self._stop(node, stop))
 
     def _stop(self, node: Node, stop: Stop) -> None:
-        """Stop it within the next few callbacks; the others notice after a while, whether it is dead or only silent."""
+        """Stop a node within the next callbacks. The other nodes notice later, whether it is dead or only silent."""
         until = None if stop.seconds is None else self.timeline.now + stop.seconds
         node.stop_within(self._stops.randrange(10), until, suspended=stop.suspended)
         lease = self.scenario.assumed.settings.validity
@@ -142,7 +145,7 @@ class World:
         self._start_agent(machine, f"{machine.name}.{self._restarts}", ())
 
     def _at_request(self, node: Node) -> None:
-        """A node has sent a request, or takes an answer: the moments at which it matters most to be stopped."""
+        """Draw whether to stop a node that sent a request or received an answer: the most interesting moments."""
         chance, now = self.scenario.stops_at_requests, self.timeline.now
         if now < self.scenario.fault_free_from and self._stops.random() < chance:
             lease = self.scenario.assumed.settings.validity

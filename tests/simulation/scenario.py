@@ -1,10 +1,10 @@
-"""What a seed means: everything that is drawn before the run, and what is assumed of it.
+"""What a seed means: everything that is drawn before a run, and the assumptions of the run.
 
-Lengths are those of the production defaults (30 s, renewed each 3 s, drift 0.5 s, or 1 s beside Hudi), or a tenth of
-them. A run has faults for the first `fault_free_from` seconds, several leases, and then none until everybody has had what they
-want, at the latest after `bound`.
+Durations are the production defaults (a lease of 30 s, renewed every 3 s, drift 0.5 s, or 1 s beside Hudi), or a tenth of them.
+A run has faults for the first `fault_free_from` seconds, which are several leases. Then it runs without faults until every
+contender has had its lock, at most until `bound`.
 
-`VERSION` counts changes of what seeds mean: a seed that is kept because it failed says which version it failed under.
+`VERSION` counts the changes of what seeds mean. A seed in `failing_seeds.txt` names the version under which it failed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Kind: TypeAlias = Literal["fault-free", "usual", "clocks apart"]
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A node is paused for so long, or dies there (None) and is started again so much later, if at all. Seconds."""
+    """A node is paused for `seconds`, or killed (None) and restarted `restart` seconds later, if at all."""
 
     at: float
     seconds: float | None
@@ -37,7 +37,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node: its clocks, and when it is stopped."""
+    """A node with its clocks and stops."""
 
     name: str
     clock: Clock
@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A run, as far as it is drawn beforehand."""
+    """Everything about a run that is drawn in advance."""
 
     kind: Kind
     assumed: Assumed
@@ -58,20 +58,20 @@ class Scenario:
     request_timeout: float
     hint_delay: float | None
     stops_at_requests: float
-    """Chance that a node is stopped just after it sent a request, or just as an answer comes."""
+    """Probability that a node is stopped right after it sent a request, or as an answer arrives."""
     tampering: tuple[tuple[str, float, float], ...]
-    """Locks that a person breaks, from when to when."""
+    """Locks that a person breaks by hand, with start and end."""
     bound: float
-    """When everybody must have had the lock, at the latest."""
+    """When every contender must have had its lock, at the latest."""
 
     @property
     def fault_free_from(self) -> float:
-        """From here on nothing goes wrong."""
+        """From when on the run has no faults."""
         return self.profile.fault_free_from
 
 
 def draw(random: Random) -> Scenario:
-    """The scenario of a seed."""
+    """Draw the scenario of a seed."""
     kind: Kind = random.choices(("fault-free", "usual", "clocks apart"), (0.05, 0.83, 0.12))[0]
     agents = random.choices((2, 3, 4, 5), (0.4, 0.3, 0.2, 0.1))[0]
     hudis = random.choices((0, 1, 2), (0.6, 0.25, 0.15))[0] if kind != "clocks apart" else 0
@@ -79,11 +79,11 @@ def draw(random: Random) -> Scenario:
     strict = kind == "clocks apart" or random.random() < 0.25
     settings = _settings(random, scale, strict=strict, hudi=hudis > 0)
     locks = random.choices((1, 2, 3), (0.7, 0.2, 0.1))[0] if agents < 4 else 1
-    habits = {f"s3://locks/lock-{n + 1}.json": _habits(random, settings.validity) for n in range(locks)}
+    usages = {f"s3://locks/lock-{n + 1}.json": _lock_usage(random, settings.validity) for n in range(locks)}
     fault_free_from = settings.validity * random.uniform(3, 6.5)
     names = [f"a{n + 1}" for n in range(agents)]
     profile = _fault_profile(random, settings, fault_free_from, names, fault_free=kind == "fault-free")
-    bound = fault_free_from + _bound(habits, settings, profile, agents + hudis)
+    bound = fault_free_from + _bound(usages, settings, profile, agents + hudis)
     machines = [
         Machine(
             name, _clock(random, kind, settings, bound), _stops(random, kind, settings, fault_free_from, name)
@@ -99,7 +99,7 @@ def draw(random: Random) -> Scenario:
             hudi_buffer=buffer if hudis else None,
             fault_free=kind == "fault-free",
         ),
-        habits,
+        usages,
         tuple(machines[:agents]),
         tuple(machines[agents:]),
         HudiSettings(settings.validity, settings.renew_interval, poll=scale, buffer=buffer),
@@ -107,13 +107,13 @@ def draw(random: Random) -> Scenario:
         request_timeout=random.uniform(0.3, 0.9) * settings.renew_interval,
         hint_delay=random.choice((None, 0.005, 0.1)),
         stops_at_requests=0.0 if kind == "fault-free" else random.choice((0.0, 0.01, 0.03)),
-        tampering=() if kind == "fault-free" else _tampering(random, list(habits), settings, fault_free_from),
+        tampering=() if kind == "fault-free" else _tampering(random, list(usages), settings, fault_free_from),
         bound=bound,
     )
 
 
 def _clock(random: Random, kind: Kind, settings: LeaseSettings, until: float) -> Clock:
-    """Within the drift of all others, or as far from them as many leases; the rate as far off as is assumed."""
+    """Draw a clock within the drift of all others, or many leases apart; its rate is off within the assumptions."""
     width = settings.validity * 20 if kind == "clocks apart" else settings.drift
     return draw_clock(
         random,
@@ -145,7 +145,7 @@ def _settings(random: Random, scale: float, *, strict: bool, hudi: bool) -> Leas
     )
 
 
-def _habits(random: Random, lease: float) -> LockUsage:
+def _lock_usage(random: Random, lease: float) -> LockUsage:
     short = random.random() < 0.5
     return LockUsage(
         hold=lease * (random.uniform(0.002, 0.05) if short else random.uniform(0.2, 1.5)),
@@ -186,7 +186,7 @@ def _fault_profile(
 
 
 def draw_stop(random: Random, at: float, lease: float, fault_free_from: float, name: str) -> Stop:
-    """A pause, more often than not about as long as a lease or longer, or a death; our agents come up again."""
+    """Draw a pause, mostly about as long as a lease or longer, or a death. Our agents restart."""
     if random.random() < 0.1:
         may_restart = not name.startswith("hudi") and random.random() < 0.8
         return Stop(at, None, restart=lease * random.choice((0.01, 0.3, 1.5)) if may_restart else None)
@@ -205,16 +205,16 @@ def _tampering(
 
 
 def _bound(
-    habits: dict[str, LockUsage], settings: LeaseSettings, profile: FaultProfile, contenders: int
+    usages: dict[str, LockUsage], settings: LeaseSettings, profile: FaultProfile, contenders: int
 ) -> float:
-    """How long it may take until all have had every lock twice: generous, and finite.
+    """Compute a generous bound until every contender has had every lock twice.
 
-    Twice, because who waits when the faults stop has that turn first. A turn is at most five mean holds, and the poll
-    after which the next one notices. Leases that nobody gives back, of the dead and of writes that land late, end one
-    after the other at worst.
+    Twice, because a contender that waits when the faults stop has its present turn first. A turn takes at most five mean
+    holds, and the poll after which the next contender notices. In the worst case, abandoned leases (of dead nodes, and of writes
+    that take effect late) expire one after the other.
     """
-    longest = max(each.hold for each in habits.values())
-    think = max(each.think for each in habits.values())
+    longest = max(each.hold for each in usages.values())
+    think = max(each.think for each in usages.values())
     turns = 2 * contenders * (5 * longest + 1.2 * settings.poll_seconds + settings.renew_interval)
     abandoned_leases = (contenders + 1) * (settings.validity + 3 * settings.drift)
     return turns + abandoned_leases + profile.late_seconds + settings.refused_seconds + 5 * think

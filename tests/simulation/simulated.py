@@ -1,4 +1,4 @@
-"""The lock's simulation, as the batch runner knows it."""
+"""The simulation of the lock, for the batch runner."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The object store of the simulation, and its clients.
+"""The simulated object store and its clients.
 
-The store is `Objects` of agent/stores/memory.py, which passes the contract suite, answering with the status codes of S3. A
-client turns an answer into an outcome by the production table (`classify.py`), and a broken connection or its own timeout into
+The store is `Objects` of `agent/stores/memory.py`, which passes the contract suite, and answers with the status codes of S3. A
+client maps an answer to an outcome with the production table (`classify.py`), and a broken connection or its own timeout to
 *unknown*, as every adapter does.
 """
 
@@ -31,24 +31,24 @@ from tests.simulation.node import Node
 
 
 class StoreObserver(Protocol):
-    """Who looks on: the oracles."""
+    """Observes all requests: the oracles."""
 
     def on_request(self, node: Node, uri: str, body: bytes | None) -> None:
         """A node sends a read, or a write of this body."""
         ...
 
     def on_answer(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
-        """A node takes an answer, or the lack of one, for this."""
+        """A node receives an outcome."""
         ...
 
     def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
-        """The object has become this; late: its writer has given the request up."""
+        """A write changed the object. `late`: its writer has timed out."""
         ...
 
 
 @dataclass(slots=True)
 class ObjectStore:
-    """The one store of a run."""
+    """The store of a run."""
 
     objects: Objects
     observer: StoreObserver
@@ -75,7 +75,7 @@ class ObjectStore:
 
 @dataclass(slots=True)
 class Wire:
-    """One node's way to the store. None: the connection broke, or nobody answered in time."""
+    """One node's connection to the store. A result of None means that the connection broke or the request timed out."""
 
     node: Node
     store: ObjectStore
@@ -84,7 +84,7 @@ class Wire:
     timeout: float
 
     async def get(self, uri: str) -> Answer | None:
-        """One GET."""
+        """Send a GET."""
         fate = self.faults.fate(self.node.name, writes=False, now=self.node.timeline.now)
         with anyio.move_on_after(self.timeout):
             return await self.network.request(
@@ -93,7 +93,7 @@ class Wire:
         return None
 
     async def put(self, uri: str, body: bytes, condition: Condition) -> Answer | None:
-        """One PUT under its condition."""
+        """Send a conditional PUT."""
         fate = self.faults.fate(self.node.name, writes=True, now=self.node.timeline.now)
         under = "if-absent" if isinstance(condition, IfAbsent) else f"if-match {condition.version[:7]}…"
         what = f"PUT {short_name(uri)} {under} {body.decode()}"
@@ -110,7 +110,7 @@ class Wire:
 
 
 class StoreClient:
-    """The port that the lock's shell asks (agent/stores/port.py), over a wire."""
+    """The store as the lock's shell uses it (`agent/stores/port.py`), over a simulated connection."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -148,5 +148,5 @@ class StoreClient:
 
 
 def short_name(uri: str) -> str:
-    """The object's short name."""
+    """Return the object's short name."""
     return uri.rpartition("/")[2].removesuffix(".json")

@@ -1,6 +1,6 @@
-"""A person who puts something into a lock object that is no lock record, and mends it later.
+"""A person who overwrites a lock object with something that is no lock record, and repairs it later.
 
-Mending is done as the documentation asks: not before every lease that may have been believed in has ended.
+The repair follows the documentation: not before every lease on the object has ended.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def tamper(
     at: float,
     repaired_at: float,
 ) -> None:
-    """Plan the two writes."""
+    """Schedule the two writes."""
     invalid = random.choice(INVALID_OBJECTS)
     repaired = render(LockRecord(expired=True, valid_until=1_799_999_999_000, owner=f"person-{at:.6f}"))
 
     def put(body: bytes) -> None:
         objects.contents[uri] = body
         oracles.on_tampering(uri, body)
-        timeline.log("person", f"puts into {short_name(uri)}: {body.decode()!r}")
+        timeline.log("person", f"overwrites {short_name(uri)} with {body.decode()!r}")
 
     timeline.plan(at, lambda: put(invalid))
     timeline.plan(repaired_at, lambda: put(repaired))

@@ -1,4 +1,4 @@
-"""The production automaton and shell through a thousand seeds, and proof that the oracles would have seen a bug."""
+"""The production state machine and shell through a thousand seeds, and proof that the oracles find bugs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tests.simulation.timeline import format_line
 SEEDS = 1_000
 SEEDS_A_TEST = 100
 SEEDS_A_BUG = 400
-"""Until a planted bug is found; most show themselves within 20."""
+"""Seeds per planted bug. Most bugs are found within 20."""
 
 
 @pytest.mark.timeout(300)
-def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
+def test_seeds_that_failed_once_pass(pool: Executor) -> None:
     require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
 
 FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
-"""Of each piece; `make unit` runs the first piece."""
+"""The first seed of each test; `make unit` runs the first test."""
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
-def test_nothing_is_violated(first: int, pool: Executor) -> None:
+def test_no_oracle_is_violated(first: int, pool: Executor) -> None:
     require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 
 
@@ -50,30 +50,30 @@ def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
+def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
     require_bug_found(SIMULATION, bug, hunts[bug].result())
 
 
-def test_every_oracle_finds_a_bug() -> None:
+def test_every_oracle_has_a_planted_bug() -> None:
     require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__)
 
 
-def test_what_was_planted_is_gone_afterwards() -> None:
+def test_planted_bugs_are_removed_afterwards() -> None:
     require_planted_bugs_removed(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_seed_is_the_same_run_again(seed: int) -> None:
+def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     require_reproducible(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_is_the_same_run_in_another_process() -> None:
+def test_a_seed_gives_the_same_run_in_another_process() -> None:
     require_reproducible_in_another_process(SIMULATION, 8)
 
 
-def test_the_scenarios_have_what_they_are_to_have() -> None:
-    """Every kind of trouble is met by the seeds that the suite runs; a scenario that is never drawn proves nothing."""
+def test_the_scenarios_contain_every_kind_of_fault() -> None:
+    """The seeds of the suite contain every kind of fault. A scenario that is never drawn proves nothing."""
     drawn = [draw(stream(seed, "scenario")) for seed in range(SEEDS)]
 
     assert {scenario.kind for scenario in drawn} == {"fault-free", "usual", "clocks apart"}
@@ -90,7 +90,7 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
     }
 
 
-def test_a_trace_tells_what_happened() -> None:
+def test_a_trace_contains_requests_and_acquisitions() -> None:
     trace = "\n".join(format_line(line) for line in run(1).trace)
 
     assert " → PUT lock-1 if-absent" in trace

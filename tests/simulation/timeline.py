@@ -1,7 +1,7 @@
-"""True time, in seconds from the start of a run, and what happens when.
+"""True time, in seconds since the start of a run, and the queue of scheduled actions.
 
-Things happen one after the other: what is due at the same instant happens in the order in which it was planned. Whatever
-happens may plan more, at the same instant or later, never earlier. The trace tells it in that order, one line each.
+Actions run one after the other. Actions that are due at the same instant run in the order in which they were scheduled. An
+action may schedule more, at the same instant or later. The trace has one line per logged action, in that order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Line = tuple[float, str, str]
-"""When, who, what."""
+"""Time, source and text of a line."""
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The one clock and the one queue of a run."""
+    """The only clock and the only queue of a run."""
 
     now: float = 0.0
     trace: list[Line] = field(default_factory=list)
@@ -25,16 +25,16 @@ class Timeline:
     _count: int = 0
 
     def plan(self, at: float, action: Callable[[], None]) -> None:
-        """Let it happen at that time, or now if that is past."""
+        """Schedule an action at a time, or now if that time is past."""
         self._count += 1
         heapq.heappush(self._planned, (max(at, self.now), self._count, action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Let it happen so many seconds from now."""
+        """Schedule an action so many seconds from now."""
         self.plan(self.now + seconds, action)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Let everything happen that is due before `until`; end early when `done`."""
+        """Run all actions that are due before `until`, and stop early when `done`."""
         while self._planned and not done():
             at, _, action = self._planned[0]
             if at > until:
@@ -45,18 +45,18 @@ class Timeline:
             action()
 
     def log(self, source: str, text: str) -> None:
-        """A line of the trace."""
+        """Add a line to the trace."""
         self.trace.append((self.now, source, text))
 
 
 def format_line(line: Line) -> str:
-    """A line of the trace as it is printed."""
+    """Return a line of the trace as it is printed."""
     at, source, text = line
     return f"{at:12.6f}  {source:<8} {text}"
 
 
 def digest(trace: Sequence[Line]) -> str:
-    """What two runs have in common if they are the same, byte for byte."""
+    """Return a digest that is equal exactly if two traces are equal byte for byte."""
     summary = hashlib.sha256()
     for at, source, text in trace:
         summary.update(f"{at!r} {source} {text}\n".encode())

@@ -1,4 +1,4 @@
-"""What a run has shown to be broken: every simulation's oracles say it here."""
+"""The violations that a run has shown. The oracles of both simulations report here."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from tests.simulation.timeline import Timeline
 
 
 class ViolationRecorder:
-    """Watches a run. `violations` is what it has seen; the first one ends the run."""
+    """Records violations. The first one ends the run."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.violations: list[str] = []
         self._timeline = timeline
 
     def violated(self, oracle: str, what: str) -> None:
-        """The run has shown a bug."""
+        """Record a violation."""
         self.violations.append(f"{oracle}: {what}")
         self._timeline.log("ORACLE", self.violations[-1])

@@ -51,7 +51,7 @@ PARTITIONS = 3
 LEASE_SECONDS = 600.0
 """Of a grant, unless a test is about leases: longer than any stall of a busy machine."""
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 """For a step of another thread or process. It only ends a hang: a busy machine is ten times slower."""
 
 

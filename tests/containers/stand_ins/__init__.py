@@ -36,7 +36,7 @@ _DOCKER_SECONDS: Final = 60
 
 
 def stand_in_name(image: str) -> str:
-    """The name under which a stand-in is kept: it says what it is."""
+    """The name under which a stand-in is kept."""
     return f"lakewarden-stand-in/{image}"
 
 
@@ -104,13 +104,13 @@ def _python(version: str, context: Path, report: Report) -> MadeOf:
     certificates.mkdir()
     for each in Path("/usr/local/share/ca-certificates").glob("*.crt"):
         shutil.copy(each, certificates)
-    wanted = version.partition("-")[0]
+    expected = version.partition("-")[0]
 
     def made_of(name: str) -> str:
         found = _printed(name, "python3", "--version")
-        if not found.startswith(f"Python {wanted}."):
+        if not found.startswith(f"Python {expected}."):
             raise ContainersError(
-                f"Debian {_DEBIAN} has {found}, but the Dockerfile names Python {wanted}: choose another Debian in "
+                f"Debian {_DEBIAN} has {found}, but the Dockerfile names Python {expected}: choose another Debian in "
                 f"{_FOLDER.name}"
             )
         return f"{found} of Debian {_printed(name, 'cat', '/etc/debian_version')}, with this machine's certificate authorities"

@@ -268,7 +268,7 @@ async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
     again = await hudi.lock("w", table)
     await hudi.unlock("w")
 
-    assert f"held by another: owner {theirs}, until " in waiting
+    assert f"held by another owner: owner {theirs}, until " in waiting
     assert (shown["state"], shown["owner"]) == ("held", theirs)
     assert (holding, status) == (f"holding {table}{HUDI_LOCK} as owner {ours.owner}", 0)
     assert refused is None

@@ -57,7 +57,9 @@ async def test_two_owners_at_once_are_printed_and_the_exit_code_is_1(
         _event(LockAcquired, 2, "y", "b"),
         _event(LockReleased, 5, "x", "a"),
         _event(LockLost, 6, "y", "b", holder="z", detail="another owner is in the lock object"),
-        _event(LockRefused, 7, "", "b", detail="not a lock record, left unchanged: not JSON"),
+        _event(
+            LockRefused, 7, "", "b", detail="the object is no lock record and is left unchanged: not JSON"
+        ),
         _event(LockAcquired, 0, "u", "a", table="s3://lake/other", lock="s3://lake/locks/other.json"),
     )
 
@@ -74,7 +76,7 @@ async def test_two_owners_at_once_are_printed_and_the_exit_code_is_1(
     assert (
         "by owner y (agent b): another owner is in the lock object; owner z held it then; at " in text.stdout
     )
-    assert "needs an operator: not a lock record, left unchanged" in text.stdout
+    assert "needs an operator: the object is no lock record and is left unchanged" in text.stdout
     assert text.stdout.splitlines()[-1].startswith(
         "VIOLATED: two owners at once, 1 time; 6 events of 2 locks"
     )
@@ -105,8 +107,8 @@ def test_without_kafka_or_the_topic_the_command_reports_what_is_missing(
     kafka: KafkaServer, local: Place
 ) -> None:
     failed(local.run("audit", bootstrap_servers=NOWHERE), 1, f"no Kafka broker answers at {NOWHERE}")
-    missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="nobody-made-it")
-    failed(missing, 1, "there is no topic nobody-made-it.audit")
+    missing = local.run("audit", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing")
+    failed(missing, 1, "there is no topic missing.audit")
 
 
 async def _topics(kafka: KafkaServer, prefix: str) -> dict[str, Any]:

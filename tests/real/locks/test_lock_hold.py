@@ -56,7 +56,7 @@ def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place,
         "hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
     )
 
-    failed(one_try, 75, "held by another: owner somebody, until 20")
+    failed(one_try, 75, "held by another owner: owner somebody, until 20")
     assert waited.returncode == 75
     assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {place.lock}: held by another")
     assert waited.stderr.splitlines()[-1].startswith(

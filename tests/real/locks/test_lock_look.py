@@ -83,7 +83,7 @@ def test_show_is_readable(local: Place) -> None:
 
     local.write(b"")
     text = local.run("show", local.table).stdout
-    assert "state    malformed: the object is empty. Nobody overwrites it" in text
+    assert "state    malformed: the object is empty. No contender overwrites it" in text
 
 
 def test_looking_changes_nothing(local: Place, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local:
         (["hold", "/t", "--seconds", "1", "--exec", "ls", "--", "ls"], "not both"),
         (["hold", "t", "--seconds", "1"], "not a table URI: 't'"),
         (["release", "/t"], "Missing option '--if-owner'"),
-        (["probe", "foo"], "no place for locks: 'foo'"),
+        (["probe", "foo"], "not a bucket or folder: 'foo'"),
         (["audit", "--table", "t"], "not a table URI: 't'"),
         (["shwo"], "No such command 'shwo'"),
     ],
@@ -144,7 +144,7 @@ def test_help_says_how_a_command_ends(local: Place, command: str) -> None:
 
     assert done.returncode == 0
     assert "Usage: " in done.stdout
-    assert "Exit status" in " ".join(done.stdout.split())
+    assert "Exit codes" in " ".join(done.stdout.split())
 
 
 def test_the_group_alone_says_what_there_is(local: Place) -> None:

@@ -82,4 +82,4 @@ def test_a_holder_whose_lock_was_given_back_by_hand_ends_its_command(local: Plac
         _, told = holder.communicate(timeout=PATIENCE_SECONDS)
 
     assert holder.returncode == 76
-    assert "somebody gave it back in our name" in told
+    assert "another process released it in this owner's name" in told

@@ -49,7 +49,7 @@ def test_the_version_is_the_installed_one() -> None:
         (["agent", "--nope"], {}, "No such option: --nope"),
         (["agnet"], {}, "No such command 'agnet'. Did you mean 'agent'? See lakewarden --help"),
         (["explain"], {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
-        (["explain", ""], {}, "Invalid value for TRANSACTION: it is empty"),
+        (["explain", ""], {}, "Invalid value for TRANSACTION: the transaction id is empty"),
         (["agent"], {}, "--allow"),
         (["agent", "--allow", "/w/*", "--s3-endpoint", "s3:9000"], {}, "'s3:9000' is not a URL"),
         (["agent", "--allow", "warehouse"], {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is not a table URI"),
@@ -64,7 +64,7 @@ def test_the_version_is_the_installed_one() -> None:
         (["dev"], {}, "--data"),
         (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
         (["dev", "--data", "/w"], {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
-        (["demo", "--s3-bucket", "b"], {}, "give --s3-endpoint"),
+        (["demo", "--s3-bucket", "b"], {}, "--s3-bucket needs --s3-endpoint"),
     ],
 )
 def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
@@ -83,7 +83,8 @@ def test_dev_reports_a_folder_that_it_cannot_write() -> None:
 
     assert done.returncode == 1
     assert done.stderr == (
-        "lakewarden: nothing can be kept in /proc/nowhere/.lakewarden: No such file or directory; choose another --data\n"
+        "lakewarden: the folder /proc/nowhere/.lakewarden can't be created or written: No such file or directory; "
+        "choose another --data\n"
     )
 
 
@@ -173,7 +174,7 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
     [listed] = (await _answer(scene, "conflicts", "--output", "json")).splitlines()
     assert ConflictDetected.model_validate_json(listed) == followed
     text = await _answer(scene, "conflicts")
-    assert "loser lost to winner, which was first: p x;" in text
+    assert "loser lost to winner, which was open: p x; aborted " in text
 
 
 async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ import software.amazon.awssdk.services.s3.model.PutObjectRequest;
 import software.amazon.awssdk.services.s3.model.S3Exception;
 
 /**
- * Ours, under the name by which Hudi's provider loads its client for s3://. Hudi's is in hudi-aws, of which no 1.x
- * release is on Maven Central.
+ * A replacement for Hudi's client for s3://, under the class name that Hudi's lock provider loads. Hudi's own client is in
+ * hudi-aws, which has no 1.x release on Maven Central.
  *
- * <p>It sends and answers what Hudi's does, as far as a lock can tell: If-None-Match or If-Match with the ETag as it
- * came, ETag and body of a read from one GET, no retries, a fifth of the lease for each call, and the same result for
- * each status. Endpoint, region and credentials come from the environment.
+ * <p>For a lock it behaves like Hudi's client: If-None-Match, or If-Match with the unchanged ETag; ETag and body of a read
+ * from one GET; no retries; a timeout of a fifth of the lease for each call; the same result for each status. Endpoint, region
+ * and credentials come from the environment.
  */
 public final class S3StorageLockClient implements StorageLockClient {
     private final S3Client s3;
@@ -103,7 +103,7 @@ public final class S3StorageLockClient implements StorageLockClient {
         };
     }
 
-    /** What Hudi asks for is whether its audit is switched on; in these tables it never is. */
+    /** Hudi reads an object to find out whether its audit is enabled. These tables never enable it. */
     @Override
     public Option<String> readObject(String path, boolean lookFirst) {
         Pair<String, String> place = StorageLockClient.parseBucketAndPath(path);
@@ -115,12 +115,12 @@ public final class S3StorageLockClient implements StorageLockClient {
             }
             throw refusal;
         }
-        throw new IllegalStateException("nobody put it there: " + path);
+        throw new IllegalStateException("unexpected object: " + path);
     }
 
     @Override
     public boolean writeObject(String path, String content) {
-        throw new IllegalStateException("the audit is not switched on: " + path);
+        throw new IllegalStateException("the audit is not enabled: " + path);
     }
 
     @Override

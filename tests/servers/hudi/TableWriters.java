@@ -29,37 +29,37 @@ import org.apache.hudi.storage.hadoop.HoodieHadoopStorage;
 import software.amazon.awssdk.core.exception.SdkException;
 
 /**
- * Writers of Hudi tables, as far as their lock: each a thread with a LockManager of Hudi's, which makes one
- * StorageBasedLockProvider a lock.
+ * The locking of Hudi writers. Each writer is a thread with a LockManager of Hudi, which creates one StorageBasedLockProvider
+ * per lock.
  *
- * <p>Arguments: the length of a lease in seconds, and the file that answers are written to. Commands come on stdin and answers go
- * out as JSON, one a line; an answer bears its command's id. When stdin ends, so do we.
+ * <p>Arguments: the length of a lease in seconds, and the file for responses. Commands arrive on stdin and responses are appended
+ * to the file, as one JSON object per line. A response has the id of its command. The program ends when stdin ends.
  *
  * <ul>
- *   <li>lock (writer, table, seconds): try for so long. locked, with the owner; or refused, with why.
- *   <li>unlock (writer): unlocked.
- *   <li>turns (writer, table, command, pause): lock, run the command, unlock, pause by chance as long as so many turns on
- *       average; over and over. turn, for each, with the command's status; done, in the end.
- *   <li>stop: turns end after the one in hand.
+ *   <li>lock (writer, table, seconds): try to lock for this time. Response: locked with the owner, or refused with a reason.
+ *   <li>unlock (writer). Response: unlocked.
+ *   <li>cycle (writer, table, command, pause): repeat lock, run the command, unlock, pause. The pause is random; on average it
+ *       lasts `pause` times as long as the cycle before it. Response: cycle with the command's status, once per cycle; then done.
+ *   <li>stop: end all cycles after the current one.
  * </ul>
  *
- * What goes wrong is answered as failed, with why.
+ * The response to an error is failed, with a reason.
  */
 public final class TableWriters {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int LONGEST_WAIT_SECONDS = 60;
 
     private final int leaseSeconds;
-    private final Path answers;
+    private final Path responses;
     private final Map<String, Writer> writers = new HashMap<>();
     private volatile boolean stopping;
 
-    private TableWriters(int leaseSeconds, Path answers) {
+    private TableWriters(int leaseSeconds, Path responses) {
         this.leaseSeconds = leaseSeconds;
-        this.answers = answers;
+        this.responses = responses;
     }
 
-    /** Obey until stdin ends. */
+    /** Execute commands until stdin ends. */
     public static void main(String[] arguments) throws IOException {
         TableWriters all = new TableWriters(Integer.parseInt(arguments[0]), Path.of(arguments[1]));
         try (var lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
@@ -83,10 +83,10 @@ public final class TableWriters {
     }
 
     private synchronized void respond(JsonNode command, String what, String detail, Object value) {
-        ObjectNode answer = JSON.createObjectNode();
-        answer.put("id", command.get("id").asInt()).put("what", what).putPOJO(detail, value);
+        ObjectNode response = JSON.createObjectNode();
+        response.put("id", command.get("id").asInt()).put("what", what).putPOJO(detail, value);
         try {
-            Files.writeString(answers, answer + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND);
+            Files.writeString(responses, response + "\n", StandardOpenOption.CREATE, StandardOpenOption.APPEND);
         } catch (IOException broken) {
             throw new IllegalStateException(broken);
         }
@@ -100,20 +100,20 @@ public final class TableWriters {
         properties.setProperty("hoodie.write.lock.storage.renew.interval.secs", "" + leaseSeconds / 10);
         properties.setProperty("hoodie.write.lock.wait_time_ms", "" + waitSeconds * 1000);
         properties.setProperty("hoodie.write.lock.client.num_retries", "0");
-        // The default wants the timeline service, which is not on Maven Central; a lock has nothing to do with it.
+        // The default needs the timeline service, which is not on Maven Central and not needed for a lock.
         properties.setProperty("hoodie.write.markers.type", "DIRECT");
         HoodieWriteConfig config = HoodieWriteConfig.newBuilder().withPath(table).withProperties(properties).build();
         return new LockManager(config, storage());
     }
 
-    /** A LockManager takes Hadoop's configuration from it, and nothing else: lock objects are the client's. */
+    /** A LockManager only reads Hadoop's configuration from it; the client accesses lock objects. */
     private static HoodieStorage storage() {
         RawLocalFileSystem files = new RawLocalFileSystem();
         files.setConf(new Configuration(false));
         return new HoodieHadoopStorage(files);
     }
 
-    /** One writer: Hudi renews a lock as long as the thread lives that took it. */
+    /** One writer. Hudi renews a lock as long as the thread that acquired it runs. */
     private final class Writer {
         private final ExecutorService thread = Executors.newSingleThreadExecutor();
         private LockManager manager;
@@ -147,7 +147,8 @@ public final class TableWriters {
                     respond(command, "refused", "why", refusal.toString());
                     return;
                 } catch (SdkException silence) {
-                    // A fifth of the lease may be short for a JVM's first request. A writer would fail, and be started again.
+                    // The client's timeout, a fifth of the lease, may be too short for a JVM's first request. A real writer
+                    // would fail and be restarted.
                     manager.close();
                     if (System.nanoTime() > until) {
                         throw silence;

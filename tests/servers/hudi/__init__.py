@@ -1,15 +1,14 @@
-"""Writers with Hudi's own lock provider, for tests: a JVM that takes and gives back the locks of Hudi tables on S3.
+"""Writers with Hudi's own lock provider, for tests: a JVM that acquires and releases the locks of Hudi tables on S3.
 
-What is Hudi's and what is ours:
+| part | origin |
+| --- | --- |
+| `LockManager`, `StorageBasedLockProvider` with its heartbeat, the format of the lock object | Hudi's release on Maven Central |
+| AWS SDK | Maven Central, in the version with which Hudi is built |
+| `S3StorageLockClient.java`, the provider's client for S3 | this folder; Hudi's own is in hudi-aws, which has no 1.x release |
+| Hadoop and Jackson | the jars of pyspark |
+| `TableWriters.java`, which calls Hudi | this folder |
 
-- `LockManager`, `StorageBasedLockProvider` with its heartbeat, the lock object's format and their configuration are the byte code
-  of Hudi's release, from Maven Central. So is the AWS SDK, in the version with which Hudi is built.
-- The provider's client for S3 is ours (`S3StorageLockClient.java`, which says what it does as Hudi's does it): Hudi's own is in
-  hudi-aws, and no 1.x release of that is on Maven Central.
-- Of what Hudi is built with, Hadoop's and Jackson's classes are those that come with pyspark.
-- `TableWriters.java`, ours, is who calls Hudi.
-
-The jars (14 MB) and the compiled classes are kept in the cache, a version each.
+The jars (14 MB) and the compiled classes are kept in the cache, in a folder per version.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from tests.servers.program import NoServerError, built, cache, one_at_a_time
 from tests.servers.s3 import S3Server
 
 HUDI_VERSION: Final = "1.2.1"
-"""Its provider and lock manager are 1.2.0's but for the words of some messages."""
-PATIENCE_SECONDS: Final = 90.0
-"""For an answer; never measured."""
+"""Its provider and lock manager differ from 1.2.0 only in the text of some messages."""
+PATIENCE_SECONDS: Final = 180.0
+"""Limit for a response; it only ends a hang."""
 
 _SOURCES: Final = tuple(sorted(Path(__file__).parent.glob("*.java")))
 _HUDI: Final = tuple(
     f"org.apache.hudi:{name}:{HUDI_VERSION}"
     for name in ("hudi-client-common", "hudi-common", "hudi-hadoop-common", "hudi-io")
 )
-"""Each by itself: of the 75 jars that they name a lock needs few, and pyspark has those."""
+"""Resolved without their 75 dependencies: a lock needs few of them, and pyspark contains those."""
 _SDK: Final = "software.amazon.awssdk:s3:2.29.52"
 _LEFT_OUT: Final = ("io.netty", "org.slf4j")
-"""The SDK's asynchronous half is not used; pyspark has the newer slf4j, with a logger behind it."""
+"""Not needed: the asynchronous part of the SDK is not used, and pyspark contains a newer slf4j with a logger."""
 _ATTEMPTS: Final = 3
 _JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=info")
 _COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
-"""`javac`, wherever it may be: every JDK has it, no JRE does."""
+"""`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
 
 
 def hudi_class_path() -> str:
-    """Everything that a JVM of Hudi writers needs, fetched and compiled first where it isn't there yet."""
+    """The class path for a JVM of Hudi writers. Downloads and compiles first if necessary."""
     import pyspark
 
     jars = cache() / f"hudi-{HUDI_VERSION}" / "jars"
@@ -81,8 +80,8 @@ def _fetch(jars: Path) -> None:
             except Exception as failure:
                 if attempt == _ATTEMPTS:
                     raise NoServerError(
-                        f"Hudi {HUDI_VERSION} could not be fetched from Maven Central ({' '.join(str(failure).split())}): "
-                        "check the network, or name a mirror in ~/.config/jgo.conf ([repositories], central = URL)"
+                        f"Hudi {HUDI_VERSION} could not be downloaded from Maven Central ({' '.join(str(failure).split())}): "
+                        "check the network, or set a mirror in ~/.config/jgo.conf ([repositories], central = URL)"
                     ) from failure
             else:
                 new.rename(jars)
@@ -90,7 +89,7 @@ def _fetch(jars: Path) -> None:
 
 
 def _resolved(repository: Path) -> list[Path]:
-    """The jars, downloaded."""
+    """Download the jars; returns their paths."""
     maven = maven_context(repository)
     alone = [dependency(maven, each) for each in _HUDI]
     inputs, transitive = maven.resolver.resolve([dependency(maven, _SDK)])
@@ -103,7 +102,7 @@ def _resolved(repository: Path) -> list[Path]:
 
 
 def _compile(classes: Path, libraries: Iterable[Path]) -> None:
-    # What expands `folder/*` is the program javac, and not the compiler.
+    # The program javac expands `folder/*`, but the compiler module does not.
     path = ":".join(str(jar) for folder in libraries for jar in sorted(folder.glob("*.jar")))
     tried: list[str] = []
     with tempfile.TemporaryDirectory(dir=classes.parent) as folder:
@@ -119,20 +118,18 @@ def _compile(classes: Path, libraries: Iterable[Path]) -> None:
         ]
         arguments = ["-d", str(new), "-cp", path, *map(str, _SOURCES)]
         if not built([*compiler, *arguments], {}, folder, tried):
-            raise NoServerError(
-                f"Hudi's writers could not be compiled, which takes a JDK: {'; '.join(tried)}"
-            )
+            raise NoServerError(f"Hudi's writers could not be compiled; install a JDK: {'; '.join(tried)}")
         new.rename(classes)
 
 
 class HudiWriters:
-    """A JVM with any number of writers, each known by its name; it dies with us. Use it from the main thread."""
+    """A JVM with any number of named writers. It ends with this process. Use it from the main thread."""
 
     def __init__(self, class_path: str, server: S3Server, folder: Path, *, lease_seconds: int) -> None:
-        self._answers = folder / "answers.jsonl"
+        self._responses_file = folder / "responses.jsonl"
         self._log = folder / "jvm.log"
         self._ids = itertools.count()
-        main = ["-cp", class_path, "TableWriters", str(lease_seconds), str(self._answers)]
+        main = ["-cp", class_path, "TableWriters", str(lease_seconds), str(self._responses_file)]
         environment = {**os.environ, **server.environment, "AWS_ENDPOINT_URL_S3": server.endpoint}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -146,35 +143,38 @@ class HudiWriters:
 
     @property
     def log(self) -> str:
-        """What Hudi has logged so far."""
+        """Hudi's log so far."""
         return self._log.read_text()
 
     async def lock(self, writer: str, table: str, seconds: int = 60) -> str | None:
-        """Take the table's lock, trying for so long; its owner, None where it could not be had."""
-        answer = await self._response(self._send(do="lock", writer=writer, table=table, seconds=seconds))
-        owner: str | None = answer.get("owner")
+        """Acquire the table's lock within `seconds`; returns its owner, or None if it was not acquired."""
+        response = await self._response(self._send(do="lock", writer=writer, table=table, seconds=seconds))
+        owner: str | None = response.get("owner")
         return owner
 
     async def unlock(self, writer: str) -> None:
-        """Give it back."""
+        """Release the lock."""
         await self._response(self._send(do="unlock", writer=writer))
 
     def start_cycles(self, writer: str, table: str, command: Sequence[str], pause: float) -> int:
-        """Take the lock, run the command, give the lock back, pause as long as so many turns on average; over and over."""
+        """Repeat until stopped: acquire the lock, run the command, release the lock, pause. Returns the command's number.
+
+        The average pause is `pause` times the duration of the cycle before it.
+        """
         return self._send(do="cycle", writer=writer, table=table, command=list(command), pause=pause)
 
     def cycle_statuses(self, number: int) -> list[int]:
-        """The statuses with which the command has ended so far."""
+        """The exit statuses of the command so far."""
         return [each["status"] for each in self._responses(number) if each["what"] == "cycle"]
 
     async def stop_cycles(self, *numbers: int) -> None:
-        """End them all after the turn in hand."""
+        """Stop all cycles after the current one."""
         self._send(do="stop")
         for number in numbers:
             await self._response(number, "done")
 
     def kill(self) -> None:
-        """As a crash would."""
+        """End the JVM with SIGKILL, as a crash."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None
@@ -188,19 +188,19 @@ class HudiWriters:
         return number
 
     async def _response(self, number: int, *whats: str) -> dict[str, Any]:
-        """Wait for the answer to this command, or for one of these."""
+        """Wait for a response to this command, of one of these kinds if any are named."""
         with anyio.move_on_after(PATIENCE_SECONDS):
             while self.process.poll() is None:
-                for answer in self._responses(number):
-                    if not whats or answer["what"] in whats:
-                        return answer
+                for response in self._responses(number):
+                    if not whats or response["what"] in whats:
+                        return response
                 await anyio.sleep(0.02)
-        raise AssertionError(f"no answer of {self.process}:\n{self.log[-5000:]}")
+        raise AssertionError(f"no response from {self.process}:\n{self.log[-5000:]}")
 
     def _responses(self, number: int) -> list[dict[str, Any]]:
-        text = self._answers.read_text() if self._answers.exists() else ""
-        answers = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
-        mine = [each for each in answers if each["id"] == number]
-        for each in mine:
+        text = self._responses_file.read_text() if self._responses_file.exists() else ""
+        all_responses = [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+        responses = [each for each in all_responses if each["id"] == number]
+        for each in responses:
             assert each["what"] != "failed", f"{each['why']}\n{self.log[-5000:]}"
-        return mine
+        return responses

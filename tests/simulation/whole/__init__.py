@@ -1,18 +1,24 @@
-"""The whole on virtual time: writers, executors, agents, Kafka, stores, clocks, pauses; one seed, and everything that goes wrong.
+"""The whole system in virtual time: writers, executors, agents, Kafka, stores and clocks, one seed, and injected faults.
 
-As it is, runs all that decides, and all that an agent does: `agent/serving/agent.py` and below (sessions, assignment, replay,
-terms, live decisions, commit points, publisher, locks), `handlers/`, the codec, and of the writer its rules
-(`spark_jobs/gate/progress.py` and `lease.py`). Simulated is the world: see `agents.py` for every seam.
+These run unchanged: `agent/serving/agent.py` and everything below it (sessions, assignment, replay, terms, live decisions,
+checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (`spark_jobs/gate/progress.py` and
+`grant_deadline.py`). The world around them is simulated:
 
-- `broker.py`, `connection.py`, `clients.py`: Kafka's logs and its group, the way there, and aiokafka's three clients
-- `processes.py`: which process runs, so that production code finds its own clock and its own Kafka
-- `agents.py`: the seams, and an owner of a partition that is watched
-- `writers.py`: drivers and executors; `table.py`: the tables, fenced or not, and what lands in them
-- `oracles.py`: G1 to G7 and what else must never happen, judged from outside
-- `scenario.py`: what a seed means; `run.py`: one seed from beginning to end; `batch.py`, `__main__.py`: many of them
-- `planted.py`: bugs that the oracles must find
+| module | simulates |
+| --- | --- |
+| `broker.py`, `connection.py`, `clients.py` | Kafka's logs and consumer group, the way to them, and aiokafka's three clients |
+| `processes.py` | which process runs, so that production code finds its own clock and Kafka |
+| `agents.py` | every seam to the production code, and the owner of a partition, observed |
+| `writers.py` | drivers and executors |
+| `table.py` | the tables, fenced or not, and their commits |
 
-Time, nodes, the store, the weather and Hudi's writer are those of the lock's simulation, one folder up.
+| module | tests |
+| --- | --- |
+| `oracles.py` | the promises G1 to G7, and what else must never happen, judged from outside |
+| `scenario.py`, `run.py` | what a seed means; one run |
+| `planted.py` | bugs that the oracles must find |
 
-`python -m tests.simulation.whole --seed 17 --trace` shows one run.
+Time, nodes, the store, the faults and Hudi's writer are those of the lock's simulation, one folder up.
+
+`python -m tests.simulation.whole --seed 17 --trace` prints one run.
 """

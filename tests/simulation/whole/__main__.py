@@ -1,4 +1,4 @@
-"""One seed with its trace, or many seeds.
+"""Run one seed with its trace, or many seeds.
 
 python -m tests.simulation.whole --seed 17 --trace
 python -m tests.simulation.whole --seed 3 --trace --planted "lapse too early"

@@ -1,11 +1,11 @@
-"""The agents: `agent/serving/agent.py` and all below it as they are, in a process with simulated clock, chance, Kafka and store.
+"""The agents: `agent/serving/agent.py` and everything below it, in a process with simulated clock, randomness, Kafka and store.
 
-What is put in place of the real thing, and nothing else:
+Only these are replaced:
 
-- in `agent/clock.py`, the one place where time and chance are read: the process's own
+- in `agent/clock.py`, the one place that reads time and randomness: those of the process
 - aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
-- `Stores` of `agent/serving/agent.py`: stores that are opened already, and answer by the production table (`../store.py`)
-- `PartitionOwner`: the same, but that the oracles hear of what it decides (`ObservedOwner`)
+- `Stores` of `agent/serving/agent.py`: stores that are already open, and answer by the production table (`../store.py`)
+- `PartitionOwner`: a subclass that reports its decisions to the oracles (`ObservedOwner`)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.unit.handlers.table.world import facts
 
 
 class _Time:
-    """In place of the module `time`."""
+    """Replaces the module `time`."""
 
     def clock_gettime(self, _: int) -> float:
         return current_process().node.now()
@@ -52,7 +52,7 @@ class _Time:
 
 
 class _Datetime:
-    """In place of the class `datetime`."""
+    """Replaces the class `datetime`."""
 
     def now(self, zone: tzinfo) -> datetime:
         return datetime.fromtimestamp(current_process().node.wall_ms() / 1000, zone)
@@ -71,7 +71,7 @@ async def _no_connection(*_: object, **__: object) -> None:
 
 
 class SimStores:
-    """In place of `agent/locks/keeper.py`'s `Stores`: one store, open and honest."""
+    """Replaces `Stores` of `agent/locks/keeper.py`: one store, open, which honours conditions."""
 
     def __init__(self, *_: object) -> None:
         self._client = StoreClient(current_process().store)
@@ -85,18 +85,18 @@ class SimStores:
 def simulated(
     broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None]
 ) -> Iterator[list[ObservedOwner]]:
-    """Within this, production code runs in simulated processes; the owners of partitions that there are.
+    """Run production code in simulated processes while the context is active. Yields the owners of partitions.
 
-    `after_grant` is told of each grant, as it is given: the moment at which it matters most that its agent is stopped.
+    `after_grant` is called at each grant: the most interesting moment to stop its agent.
     """
     owners: list[ObservedOwner] = []
 
-    def make_owner(*given: Any, undecodable: UndecodableRecords) -> ObservedOwner:
-        owner = ObservedOwner(broker, oracles, after_grant, *given, undecodable=undecodable)
+    def make_owner(*arguments: Any, undecodable: UndecodableRecords) -> ObservedOwner:
+        owner = ObservedOwner(broker, oracles, after_grant, *arguments, undecodable=undecodable)
         owners.append(owner)
         return owner
 
-    kept = structlog.get_config() if structlog.is_configured() else None
+    configured = structlog.get_config() if structlog.is_configured() else None
     with ExitStack() as stack:
         for where, what, instead in (
             (clock, "time", _Time()),
@@ -111,7 +111,7 @@ def simulated(
             (agent_module, "PartitionOwner", make_owner),
         ):
             stack.enter_context(patch.object(where, what, instead))
-        # Asked only why nobody answered: nobody does.
+        # The agent opens a connection only to find out why Kafka doesn't answer.
         stack.enter_context(patch.object(kafka, "create_conn", _no_connection, create=True))
         structlog.configure(
             processors=[_into_trace],
@@ -122,8 +122,8 @@ def simulated(
             yield owners
         finally:
             structlog.reset_defaults()
-            if kept is not None:
-                structlog.configure(**kept)
+            if configured is not None:
+                structlog.configure(**configured)
 
 
 def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
@@ -131,13 +131,13 @@ def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     what = event.pop("event")
     if what == "table.stopped":
         process.report_violation("no crash", f"a table is stopped: {event['reason']}")
-    told = " ".join(f"{name}={value}" for name, value in event.items())
-    process.node.log(f"{what} {told}")
+    fields = " ".join(f"{name}={value}" for name, value in event.items())
+    process.node.log(f"{what} {fields}")
     raise structlog.DropEvent
 
 
 class ObservedOwner(PartitionOwner):
-    """A partition's owner whose decisions the oracles hear of at the instant at which they are made."""
+    """A partition's owner that reports each decision to the oracles when it is made."""
 
     def __init__(
         self,
@@ -163,32 +163,34 @@ class ObservedOwner(PartitionOwner):
             self._after_grant(self.node)
 
     async def compare(self) -> None:
-        """Replay the log from where the group stands, and look whether the outcome is what is here."""
+        """Replay the log from the group's committed position, and compare the result with this owner's state."""
         if self.phase != "live" or not self._is_settled():
             return
-        rebuilt, told = _replayed(self)
-        mine, theirs = _comparable(self.tables), _comparable(rebuilt.tables)
-        for uri in sorted({*mine, *theirs}):
-            if mine.get(uri) != theirs.get(uri):
+        rebuilt, decisions = _replayed(self)
+        live, replayed = _comparable(self.tables), _comparable(rebuilt.tables)
+        for uri in sorted({*live, *replayed}):
+            if live.get(uri) != replayed.get(uri):
                 self._oracles.violated(
-                    "replay matches", f"{uri} {_difference(mine.get(uri), theirs.get(uri))}"
+                    "replay matches", f"{uri} {_difference(live.get(uri), replayed.get(uri))}"
                 )
                 return
-        if told:
-            self._oracles.violated("replay matches", f"a replay decides what the living did not: {told[0]!r}")
+        if decisions:
+            self._oracles.violated(
+                "replay matches", f"a replay decides what the live owner did not: {decisions[0]!r}"
+            )
 
     def _is_settled(self) -> bool:
-        """Whether all that was decided is in the log, and the partition is still ours."""
+        """Whether everything decided is in the log, and this owner still owns the partition."""
         publisher = self._publisher
         if publisher._waiting or publisher._unacknowledged or self.stopped:
             return False
         decisions = self.broker.logs[TopicPartition(TOPICS.decisions, self.number)]
-        taken = [each.value for each in decisions if b'"partition-taken"' in each.value]
-        return bool(taken) and self.term.encode() in taken[-1]
+        takeovers = [each.value for each in decisions if b'"partition-taken"' in each.value]
+        return bool(takeovers) and self.term.encode() in takeovers[-1]
 
 
 class _DecisionRecorder:
-    """In place of a publisher: keeps what a replay says."""
+    """Replaces a publisher: keeps the decisions of a replay."""
 
     def __init__(self) -> None:
         self.decisions: list[bytes] = []
@@ -199,16 +201,16 @@ class _DecisionRecorder:
 
 
 class _NoTasks:
-    """In place of a task group: a replay's locks are never asked for."""
+    """Replaces a task group: a replay requests no locks."""
 
     def start_soon(self, *_: object, **__: object) -> None:
         return
 
 
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
-    told, nobody, stores = _DecisionRecorder(), _NoTasks(), SimStores()
-    given: tuple[Any, ...] = (owner.number, owner._settings, told, stores, nobody)
-    rebuilt = PartitionOwner(*given)
+    recorder, tasks, stores = _DecisionRecorder(), _NoTasks(), SimStores()
+    arguments: tuple[Any, ...] = (owner.number, owner._settings, recorder, stores, tasks)
+    rebuilt = PartitionOwner(*arguments)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
     start, decided = (
@@ -219,22 +221,25 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     rebuilt.load(
         start, owner.position, decided, read(TOPICS.decisions)[decided.offset :], read(TOPICS.ledger)
     )
-    return rebuilt, told.decisions
+    return rebuilt, recorder.decisions
 
 
 def _comparable(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:
-    """What must be the same: all facts but how the ended ones ended, of which a replay sees fewer; and of tables with any."""
+    """What a replay must reproduce, for tables with any facts.
+
+    How transactions ended is left out, because a replay sees fewer of them.
+    """
     found = {uri: facts(state) for uri, state in tables.items()}
     for each in found.values():
         del each["closed"]
     return {uri: each for uri, each in found.items() if any(each.values())}
 
 
-def _difference(mine: dict[str, object] | None, theirs: dict[str, object] | None) -> str:
-    if mine is None or theirs is None:
-        return f"lives as {mine} and is replayed as {theirs}"
+def _difference(live: dict[str, object] | None, replayed: dict[str, object] | None) -> str:
+    if live is None or replayed is None:
+        return f"is live as {live} and is replayed as {replayed}"
     return "; ".join(
-        f"{name} is {mine[name]} and is replayed as {theirs[name]}"
-        for name in mine
-        if mine[name] != theirs[name]
+        f"{name} is {live[name]} and is replayed as {replayed[name]}"
+        for name in live
+        if live[name] != replayed[name]
     )

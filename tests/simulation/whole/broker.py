@@ -1,13 +1,13 @@
-"""Kafka's side: logs of records in order, positions committed by a group, and who of the group reads what.
+"""Kafka: the logs, the positions committed by a group, and the assignment of partitions to its members.
 
-A broker acts at instants of true time and forgets nothing. What is left out changes nothing for the rules that are under
-test: replicas, retention, compaction (the whole ledger is read), transactions.
+The broker acts at instants of true time and loses nothing. Replicas, retention, compaction (agents read the whole ledger) and
+transactions are left out, because they don't affect the rules under test.
 
-- *Producers* are idempotent: each numbers its records by partition; a number that is there already is acknowledged again and
-  not written again.
-- *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka: whoever joins, leaves or falls silent begins a round;
-  all others are assignment by their next heartbeat, and have the rebalance timeout to join again; whoever has not is no member any
-  more. Positions are committed by members of the present generation only. A member that was dropped doesn't know until it asks.
+- *Producers* are idempotent: each numbers its records per partition. A number that is already in the log is acknowledged
+  again and not written again.
+- *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka. A member that joins, leaves or is silent starts a
+  round. The others learn of it with their next heartbeat, and must join again within the rebalance timeout, or they are
+  removed. Only members of the current generation can commit positions. A removed member doesn't know until its next request.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 from tests.simulation.timeline import Timeline
 
 FETCH_WAIT_SECONDS = 0.5
-"""`fetch.max.wait.ms`: for so long an empty fetch is held back."""
+"""`fetch.max.wait.ms`: how long an empty fetch waits."""
 RECORDS_A_FETCH = 500
 
 
 class Record(NamedTuple):
-    """As a consumer sees it, with the true time at which it was written."""
+    """A record as a consumer reads it, with the true time at which it was written."""
 
     topic: str
     partition: int
@@ -38,7 +38,7 @@ class Record(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """As a producer sends it: its number in its partition, key and value."""
+    """A record as a producer sends it, with its number in the partition."""
 
     number: int
     key: bytes | None
@@ -50,7 +50,7 @@ Fetched: TypeAlias = dict[TopicPartition, list[Record]]
 
 @dataclass(slots=True)
 class Joined:
-    """What a member is assignment at the end of a round."""
+    """What a member receives at the end of a round."""
 
     member: str
     generation: int
@@ -66,11 +66,11 @@ class Member:
     rebalance: float
     last_contact_at: float
     joining: Callable[[Joined | None], None] | None = None
-    """How it is answered at the end of the round; None while it has not joined."""
+    """Answers the member at the end of the round. None while it has not joined."""
 
 
 class Group:
-    """The one consumer group, of one topic."""
+    """The only consumer group, for one topic."""
 
     def __init__(self, timeline: Timeline, random: Random, partitions: Sequence[TopicPartition]) -> None:
         self.generation = 0
@@ -91,7 +91,7 @@ class Group:
         session: float,
         rebalance: float,
     ) -> None:
-        """Take part in the next round. The answer comes at its end: None for whoever is not known (any more)."""
+        """Join the next round. The reply comes at its end, or at once with None for an unknown member."""
         if member is None:
             self._count += 1
             member = f"{node}#{self._count}"
@@ -105,7 +105,7 @@ class Group:
         self._end_round_if_all_joined()
 
     def heartbeat(self, member: str, generation: int) -> str:
-        """`ok`, `rebalancing`: join again; or `unknown`: join as somebody new."""
+        """Return `ok`; `rebalancing`: join again; or `unknown`: join as a new member."""
         known = self.members.get(member)
         if known is None or generation != self.generation:
             return "unknown"
@@ -114,7 +114,7 @@ class Group:
         return "rebalancing" if self._rebalancing else "ok"
 
     def leave(self, member: str) -> bool:
-        """Be no member any more; whether it was one."""
+        """Remove a member. Return whether it was one."""
         known = self.members.pop(member, None) is not None
         if known:
             self._begin_round(f"{member} leaves")
@@ -124,7 +124,7 @@ class Group:
     def commit(
         self, member: str, generation: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> bool:
-        """Remember positions; not for whoever is not a member of this generation."""
+        """Commit positions. Return False for a node that is no member of this generation."""
         if member not in self.members or generation != self.generation:
             return False
         self.committed.update(offsets)
@@ -178,7 +178,7 @@ class Group:
 
 
 class Broker:
-    """All logs."""
+    """The logs and the group."""
 
     def __init__(
         self, timeline: Timeline, random: Random, counts: Mapping[str, int], group_topic: str
@@ -191,19 +191,19 @@ class Broker:
             timeline, random, [TopicPartition(group_topic, number) for number in range(counts[group_topic])]
         )
         self.on_record: Callable[[Record], None] = lambda _: None
-        """Is assignment of every record."""
+        """Called with every record that is written."""
         self._timeline = timeline
         self._numbers: dict[tuple[int, TopicPartition], list[int]] = {}
         self._producers = 0
         self._waiting_fetches: list[tuple[dict[TopicPartition, int], Callable[[Fetched], None]]] = []
 
     def new_producer(self) -> int:
-        """An id of its own."""
+        """Return the id of a new producer."""
         self._producers += 1
         return self._producers
 
     def append(self, where: TopicPartition, key: bytes | None, value: bytes) -> int:
-        """Write a record; its offset."""
+        """Write a record and return its offset."""
         log = self.logs[where]
         record = Record(where.topic, where.partition, len(log), key, value, self._timeline.now)
         log.append(record)
@@ -214,7 +214,7 @@ class Broker:
         return record.offset
 
     def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int]:
-        """Write what is not there yet; the offsets of all."""
+        """Write the records that are not in the log yet, and return the offsets of all."""
         offsets = self._numbers.setdefault((producer, where), [])
         for each in batch:
             assert each.number <= len(offsets), "a producer keeps its order"
@@ -223,11 +223,11 @@ class Broker:
         return [offsets[each.number] for each in batch]
 
     def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where the logs end."""
+        """Return the end offsets."""
         return {partition: len(self.logs[partition]) for partition in partitions}
 
     def fetch(self, positions: dict[TopicPartition, int], reply: Callable[[Fetched], None]) -> None:
-        """Records from these positions on; if there is none yet, the answer waits for one, for a while."""
+        """Fetch records from these positions. If there are none, the reply waits for one for `FETCH_WAIT_SECONDS`."""
         if any(len(self.logs[where]) > position for where, position in positions.items()):
             self._answer(positions, reply)
             return

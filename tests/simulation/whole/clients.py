@@ -1,12 +1,12 @@
 """aiokafka's clients, as far as the agent and the writers use them, over a simulated connection.
 
-What they keep of aiokafka 0.12 (`consumer/group_coordinator.py`, `consumer/fetcher.py`, `producer/sender.py`):
+They reproduce this behaviour of aiokafka 0.12 (`consumer/group_coordinator.py`, `consumer/fetcher.py`, `producer/sender.py`):
 
-- A consumer of a group gives its partitions up (`on_partitions_revoked`) before it joins a round, goes on beating meanwhile, and
-  returns no records until it was assigned anew. Its assignment, with the positions that the group has committed, is there
-  when `on_partitions_assigned` is called. It fetches ahead, and drops what it fetched when it is assigned anew.
-- An idempotent producer sends one batch a partition at a time and never gives one up: it tries until Kafka has it. `stop`
-  waits for that. If the wait is cut short, the sending goes on behind it.
+- A consumer of a group revokes its partitions (`on_partitions_revoked`) before it joins a round. It continues its heartbeats
+  meanwhile, and returns no records until it is assigned again. `on_partitions_assigned` is called with the assignment and the
+  group's committed positions in place. The consumer fetches ahead, and drops what it fetched when it is assigned again.
+- An idempotent producer sends one batch per partition at a time, and retries until Kafka has it. `stop` waits for that. If the
+  wait is cut short, the producer continues to send in the background.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tests.simulation.whole.connection import ANSWER_SECONDS, RETRY_SECONDS
 from tests.simulation.whole.processes import current_process
 
 BATCH = 50
-"""Records that a producer sends together."""
+"""Records per batch of a producer."""
 
 
 class Written(NamedTuple):
-    """What a send is answered with."""
+    """The result of a send."""
 
     offset: int
 
 
 class _Connections:
-    """`_client` of aiokafka's clients, as far as it is closed where `stop` did not come to its end."""
+    """`_client` of aiokafka's clients, which is closed if `stop` did not finish."""
 
     def __init__(self, tasks: Callable[[], Iterable[asyncio.Task[None]]]) -> None:
         self._tasks = tasks
@@ -48,7 +48,7 @@ class _Connections:
 
 
 class SimAdmin:
-    """`AIOKafkaAdminClient`. All topics are there already."""
+    """`AIOKafkaAdminClient`. All topics exist."""
 
     def __init__(self, **_: Any) -> None:
         self._kafka = current_process().kafka
@@ -113,12 +113,12 @@ class SimProducer:
         broker, queue = self._kafka.broker, self._queued[where]
         try:
             while queue:
-                taken = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
-                batch = [sent for sent, _ in taken]
+                entries = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
+                batch = [sent for sent, _ in entries]
                 offsets = await self._kafka.call_until_answered(
-                    partial(broker.produce, self._id, where, batch), what="writes"
+                    partial(broker.produce, self._id, where, batch), direction="writes"
                 )
-                for (_, future), offset in zip(taken, offsets, strict=True):
+                for (_, future), offset in zip(entries, offsets, strict=True):
                     if not future.done():
                         future.set_result(Written(offset))
         finally:
@@ -126,7 +126,7 @@ class SimProducer:
 
 
 class SimConsumer:
-    """`AIOKafkaConsumer`, of a group or with partitions named to it."""
+    """`AIOKafkaConsumer`, in a group or with assigned partitions."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class SimConsumer:
         self._member: str | None = None
         self._generation = -1
         self._positions: dict[TopicPartition, int | None] = {}
-        """Of what was returned; None while it is not known yet."""
+        """Next offset by partition. None while it is unknown."""
         self._fetched: dict[TopicPartition, deque[Record]] = {}
         self._round = 0
         self._reassigning = False
@@ -158,7 +158,7 @@ class SimConsumer:
         self._refreshing: asyncio.Task[None] | None = None
         self._client = _Connections(lambda: self._tasks)
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: list[str], listener: Any) -> None:
         del topics  # the group has one
@@ -183,7 +183,7 @@ class SimConsumer:
     def _spawn(self, program: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(program))
 
-    # -- what is read ------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         self._assign(dict.fromkeys(partitions, 0))
@@ -243,10 +243,10 @@ class SimConsumer:
             queue = self._fetched.get(partition)
             if not queue or not left:
                 continue
-            taken = [queue.popleft() for _ in range(min(left, len(queue)))]
-            left -= len(taken)
-            found[partition] = taken
-            self._positions[partition] = taken[-1].offset + 1
+            records = [queue.popleft() for _ in range(min(left, len(queue)))]
+            left -= len(records)
+            found[partition] = records
+            self._positions[partition] = records[-1].offset + 1
             if not queue:
                 self._wanted.set()
         return found
@@ -266,7 +266,7 @@ class SimConsumer:
             found: Fetched | None = await self._kafka.request(
                 partial(self._kafka.broker.fetch, positions),
                 wait=FETCH_WAIT_SECONDS + ANSWER_SECONDS,
-                what="reads",
+                direction="reads",
             )
             if found is None:
                 await anyio.sleep(RETRY_SECONDS)
@@ -285,8 +285,10 @@ class SimConsumer:
                 raise IllegalStateError(f"Partition {partition} is not assigned")
         member, generation = self._member, self._generation
         group = self._kafka.broker.group
-        taken = await self._kafka.call_until_answered(lambda: group.commit(member or "", generation, offsets))
-        if not taken:
+        committed = await self._kafka.call_until_answered(
+            lambda: group.commit(member or "", generation, offsets)
+        )
+        if not committed:
             self._forget_membership()
             raise CommitFailedError
 
@@ -295,7 +297,7 @@ class SimConsumer:
         self._rejoin.set()
 
     async def _take_part(self) -> None:
-        """As `_coordination_routine`."""
+        """As aiokafka's `_coordination_routine`."""
         while True:
             self._reassigning = True
             if self._assigned.is_set():
@@ -338,7 +340,7 @@ class SimConsumer:
         return joined if isinstance(joined, Joined) else None
 
     async def _refresh(self) -> None:
-        """Ask where the group stands; what was never committed is read from the beginning."""
+        """Fetch the group's committed positions. A partition without one is read from its beginning."""
         group = self._kafka.broker.group
         known = await self._kafka.call_until_answered(lambda: dict(group.committed))
         for partition, position in self._positions.items():
@@ -350,8 +352,8 @@ class SimConsumer:
         group = self._kafka.broker.group
         while (member := self._member) is not None:
             await anyio.sleep(self._beat_every)
-            heard = await self._kafka.call(partial(group.heartbeat, member, self._generation))
-            if heard == "unknown":
+            response = await self._kafka.call(partial(group.heartbeat, member, self._generation))
+            if response == "unknown":
                 self._forget_membership()
-            elif heard == "rebalancing":
+            elif response == "rebalancing":
                 self._rejoin.set()

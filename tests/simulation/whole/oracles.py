@@ -1,29 +1,29 @@
-"""What must never happen, judged from outside: by true time, by the logs and by what is in the tables.
+"""What must never happen to the system, judged from outside: by true time, by the logs, and by the contents of the tables.
 
-Which decisions *count* is worked out here again, from `partition-taken` and the terms (`Judge`), and so is who loses a
-conflict; nothing here asks the code that is tested, but for G7, which compares it with itself.
+The oracles derive independently which decisions *count*, from `partition-taken` and the terms, and which transaction must lose
+a conflict. They never ask the code under test. G7 is the exception: it compares the code with itself.
 
 | oracle | a run violates it when |
 | --- | --- |
-| one grant | two transactions hold grants of one table that have time left by their own writers' clocks (G1) |
-| no foreign holder | a grant has time left while a writer that does not ask the agent believes in the lock object (G1) |
-| deadline within grant | a writer's deadline is later, in true time, than that of the agent which granted (G1) |
-| no overlap | two commits conflict, and each began before the other had landed, the window set aside (G2) |
+| one grant | by their writers' clocks, two transactions hold unexpired grants of one table (G1) |
+| no foreign holder | a grant is unexpired while a writer without an agent believes in the lock object (G1) |
+| deadline within grant | in true time, a writer's deadline is later than that of the agent that granted (G1) |
+| no overlap | two commits conflict, and each began before the other had landed, except in the window (G2) |
 | one victim | two transactions lose the same conflict, each against the other (G3) |
-| right victim | who loses is not the one that the rules say: the protected one wins, then the priority, then the order (G3) |
+| right victim | the loser is not the one by the rules: protected writer, then priority, then order of the intents (G3) |
 | granted never aborted | a granted transaction is aborted for a conflict (G3) |
-| no commit without grant | a commit lands whose transaction has no grant that counts, or that was not asked for (G4) |
-| once | a table that can tell, or that nobody left unknown, has a batch twice, the window set aside (G6) |
-| committed batch skipped | a batch that the log knows as committed is granted again, or one is skipped that isn't in the table (G6) |
-| consistent decisions | decisions that count contradict one another (G7) |
-| replay matches | the log, replayed from the committed position, gives another state than the living owner has (G7) |
-| last take-over owns | who lives as a partition's owner in the end is not the one whose take stands last in the log |
-| lag loses no writer | a writer or a grant is given up while its word lies in the log, unread (design.md §4) |
-| no crash | a program breaks, or a table is stopped because its state contradicts itself |
-| every batch commits | after the faults, a batch is not in its table when the run's bound has passed (G5) |
+| no commit without grant | a commit lands whose transaction has no grant that counts, or never requested it (G4) |
+| once | a table has a batch twice, although it records batches or the outcome was reported, except in the window (G6) |
+| committed batch skipped | a batch that the log has as committed is granted again, or a skipped one is in no table (G6) |
+| consistent decisions | decisions that count contradict each other (G7) |
+| replay matches | the log, replayed from the committed position, gives another state than the live owner has (G7) |
+| last take-over owns | the owner of a partition at the end is not the one whose take-over is last in the log |
+| lag loses no writer | a writer or a grant is lost although its event has been in the log, unread (design.md §4) |
+| no crash | a program fails, or a table is stopped because its state contradicts itself |
+| every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
 
-The *window*: where the publish isn't fenced, a commit that lands after its grant's end is no violation, because no lock can
-stop it. `windows` counts them.
+The *window*: without a fenced publish, a commit that lands after its grant's end is no violation, because no lock can prevent
+it. `windows` counts these commits.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from tests.simulation.whole.scenario import TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 
 UNREAD_SECONDS = 2.6
-"""How old may be what the agent knew of the end of the log when it judged: asked, and judged a stalled check later."""
+"""Greatest age of what the agent knew about the end of the log: it requested the end, and judged one delayed check later."""
 TAKEOVER_NOTICE_SECONDS = 3.0
-"""After so long an owner has heard that another took its partition, where nothing goes wrong any more."""
+"""Without faults, an owner has noticed a later take-over of its partition after this time."""
 SAME_INSTANT = 1e-6
 
 
 @dataclass(slots=True)
 class Held:
-    """A grant in a writer's hands; true times."""
+    """A grant that a writer holds, in true time."""
 
     node: Node
     until: float
@@ -77,7 +77,7 @@ class Held:
 
 @dataclass(slots=True)
 class History:
-    """What the logs say of a transaction."""
+    """A transaction according to the logs."""
 
     table: str
     writer: str
@@ -91,13 +91,13 @@ class History:
     """The abort that ended it."""
     lost_to: set[str] = field(default_factory=set)
     event_offsets: list[int] = field(default_factory=list)
-    """Offsets of all that its writer said."""
+    """Offsets of all its writer's events."""
     completed: int | None = None
     abandoned: bool = False
 
 
 class Oracles(ViolationRecorder):
-    """The whole's."""
+    """The oracles of the whole system."""
 
     def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
         super().__init__(timeline)
@@ -106,28 +106,28 @@ class Oracles(ViolationRecorder):
         self._max_losses = max_losses
         self._tables = tables
         self._terms: dict[int, str] = {}
-        self._taken_at: dict[int, float] = {}
+        self._taken_over_at: dict[int, float] = {}
         self._histories: dict[str, History] = {}
         self._losses: dict[tuple[str, str], tuple[int, int]] = {}
-        """By table and writer: losses in a row as last told, and the `cause_offset` of that."""
+        """By table and writer: losses in a row as last published, and that decision's `cause_offset`."""
         self._committed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-        """By table and writer: batches that the log knows as committed, with the completion's offset."""
+        """By table and writer: the offset of each completion in the log, and its batch."""
         self._held: dict[str, dict[str, Held]] = defaultdict(dict)
-        """By table: who holds a grant."""
+        """By table: the grants that writers hold."""
         self._done: set[str] = set()
-        """Transactions whose writers have no use for a grant any more."""
+        """Transactions whose writers no longer use a grant."""
         self._foreign: dict[str, tuple[Node, float]] = {}
         self._deadlines: dict[tuple[str, int], float] = {}
-        """By grant and seq: until when the agent counts it; true time."""
+        """By grant and `seq`: the agent's deadline, in true time."""
 
     def wall(self, node: Node) -> datetime:
-        """What the node's wall clock shows."""
+        """Return the node's wall-clock time."""
         return datetime.fromtimestamp(node.wall_ms() / 1000, UTC)
 
     # -- the logs ----------------------------------------------------------------------------------------------------
 
     def on_record(self, record: Record) -> None:
-        """A record is in a log."""
+        """A record was written to a log."""
         if record.topic == TOPICS.writers:
             self._on_writer_record(record)
         elif record.topic == TOPICS.decisions:
@@ -161,7 +161,7 @@ class Oracles(ViolationRecorder):
         assert not isinstance(event, Undecodable)
         if isinstance(event, PartitionTaken):
             self._terms[record.partition] = event.term
-            self._taken_at[record.partition] = record.at
+            self._taken_over_at[record.partition] = record.at
             self._timeline.log("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
             return
         counted = event.term == self._terms.get(record.partition)
@@ -176,12 +176,12 @@ class Oracles(ViolationRecorder):
             self._check_decision(event, history)
 
     def check_owner(self, partition: int, term: str, agent: str) -> None:
-        """A partition's owner that lives when all is over: the last take in the log must be its own."""
-        taken, at = self._terms[partition], self._taken_at[partition]
-        if taken != term and self._timeline.now - at > TAKEOVER_NOTICE_SECONDS:
+        """Check that the take-over of a live owner is the last in the log at the end of the run."""
+        last_term, at = self._terms[partition], self._taken_over_at[partition]
+        if last_term != term and self._timeline.now - at > TAKEOVER_NOTICE_SECONDS:
             self.violated(
                 "last take-over owns",
-                f"{agent} decides on partition {partition}, which another took after it did",
+                f"{agent} owns partition {partition}, which another agent took over later",
             )
 
     def _check_decision(self, event: DecisionEventUnion, history: History) -> None:
@@ -216,7 +216,7 @@ class Oracles(ViolationRecorder):
         if history.ended is not None:
             self.violated("consistent decisions", f"{name} is granted after abort {history.ended.reason}")
         if history.requested is None or history.requested > event.cause_offset:
-            self.violated("no commit without grant", f"{name} is granted and had not asked")
+            self.violated("no commit without grant", f"{name} is granted without a request")
         for offset, batch in self._committed[history.table, history.writer]:
             if offset <= event.cause_offset and history.batch is not None and history.batch <= batch:
                 self.violated(
@@ -228,12 +228,12 @@ class Oracles(ViolationRecorder):
         name = event.transaction
         if event.reason == "unknown-transaction":
             if history.ended is None and history.completed is None and not history.abandoned:
-                self.violated("consistent decisions", f"{name} is open, and said to be unknown")
+                self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
             return
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
             if history.granted is not None:
                 self.violated("granted never aborted", f"{name} is granted, and aborted for a conflict")
-            if history.ended is None:  # else told once more
+            if history.ended is None:  # otherwise the abort is published again
                 self._check_victim(event, history)
         if event.losses is not None:
             self._losses[history.table, history.writer] = (event.losses, event.cause_offset)
@@ -258,7 +258,7 @@ class Oracles(ViolationRecorder):
                 self._check_order(event, history, entry.other_transaction, other)
 
     def _check_order(self, event: Abort, history: History, name: str, other: History) -> None:
-        """By design.md §4. Where it is not clear whether a writer is protected, either may lose."""
+        """Check the victim by design.md §4. While it is unclear whether a writer is protected, either may lose."""
         if self._lost(other) >= self._max_losses:
             return
         mine, theirs = (history.priority, -history.sequence), (other.priority, -other.sequence)
@@ -274,10 +274,10 @@ class Oracles(ViolationRecorder):
         _, since = self._losses[history.table, history.writer]
         return any(offset >= since for offset, _ in self._committed[history.table, history.writer])
 
-    # -- what agents decide ------------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------------------------
 
     def on_decision(self, node: Node, partition: int, value: bytes, writers: list[Record]) -> None:
-        """An agent decides this now; whether it counts is settled when it is in the log."""
+        """An agent decides. Whether the decision counts is known once it is in the log."""
         event = decode(DECISION_RECORD, value)
         if isinstance(event, CommitGranted | GrantRenewed):
             until = node.clock.when(node.now() + event.lease_seconds)
@@ -298,14 +298,14 @@ class Oracles(ViolationRecorder):
                 old = self._timeline.now - writers[offset].at
                 self.violated(
                     "lag loses no writer",
-                    f"{event.transaction} gets {event.reason}; its word at {offset} has been in the log for {old:.3f} s",
+                    f"{event.transaction} gets {event.reason}; its event at {offset} has been in the log for {old:.3f} s",
                 )
                 return
 
-    # -- what writers believe ----------------------------------------------------------------------------------------
+    # -- grants at the writers ---------------------------------------------------------------------------------------
 
     def on_grant(self, transaction: str, node: Node, grant: str, until: float) -> None:
-        """A writer has heard a grant, or that it is renewed; true time."""
+        """A writer received a grant or its extension. `until` is true time."""
         now = self._timeline.now
         history = self._histories[transaction]
         if until <= now or transaction in self._done:
@@ -314,7 +314,7 @@ class Oracles(ViolationRecorder):
         if until > latest + SAME_INSTANT:
             self.violated(
                 "deadline within grant",
-                f"{transaction} believes for {until - latest:.3f} s longer than the agent that granted",
+                f"{transaction} counts its lease {until - latest:.3f} s longer than the agent that granted",
             )
         held = self._held[history.table]
         for name, other in held.items():
@@ -327,7 +327,7 @@ class Oracles(ViolationRecorder):
         self._check_foreign(history.table)
 
     def on_publish(self, transaction: str, deadline: float) -> None:
-        """A writer has looked, and writes to the table now."""
+        """A writer has checked its lease and publishes now."""
         late = self._timeline.now - deadline
         if late > SAME_INSTANT:
             self.violated(
@@ -335,19 +335,19 @@ class Oracles(ViolationRecorder):
             )
 
     def on_grant_finished(self, transaction: str) -> None:
-        """Its writer is done with the grant: committed, or never to publish."""
+        """The writer no longer uses the grant: it committed, or will never publish."""
         self._done.add(transaction)
         history = self._histories.get(transaction)
         if history is not None:
             self._held[history.table].pop(transaction, None)
 
     def on_foreign_acquired(self, table: str, node: Node, until: float) -> None:
-        """A writer that does not ask the agent believes in the lock object until then."""
+        """A writer without an agent relies on the lock object until then."""
         self._foreign[table] = (node, until)
         self._check_foreign(table)
 
     def on_foreign_released(self, table: str) -> None:
-        """And now no more."""
+        """A writer without an agent no longer relies on the lock object."""
         self._foreign.pop(table, None)
 
     def _check_foreign(self, table: str) -> None:
@@ -365,7 +365,7 @@ class Oracles(ViolationRecorder):
     # -- the tables --------------------------------------------------------------------------------------------------
 
     def on_landed(self, table: LakeTable, landed: Landed) -> None:
-        """A commit is in its table."""
+        """A commit landed in its table."""
         commit, now = landed.commit, self._timeline.now
         late = landed.late
         self._timeline.log(
@@ -373,7 +373,7 @@ class Oracles(ViolationRecorder):
         )
         history = self._histories[commit.transaction]
         if history.granted is None:
-            self.violated("no commit without grant", f"{commit.transaction} lands and nobody granted it")
+            self.violated("no commit without grant", f"{commit.transaction} lands without a grant")
         if late and not table.fenced:
             self.windows += 1
             return
@@ -390,11 +390,11 @@ class Oracles(ViolationRecorder):
                 )
 
     def _twice(self, table: LakeTable, landed: Landed, other: Landed) -> None:
-        """Where the table can't tell, a batch whose first commit nobody heard of is written again."""
+        """Judge a repeated batch. It is allowed if the table records no batches and the first commit was not reported."""
         first, again = self._histories[other.commit.transaction], self._histories[landed.commit.transaction]
         known = first.completed is not None and again.granted is not None
-        heard = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
-        if table.records_batches or heard:
+        reported = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
+        if table.records_batches or reported:
             batch = landed.commit.batch
             self.violated(
                 "once",
@@ -405,7 +405,7 @@ class Oracles(ViolationRecorder):
 
 
 class LockWatch(LockOracles):
-    """Looks at the lock objects for one thing alone: what Hudi's writer believes."""
+    """Observes the lock objects only for what Hudi's writer believes."""
 
     def __init__(
         self, timeline: Timeline, assumed: Assumed, oracles: Oracles, tables: Mapping[str, str]
@@ -413,27 +413,27 @@ class LockWatch(LockOracles):
         super().__init__(timeline, assumed)
         self._whole = oracles
         self._table_of = tables
-        """By lock."""
+        """Table by lock."""
 
     def on_request(self, node: object, uri: str, body: bytes | None) -> None:
-        """Nothing is judged: the lock's own simulation does."""
+        """Do nothing: the lock's own simulation judges this."""
 
     def on_answer(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def on_keeper_event(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
-        """Likewise."""
+        """Do nothing, likewise."""
 
     def on_hudi_acquired(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
-        """Its PUT was confirmed to it."""
+        """A Hudi writer's PUT was confirmed."""
         now = self._timeline.now
         self._whole.on_foreign_acquired(
             self._table_of[uri], node, when_wall_shows(node.clock, valid_until, now)
         )
 
     def on_hudi_released(self, node: Node, uri: str) -> None:
-        """It gives it back."""
+        """A Hudi writer releases the lock."""
         self._whole.on_foreign_released(self._table_of[uri])

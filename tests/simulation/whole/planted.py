@@ -1,24 +1,24 @@
-"""Bugs that prove the oracles: each is planted at one seam, and must be found by its oracle.
+"""Bugs that prove the oracles. Each is planted at one seam, and its oracle must find it.
 
-| bug | found by | the rule without which it is there |
+| bug | found by | the rule that it breaks |
 | --- | --- | --- |
-| terms ignored | no commit without grant | what an agent says after another has taken over does not count |
+| terms ignored | no commit without grant | decisions of an agent that was replaced don't count |
 | unfenced publish | no overlap | a fenced publish lands only on the snapshot that its writer looked at |
-| deadline not checked | no commit without grant | a writer looks at its lease right before it publishes |
-| lease counted from the grant | deadline within grant | a writer counts from when it sent the `seq`, not from the answer |
-| asymmetric victim rule | right victim | who loses does not depend on who arrives last |
-| both aborted | one victim | a batch of markers that loses aborts nobody else |
+| deadline not checked | no commit without grant | a writer checks its lease right before it publishes |
+| lease counted from the grant | deadline within grant | a writer counts the lease from when it sent the `seq` |
+| asymmetric victim rule | right victim | the victim doesn't depend on which marker arrives last |
+| both aborted | one victim | a batch of markers that loses aborts no other transaction |
 | granted may be a victim | granted never aborted | a granted transaction is never a victim |
-| landed commits ignored | no overlap | what landed since a transaction began counts against it |
-| decisions during replay | replay matches | during a replay nothing is decided |
-| published decisions ignored | consistent decisions | a published decision is a fact for whoever comes after |
-| take-overs ignored | last take-over owns | an owner whose partition was taken after it did begins anew |
-| expiry while lagging | lag loses no writer | silence counts only while everything in the log has been read |
-| lapse too early | one grant | nobody is granted before the running grant's end |
-| grant without lock | no foreign holder | a grant is given under the lock alone |
-| ledger ignored | committed batch skipped | a batch that is known as committed is skipped |
-| table not queried | once | a batch that is in the table is not written again |
-| queue never moves | every batch commits | whoever waits in line is admitted when nobody is ahead |
+| landed commits ignored | no overlap | a commit that landed since a transaction began conflicts with it |
+| decisions during replay | replay matches | nothing is decided during a replay |
+| published decisions ignored | consistent decisions | a published decision is a fact for later owners |
+| take-overs ignored | last take-over owns | an owner whose partition was taken over later restarts its session |
+| expiry while lagging | lag loses no writer | silence counts only while the agent has read the whole log |
+| lapse too early | one grant | nothing is granted before the running grant's end |
+| grant without lock | no foreign holder | a grant needs the lock |
+| ledger ignored | committed batch skipped | a batch in the ledger is skipped |
+| table not queried | once | a batch that the table contains is not written again |
+| queue never moves | every batch commits | a queued transaction is admitted when nothing ahead overlaps it |
 | index leaks | no crash | the index and the transactions agree |
 """
 
@@ -48,14 +48,14 @@ from tests.simulation.whole.scenario import Kind
 from tests.simulation.whole.table import Commit, LakeTable
 
 
-def _terms() -> list[Patch]:
-    def anybody(_: DecisionEvent, __: str | None) -> bool:
+def _terms_ignored() -> list[Patch]:
+    def any_decision(_: DecisionEvent, __: str | None) -> bool:
         return True
 
-    return [(replay, "counts", anybody), (writers, "counts", anybody)]
+    return [(replay, "counts", any_decision), (writers, "counts", any_decision)]
 
 
-def _publish() -> list[Patch]:
+def _unfenced_publish() -> list[Patch]:
     land = LakeTable.publish
 
     def unfenced(self: LakeTable, commit: Commit, _: int | None, now: float) -> int | None:
@@ -64,29 +64,29 @@ def _publish() -> list[Patch]:
     return [(LakeTable, "publish", unfenced), (LakeTable, "unchanged", lambda *_: True)]
 
 
-def _deadline_not_looked_at() -> list[Patch]:
+def _deadline_not_checked() -> list[Patch]:
     return [(Progress, "_expired", staticmethod(lambda *_: None))]
 
 
-def _wrong_clock() -> list[Patch]:
-    def from_the_answer(self: SendTimes, _: int, lease_seconds: float) -> float:
+def _lease_counted_from_grant() -> list[Patch]:
+    def from_grant(self: SendTimes, _: int, lease_seconds: float) -> float:
         return current_process().node.now() + lease_seconds - self.margin_seconds
 
-    return [(SendTimes, "deadline", from_the_answer)]
+    return [(SendTimes, "deadline", from_grant)]
 
 
-def _asymmetric() -> list[Patch]:
-    def arriver(
+def _asymmetric_victim_rule() -> list[Patch]:
+    def arriving_loses(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
         loser = loser_of(mine, other, losses, max_losses)
         alive = other.phase in COMPUTING - {Phase.GRANTED} and mine.phase is not Phase.GRANTED
         return mine if alive and loser is not None else loser
 
-    return [(detection, "loser_of", arriver)]
+    return [(detection, "loser_of", arriving_loses)]
 
 
-def _both_lose() -> list[Patch]:
+def _both_aborted() -> list[Patch]:
     judge = detection.judge_markers
 
     def judging(context: StepContext, transaction: Transaction, overlaps: Iterable[Overlap]) -> None:
@@ -101,8 +101,8 @@ def _both_lose() -> list[Patch]:
     return [(table, "judge_markers", judging)]
 
 
-def _granted_may_lose() -> list[Patch]:
-    def anybody(
+def _granted_may_be_victim() -> list[Patch]:
+    def granted_loses(
         mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
     ) -> Transaction | None:
         if other.phase is Phase.GRANTED and mine.sequence < other.sequence:
@@ -116,24 +116,24 @@ def _granted_may_lose() -> list[Patch]:
                     context, against[0].other.transaction, [each.flipped() for each in against]
                 )
 
-    return [(detection, "loser_of", anybody), (detection, "_abort_losers", abort_others)]
+    return [(detection, "loser_of", granted_loses), (detection, "_abort_losers", abort_others)]
 
 
-def _landed_is_forgotten() -> list[Patch]:
+def _landed_commits_ignored() -> list[Patch]:
     def alive(overlaps: Iterable[Overlap]) -> list[Overlap]:
         return [each for each in conflicting(overlaps) if each.other.transaction.phase not in LANDED]
 
     return [(detection, "conflicting", alive), (detection, "judge_landing", lambda *_: None)]
 
 
-def _replay_that_decides() -> list[Patch]:
+def _decisions_during_replay() -> list[Patch]:
     def deciding_replay(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
         step(state, EventRead(event, offset, now, now))
 
     return [(partition, "replay_event", deciding_replay)]
 
 
-def _published_is_forgotten() -> list[Patch]:
+def _published_decisions_ignored() -> list[Patch]:
     return [
         (
             partition,
@@ -143,7 +143,7 @@ def _published_is_forgotten() -> list[Patch]:
     ]
 
 
-def _takes_not_heard() -> list[Patch]:
+def _takeovers_ignored() -> list[Patch]:
     return [(PartitionOwner, "replaced", False)]
 
 
@@ -153,13 +153,13 @@ def _expiry_while_lagging() -> list[Patch]:
     def hasty(context: StepContext, caught_up: CaughtUp | None) -> None:
         silent(context, caught_up or CaughtUp(0.0, context.now))
 
-    def hasty_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
+    def early_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
         lapse(context, caught_up or CaughtUp(0.0, context.now))
 
-    return [(table, "abort_silent_writers", hasty), (table, "publish_lapse", hasty_lapse)]
+    return [(table, "abort_silent_writers", hasty), (table, "publish_lapse", early_lapse)]
 
 
-def _lapse_too_soon() -> list[Patch]:
+def _lapse_too_early() -> list[Patch]:
     lapse = grants.publish_lapse
 
     def early(context: StepContext, caught_up: CaughtUp | None) -> None:
@@ -173,30 +173,30 @@ def _lapse_too_soon() -> list[Patch]:
     return [(table, "publish_lapse", early)]
 
 
-def _lock_not_waited_for() -> list[Patch]:
+def _grant_without_lock() -> list[Patch]:
     grant = grants.grant_next
 
     def hasty(context: StepContext) -> None:
         state = context.state
-        state.lock = state.lock or LockView("nobody", context.now + 60.0, 0.0)
+        state.lock = state.lock or LockView("no-owner", context.now + 60.0, 0.0)
         grant(context)
 
     return [(table, "grant_next", hasty)]
 
 
-def _ledger_not_asked() -> list[Patch]:
+def _ledger_ignored() -> list[Patch]:
     return [(admission, "_already_committed", lambda *_: False)]
 
 
-def _table_not_asked() -> list[Patch]:
+def _table_not_queried() -> list[Patch]:
     return [(LakeTable, "look_up_batch", lambda *_: None)]
 
 
-def _line_never_moves() -> list[Patch]:
-    def whoever_waits_in_line(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
+def _queue_never_moves() -> list[Patch]:
+    def waits_for_itself(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
         return iter([transaction] if transaction.admission == "queued" else [])
 
-    return [(admission, "blockers", whoever_waits_in_line)]
+    return [(admission, "blockers", waits_for_itself)]
 
 
 def _index_leaks() -> list[Patch]:
@@ -210,23 +210,23 @@ def _index_leaks() -> list[Patch]:
 
 
 BUGS: Bugs = {
-    "terms ignored": ("no commit without grant", _terms),
-    "unfenced publish": ("no overlap", _publish),
-    "deadline not checked": ("no commit without grant", _deadline_not_looked_at),
-    "lease counted from the grant": ("deadline within grant", _wrong_clock),
-    "asymmetric victim rule": ("right victim", _asymmetric),
-    "both aborted": ("one victim", _both_lose),
-    "granted may be a victim": ("granted never aborted", _granted_may_lose),
-    "landed commits ignored": ("no overlap", _landed_is_forgotten),
-    "decisions during replay": ("replay matches", _replay_that_decides),
-    "published decisions ignored": ("consistent decisions", _published_is_forgotten),
-    "take-overs ignored": ("last take-over owns", _takes_not_heard),
+    "terms ignored": ("no commit without grant", _terms_ignored),
+    "unfenced publish": ("no overlap", _unfenced_publish),
+    "deadline not checked": ("no commit without grant", _deadline_not_checked),
+    "lease counted from the grant": ("deadline within grant", _lease_counted_from_grant),
+    "asymmetric victim rule": ("right victim", _asymmetric_victim_rule),
+    "both aborted": ("one victim", _both_aborted),
+    "granted may be a victim": ("granted never aborted", _granted_may_be_victim),
+    "landed commits ignored": ("no overlap", _landed_commits_ignored),
+    "decisions during replay": ("replay matches", _decisions_during_replay),
+    "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
+    "take-overs ignored": ("last take-over owns", _takeovers_ignored),
     "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
-    "lapse too early": ("one grant", _lapse_too_soon),
-    "grant without lock": ("no foreign holder", _lock_not_waited_for),
-    "ledger ignored": ("committed batch skipped", _ledger_not_asked),
-    "table not queried": ("once", _table_not_asked),
-    "queue never moves": ("every batch commits", _line_never_moves),
+    "lapse too early": ("one grant", _lapse_too_early),
+    "grant without lock": ("no foreign holder", _grant_without_lock),
+    "ledger ignored": ("committed batch skipped", _ledger_ignored),
+    "table not queried": ("once", _table_not_queried),
+    "queue never moves": ("every batch commits", _queue_never_moves),
     "index leaks": ("no crash", _index_leaks),
 }
 
@@ -236,4 +236,4 @@ REVEALED_BY: dict[str, Kind] = {
     "terms ignored": "suspended after grant",
     "take-overs ignored": "take-overs reordered",
 }
-"""The kind of run that aims at what the rule is for; all others show themselves soon in hard ones."""
+"""The kind of run that reveals a bug. All other bugs show soon in hard runs."""

@@ -1,6 +1,6 @@
-"""Which process runs now: how production code that reads "the" clock, or opens "a" Kafka client, finds its own.
+"""The process that runs now. Through it, production code that reads "the" clock or opens "a" Kafka client finds its own.
 
-Every process has an event loop of its own; whatever runs, runs in one of them.
+Every process has its own event loop, and all code runs in one of them.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from tests.simulation.store import Wire
 from tests.simulation.whole.connection import Connection
 
 MAX_UNWINDING = 100_000
-"""Callbacks after which a program that was cancelled is taken never to end."""
+"""Callbacks after which a cancelled program counts as never ending."""
 
 
 @dataclass(slots=True)
 class Process:
-    """A process, and what is at hand there."""
+    """A process and what it can use."""
 
     node: Node
     random: Random
     kafka: Connection
     store: Wire
     report_violation: Callable[[str, str], None]
-    """Says that something was violated."""
+    """Records a violation."""
 
 
 _processes: dict[asyncio.AbstractEventLoop, Process] = {}
 
 
 def current_process() -> Process:
-    """The process that runs."""
+    """Return the process that runs now."""
     return _processes[asyncio.get_running_loop()]
 
 
 def register(process: Process) -> Process:
-    """Let production code find this process, while it runs."""
+    """Register a process, so that production code finds it while it runs."""
     _processes[process.node.loop] = process
     return process
 
 
 def dispose(process: Process) -> None:
-    """Unwind what is left of a program, after the run: its time runs on for as long as that takes."""
+    """Cancel what is left of a program after the run. Its time advances until it has ended."""
     node = process.node
     tasks = [each for each in asyncio.all_tasks(node.loop) if not each.done()]
-    main = getattr(node, "_main")  # noqa: B009 - the lock's simulation ends its programs otherwise
+    main = getattr(node, "_main")  # noqa: B009 - the lock's simulation disposes of its programs differently
     asyncio.events._set_running_loop(node.loop)
     try:
         if main is not None:

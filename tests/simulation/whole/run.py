@@ -1,4 +1,4 @@
-"""One seed from beginning to end."""
+"""One run of a seed."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
 @dataclass(frozen=True, slots=True)
 class CountedOutcome(Outcome):
-    """And what is counted of it."""
+    """A result with counts."""
 
     commits: int
     windows: int
-    """Commits that landed after their grant's end where nothing can stop them."""
+    """Commits that landed after their grant's end, where nothing can prevent it."""
 
 
 def run(seed: int) -> CountedOutcome:
-    """The same for the same seed, always."""
+    """Run a seed. The same seed always gives the same run."""
     world = World(seed, draw(stream(seed, "scenario")))
     with simulated(world.broker, world.oracles, world.after_grant) as owners:
         world.owners = owners
@@ -62,7 +62,10 @@ def run(seed: int) -> CountedOutcome:
 
 
 def stream(seed: int, what: str) -> Random:
-    """Chance of its own for each part, all from one seed: a part that draws more changes no other's."""
+    """Return the random stream of one part of the run. Drawing more from one stream changes no other.
+
+    The names of streams are part of what a seed means: renaming one needs a new `VERSION`.
+    """
     return Random(f"whole/{seed}/{what}")
 
 
@@ -106,7 +109,7 @@ class World:
             table.on_landed = self.oracles.on_landed
 
     def run(self) -> CountedOutcome:
-        """From the start until every batch is in its table, or something was violated."""
+        """Run until every batch is in its table, or until a violation."""
         scenario, timeline = self.scenario, self.timeline
         for machine in scenario.agents:
             timeline.plan(machine.starts, partial(self._start_agent, machine, machine.name, first=True))
@@ -138,7 +141,7 @@ class World:
         )
 
     def dispose(self) -> None:
-        """Leave nothing behind."""
+        """Free all resources."""
         for process in self._processes:
             dispose(process)
 
@@ -158,10 +161,10 @@ class World:
                 )
             for batch in range(job.next_batch):
                 if job.table.find(job.writer, batch) is None:
-                    self.oracles.violated("once", f"batch {batch} of {job.writer} is nowhere")
+                    self.oracles.violated("once", f"batch {batch} of {job.writer} is in no table")
 
     def _compare(self) -> None:
-        """Let every owner that runs look at itself, in its own process, between two things that it does."""
+        """Let each live owner compare its state with a replay, in its own process, between two callbacks."""
         for owner in self.owners:
             node = owner.node
             if node.state == "running" and owner.phase == "live":
@@ -184,8 +187,8 @@ class World:
     def _start_writers(self, plan: TablePlan) -> None:
         where = self._partition_of(plan.uri)
         table = self.tables[plan.uri]
-        for machine, habits in plan.writers:
-            job = Job(f"{machine.name}", table, where, habits)
+        for machine, workload in plan.writers:
+            job = Job(f"{machine.name}", table, where, workload)
             self._jobs.append(job)
             self._start_driver(machine, job, machine.name, first=True)
         if plan.hudi is not None and plan.lock is not None:
@@ -211,9 +214,9 @@ class World:
         process = self._process(machine, machine.name)
         settings = self.scenario.settings
         hudi = HudiSettings(settings.hudi_validity_seconds, settings.hudi_renew_seconds, poll=0.5, buffer=0.5)
-        habits = LockUsage(hold=0.6, think=4.0, stops_waiting=0.0, waits_for_release=1.0)
+        usage = LockUsage(hold=0.6, think=4.0, stops_waiting=0.0, waits_for_release=1.0)
         environment = Environment(process.store, self._watch, process.random, self.scenario.fault_free_from)
-        HudiWriter(lock, environment, settings=hudi, habits=habits).start()
+        HudiWriter(lock, environment, settings=hudi, usage=usage).start()
 
     def _process(self, machine: Machine, name: str) -> Process:
         node = Node(name, machine.clock, self.timeline, stream(self.seed, f"{name}/order"))
@@ -245,7 +248,7 @@ class World:
         )
         return Assumed(lease, clocks_agree=True, hudi_buffer=0.5, fault_free=False)
 
-    # -- stopping them -----------------------------------------------------------------------------------------------
+    # -- stops -------------------------------------------------------------------------------------------------------
 
     def _plan_stop(self, node: Node, machine: Machine, stop: Stop) -> None:
         self.timeline.plan(max(stop.at, self.timeline.now), lambda: self._stop(node, machine, stop))
@@ -254,7 +257,7 @@ class World:
         if node.state != "running":
             return
         if stop.orderly:
-            node.log("is asked to stop")
+            node.log("gets a stop request")
             node.deliver(self._programs[node.name].stop)
         else:
             until = None if stop.seconds is None else self.timeline.now + stop.seconds
@@ -263,7 +266,7 @@ class World:
             self.timeline.after(stop.restart, lambda: self._restart(node, machine, kill=stop.seconds is None))
 
     def _restart(self, node: Node, machine: Machine, *, kill: bool) -> None:
-        """Bring up another process of it. The old one is dead by then, or (a driver that is only silent) wakes up later."""
+        """Start another process. The old one is dead by then, or (a silent driver) resumes later."""
         if kill:
             node.kill()
         self._restarts += 1
@@ -276,13 +279,13 @@ class World:
             self._start_driver(machine, job, name, first=False)
 
     def _at_request(self, node: Node) -> None:
-        """A node sends a request or takes an answer."""
+        """A node sends a request or receives an answer."""
         if self._draws_stop(node, self.scenario.stops_at_requests):
             stop = draw_stop(self._stops, self.timeline.now, self.scenario.fault_free_from, node.name)
             self._stop(node, self._machine(node), stop)
 
     def _before_publish(self, node: Node) -> None:
-        """A driver has looked for the last time, and writes to its table next."""
+        """A driver has checked its lease for the last time, and writes to its table next."""
         if self._draws_stop(node, self.scenario.suspensions_before_publish):
             self._stop(
                 node, self._machine(node), draw_suspension_before_publish(self._stops, self.timeline.now), 1
@@ -296,7 +299,7 @@ class World:
             self._stop(node, self._machine(node), stop, callbacks=2)
 
     def after_grant(self, node: Node) -> None:
-        """An agent has granted, and sends that next."""
+        """An agent has decided a grant, and publishes it next."""
         if self._draws_stop(node, self.scenario.suspensions_after_grant):
             self._stop(
                 node, self._machine(node), draw_suspension_after_grant(self._stops, self.timeline.now), 4

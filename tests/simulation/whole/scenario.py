@@ -1,21 +1,21 @@
 """What a seed means: everything that is drawn before the run.
 
-Lengths are a third of the production defaults or so (a lock lease of 10 s, a session of 4 s), as far apart as the settings
-demand it, and as the agent's own constants, which are seconds, allow. A run has faults for `fault_free_from` seconds, and then none
-until every batch of every writer is in its table, at the latest `bound` seconds after the start.
+Durations are about a third of the production defaults (a lock lease of 10 s, a session of 4 s), within what the settings and
+the agent's own constants allow. A run has faults for `fault_free_from` seconds. Then it runs without faults until every batch
+of every writer is in its table, at most until `bound`.
 
-| kind | what goes wrong |
+| kind | faults |
 | --- | --- |
-| fault-free | nothing |
-| usual | this or that |
-| hard | as much at a time as the promises are meant for |
-| suspended before publish | one thing: a writer sleeps between its last look and its publish, and others want what it writes |
-| suspended after grant | one thing: an agent sleeps between granting and sending that, and another owns the partition when it wakes |
-| take-overs reordered | one thing: a former owner's take reaches the log after that of its successor |
+| fault-free | none |
+| usual | some |
+| hard | as many at once as the promises cover |
+| suspended before publish | only this: a writer is suspended between its last check and its publish; others write there |
+| suspended after grant | only this: an agent is suspended between a grant and its publication, and loses the partition |
+| take-overs reordered | only this: a former owner's `partition-taken` reaches the log after that of its successor |
 
-The last three are met by chance in so few of the others that a missing fence would go unnoticed there: leases cover for it.
+The last three happen by chance in so few of the others that a missing fence would go unnoticed there, because leases cover it.
 
-`VERSION` counts changes of what seeds mean, as for the lock.
+`VERSION` counts the changes of what seeds mean, as for the lock.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ VERSION = 2
 TOPICS = Topics("sim")
 
 Amount: TypeAlias = Literal["fault-free", "usual", "hard"]
-"""How much goes wrong."""
+"""How many faults a run has."""
 Aim: TypeAlias = Literal["suspended before publish", "suspended after grant", "take-overs reordered"]
-"""What goes wrong, and nothing else does."""
+"""The only fault of a run."""
 Kind: TypeAlias = Amount | Aim
 SHARES: dict[Kind, float] = {
     "fault-free": 0.05,
@@ -48,12 +48,12 @@ SHARES: dict[Kind, float] = {
     "suspended after grant": 0.05,
     "take-overs reordered": 0.05,
 }
-"""Of all seeds."""
+"""Share of all seeds."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriterHabits:
-    """What a writer writes, and how long it takes. Seconds are means."""
+class Workload:
+    """What a writer writes, and how long it takes. Durations are means, in seconds."""
 
     think: float
     compute: float
@@ -65,25 +65,25 @@ class WriterHabits:
     places: tuple[tuple[str, str], ...]
     """Partitions and file groups that it may touch."""
     most: int
-    """Markers of a batch."""
+    """Most markers of a batch."""
 
     def draw_touches(self, random: Random) -> tuple[Marker, ...]:
-        """The markers of one batch."""
+        """Draw the markers of one batch."""
         chosen = random.sample(self.places, k=random.randint(1, min(self.most, len(self.places))))
         return tuple(Marker(partition=p, file_group=f, operation=self.operation) for p, f in chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class Stop(lock.Stop):
-    """As of the lock's machines."""
+    """A stop as in the lock's simulation."""
 
     orderly: bool = False
-    """An agent that is asked to stop, in place of a kill."""
+    """An agent is stopped in an orderly way instead of killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine(lock.Machine):
-    """As the lock's, and when it starts."""
+    """A machine as in the lock's simulation, with its start."""
 
     stops: tuple[Stop, ...]
     starts: float
@@ -91,20 +91,20 @@ class Machine(lock.Machine):
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """A table, and its writers."""
+    """A table and its writers."""
 
     uri: str
     fenced: bool
     records_batches: bool
     lock: str | None
-    writers: tuple[tuple[Machine, WriterHabits], ...]
+    writers: tuple[tuple[Machine, Workload], ...]
     hudi: Machine | None
-    """A writer that does not ask the agent and takes the lock object, as Hudi does."""
+    """A writer without an agent that acquires the lock object, as Hudi does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A run, as far as it is drawn beforehand."""
+    """Everything about a run that is drawn in advance."""
 
     kind: Kind
     settings: Settings
@@ -115,15 +115,15 @@ class Scenario:
     store: FaultProfile
     lags: tuple[Lag, ...]
     stops_at_requests: float
-    """Chance that a process is stopped as it sends a request or takes an answer."""
+    """Probability that a process is stopped when it sends a request or receives an answer."""
     stops_at_publish: float
-    """Chance that a driver is stopped between its last look and its publish, or right after."""
+    """Probability that a driver is stopped between its last check and its publish, or right after."""
     suspensions_before_publish: float
-    """Chance that a driver is paused between its last look and its publish, until its grant is over."""
+    """Probability that a driver is paused between its last check and its publish, until its grant has expired."""
     suspensions_after_grant: float
-    """Chance that an agent is paused between granting and sending that, until its session is over."""
+    """Probability that an agent is paused between a grant and its publication, until its session has expired."""
     checks: tuple[float, ...]
-    """When a replay is compared with the living."""
+    """When a replay is compared with the live owners."""
     fault_free_from: float
     bound: float
 
@@ -151,7 +151,7 @@ SETTINGS = Settings(
 
 
 STOPS: dict[Amount, tuple[int, ...]] = {"fault-free": (0,), "usual": (0, 0, 1, 1, 2), "hard": (1, 2, 3)}
-"""Of each process, at times that are drawn."""
+"""Stops per process, at drawn times."""
 STOPS_AT_REQUESTS: dict[Amount, tuple[float, ...]] = {
     "fault-free": (0.0,),
     "usual": (0.0, 0.001, 0.004),
@@ -163,17 +163,17 @@ STOPS_AT_PUBLISH: dict[Amount, tuple[float, ...]] = {
     "hard": (0.2, 0.4),
 }
 LAGS: dict[Amount, float] = {"fault-free": 0.0, "usual": 0.5, "hard": 0.9}
-"""Chance of each agent that it reads or writes late for a while."""
+"""Probability for each agent that it reads or writes late for a while."""
 PERIODS: dict[Amount, tuple[int, ...]] = {"fault-free": (0,), "usual": (0, 1, 1, 2), "hard": (0, 1, 2)}
 
 
 def draw_kind(random: Random) -> Kind:
-    """The kind of a seed's scenario: the first that is drawn of it."""
+    """Draw the kind of a seed's scenario. This is the first draw."""
     return random.choices(tuple(SHARES), tuple(SHARES.values()))[0]
 
 
 def draw(random: Random) -> Scenario:
-    """The scenario of a seed."""
+    """Draw the scenario of a seed."""
     kind = draw_kind(random)
     match kind:
         case "suspended before publish":
@@ -233,11 +233,11 @@ def _draw(random: Random, kind: Amount) -> Scenario:
     )
 
 
-# -- runs in which one thing goes wrong ------------------------------------------------------------------------------
+# -- runs with a single fault ----------------------------------------------------------------------------------------
 
 
 def _suspended_before_publish(random: Random, scenario: Scenario) -> Scenario:
-    """Writers of one file group, so that whoever is granted meanwhile writes what the sleeper writes."""
+    """Several writers of one file group: the writer granted during the suspension writes to the same place."""
     place = (("d=1", "f1"),)
     return replace(
         scenario,
@@ -264,7 +264,7 @@ def _suspended_before_publish(random: Random, scenario: Scenario) -> Scenario:
 
 
 def _suspended_after_grant(random: Random, scenario: Scenario) -> Scenario:
-    """A grant outlives its agent's session, as with the defaults: what the sleeper granted has time left when it is heard."""
+    """A grant outlives its agent's session, as with the defaults: it is unexpired when it is published after the suspension."""
     agents = random.choice((2, 3))
     return replace(
         scenario,
@@ -291,7 +291,7 @@ def _suspended_after_grant(random: Random, scenario: Scenario) -> Scenario:
 
 
 def _takeovers_reordered(random: Random, scenario: Scenario) -> Scenario:
-    """The first owner's take is on its way for long, the second agent's isn't; and then nobody takes anything any more."""
+    """The `partition-taken` of the first owner is delayed for long, that of the second is not. No take-over follows."""
     first, second = (
         _machine(random, f"a{each + 1}", scenario.fault_free_from, kind="fault-free", starts=starts)
         for each, starts in enumerate((0.0, random.uniform(0.3, 2.5)))
@@ -304,9 +304,9 @@ def _takeovers_reordered(random: Random, scenario: Scenario) -> Scenario:
     )
 
 
-def _quick(random: Random, places: tuple[tuple[str, str], ...]) -> WriterHabits:
-    """A writer that asks for a grant again and again."""
-    return WriterHabits(
+def _quick(random: Random, places: tuple[tuple[str, str], ...]) -> Workload:
+    """A writer that requests grants in quick succession."""
+    return Workload(
         think=random.choice((0.1, 0.6)),
         compute=random.choice((0.05, 0.3)),
         publish=random.choice((0.02, 0.2)),
@@ -319,7 +319,7 @@ def _quick(random: Random, places: tuple[tuple[str, str], ...]) -> WriterHabits:
     )
 
 
-# -- parts of them ---------------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------------------------
 
 
 def _machine(
@@ -341,7 +341,7 @@ def _machine(
 
 
 def draw_stop(random: Random, at: float, fault_free_from: float, name: str) -> Stop:
-    """A death, an orderly stop, or a pause about as long as the leases; sometimes somebody else has taken over by its end."""
+    """Draw a death, an orderly stop, or a pause about as long as the leases. A paused driver may be replaced."""
     drawn = random.random()
     is_agent = name.startswith("a")
     if drawn < 0.35:
@@ -355,19 +355,19 @@ def draw_stop(random: Random, at: float, fault_free_from: float, name: str) -> S
 
 
 def draw_stop_at_publish(random: Random, at: float) -> Stop:
-    """A death, or a pause about as long as the grant has time left, or longer."""
+    """Draw a death, or a pause about as long as the rest of the grant, or longer."""
     if random.random() < 0.35:
         return Stop(at, None, restart=random.choice((0.1, 1.0, 5.0)))
     return _pause(random, at, random.uniform(3.0, 14.0), replaceable=True)
 
 
 def draw_suspension_before_publish(random: Random, at: float) -> Stop:
-    """A pause that its grant does not outlast, nor the next one or two of others."""
+    """Draw a pause longer than the driver's grant and the next one or two of other writers."""
     return _pause(random, at, random.uniform(8.0, 16.0), replaceable=False)
 
 
 def draw_suspension_after_grant(random: Random, at: float) -> Stop:
-    """A pause as long as it takes others to own the partition; what was granted has a few seconds left then."""
+    """Draw a pause in which another agent becomes the owner of the partition; the grant has some seconds left afterwards."""
     return _pause(random, at, random.uniform(5.0, 8.0), replaceable=False)
 
 
@@ -400,7 +400,7 @@ def _table(random: Random, number: int, fault_free_from: float, *, kind: Amount)
         writers=tuple(
             (
                 _machine(random, f"w{number}{each + 1}", fault_free_from, kind=kind),
-                _habits(random, each, rule, tuple(places)),
+                _workload(random, each, rule, tuple(places)),
             )
             for each in range(writers)
         ),
@@ -408,12 +408,12 @@ def _table(random: Random, number: int, fault_free_from: float, *, kind: Amount)
     )
 
 
-def _habits(
+def _workload(
     random: Random, number: int, rule: ConflictRule, places: tuple[tuple[str, str], ...]
-) -> WriterHabits:
+) -> Workload:
     compacts = number > 0 and random.random() < 0.2
     operation: Operation = "delete" if compacts else random.choice(("merge", "merge", "append"))
-    return WriterHabits(
+    return Workload(
         think=random.choice((0.1, 0.6, 2.0)),
         compute=random.choice((0.05, 0.3, 1.0, 2.5)),
         publish=random.choice((0.02, 0.2, 1.0)),

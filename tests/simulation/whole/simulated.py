@@ -1,4 +1,4 @@
-"""The simulation of the whole, as the batch runner knows it."""
+"""The simulation of the whole system, for the batch runner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _may_reveal(bug: str, seed: int) -> bool:
 
 
 def _counts(outcome: CountedOutcome) -> Mapping[str, int]:
-    return {"commits": outcome.commits, "in the window that no lock closes": outcome.windows}
+    return {"commits": outcome.commits, "commits after their grant without a fence": outcome.windows}
 
 
 SIMULATION = Simulation(

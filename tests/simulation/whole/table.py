@@ -1,14 +1,14 @@
-"""The tables: what was committed to them, in order, and how a publish reaches them.
+"""The tables: their commits in order, and how a publish reaches them.
 
-Two kinds, as formats are:
+There are two kinds, as among the formats:
 
-- *fenced*: the publish is conditional, as Paimon's is. It writes the snapshot with the next number, if nobody else has, and its
-  writer has looked right before whether what it replaces is still what it read.
-- not fenced: the publish lands, whenever it arrives. Nothing but the grant's lease protects such a table, and a writer that is
-  paused between its last look at the lease and the publish, beyond the lease, can't be stopped: the *window*.
+- *fenced*: the publish is conditional, as Paimon's is. It creates the snapshot with the next number, if no other commit has.
+  Right before, the writer checks that what it replaces is unchanged since it read it.
+- not fenced: the publish lands whenever it arrives. Only the grant lease protects such a table. A writer that is suspended
+  beyond its lease, between its last check and the publish, can't be stopped: the *window*.
 
-A table may be able to tell who committed which batch (`tells`); where it can't, a batch that was committed without anybody's
-hearing of it is written again.
+A table may record which writer committed which batch (`records_batches`). If it doesn't, a batch whose commit was never
+reported is written again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a transaction puts into its table."""
+    """What a transaction commits to its table."""
 
     transaction: str
     writer: str
@@ -31,9 +31,9 @@ class Commit:
     touched: frozenset[Marker]
     rule: ConflictRule
     began: float
-    """When it read its base; true time."""
+    """When it read its base, in true time."""
     deadline: float
-    """Of its grant, as it was when it looked last; true time."""
+    """Deadline of its grant at its last check, in true time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Landed:
 
     @property
     def late(self) -> bool:
-        """It landed when its grant had run out."""
+        """Whether it landed after the end of its grant."""
         return self.at >= self.commit.deadline
 
 
@@ -62,15 +62,15 @@ class LakeTable:
     on_landed: Callable[[LakeTable, Landed], None] = lambda _, __: None
 
     def version(self) -> int:
-        """Of the newest snapshot; 0 where there is none."""
+        """Return the number of the newest snapshot; 0 if there is none."""
         return len(self.landed)
 
     def look_up_batch(self, writer: str, batch: int) -> int | None:
-        """What a writer that asks for its batch is told."""
+        """Return the version of a batch as the writer that queries the table sees it."""
         return self.find(writer, batch)
 
     def find(self, writer: str, batch: int) -> int | None:
-        """The version that holds this writer's batch."""
+        """Return the version that contains this writer's batch."""
         return next(
             (
                 each.version
@@ -81,16 +81,16 @@ class LakeTable:
         )
 
     def version_of(self, transaction: str) -> int | None:
-        """The version that this transaction made."""
+        """Return the version that this transaction committed."""
         return next((each.version for each in self.landed if each.commit.transaction == transaction), None)
 
     def unchanged(self, since: int, touched: Iterable[Marker], rule: ConflictRule) -> bool:
-        """Whether nothing has landed after version `since` that conflicts with this."""
+        """Return whether no commit after version `since` conflicts with these markers."""
         mine = frozenset(touched)
         return not any(conflict(mine, rule, each.commit) for each in self.landed[since:])
 
     def publish(self, commit: Commit, after: int | None, now: float) -> int | None:
-        """Land, if nothing has landed after version `after` (None: in any case); the new version."""
+        """Commit, if no commit landed after version `after` (None: in any case). Return the new version."""
         if after is not None and after != self.version():
             return None
         landed = Landed(commit, self.version() + 1, now)
@@ -100,7 +100,7 @@ class LakeTable:
 
 
 def conflict(mine: frozenset[Marker], rule: ConflictRule, other: Commit) -> bool:
-    """Whether two footprints exclude one another; written from design.md §4, not from the code that is tested."""
+    """Return whether two footprints conflict. Written from design.md §4, not from the code under test."""
     lenient = rule == other.rule == "deleted-file"
     for one in mine:
         for two in other.touched:

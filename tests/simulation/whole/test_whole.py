@@ -1,4 +1,4 @@
-"""The agent's service, its core and the writers' rules through hundreds of seeds, and proof that a bug would be seen."""
+"""The agent, its core and the writers' rules through hundreds of seeds, and proof that the oracles find bugs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.simulation.whole.simulated import SIMULATION
 SEEDS = 280
 SEEDS_A_TEST = 40
 SEEDS_A_BUG = 300
-"""Of which those that may show it are run, until a planted bug is found; most show themselves in the first five."""
+"""Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five."""
 
 
 @pytest.mark.timeout(300)
-def test_seeds_that_failed_once_fail_no_more(pool: Executor) -> None:
+def test_seeds_that_failed_once_pass(pool: Executor) -> None:
     require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
 
 FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
-"""Of each piece; `make unit` runs the first piece."""
+"""The first seed of each test; `make unit` runs the first test."""
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
-def test_nothing_is_violated(first: int, pool: Executor) -> None:
+def test_no_oracle_is_violated(first: int, pool: Executor) -> None:
     results = require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
 
     assert sum(result.counts["commits"] for result in results) > SEEDS_A_TEST, (
-        "a run in which nobody commits proves nothing"
+        "a run without commits proves nothing"
     )
 
 
@@ -54,30 +54,30 @@ def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
+def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
     require_bug_found(SIMULATION, bug, hunts[bug].result())
 
 
-def test_every_oracle_finds_a_bug() -> None:
+def test_every_oracle_has_a_planted_bug() -> None:
     require_every_oracle_has_a_bug(SIMULATION, oracles.__doc__)
 
 
-def test_what_was_planted_is_gone_afterwards() -> None:
+def test_planted_bugs_are_removed_afterwards() -> None:
     require_planted_bugs_removed(SIMULATION)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_seed_is_the_same_run_again(seed: int) -> None:
+def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     require_reproducible(SIMULATION, seed)
 
 
 @pytest.mark.timeout(300)
-def test_a_seed_is_the_same_run_in_another_process() -> None:
+def test_a_seed_gives_the_same_run_in_another_process() -> None:
     require_reproducible_in_another_process(SIMULATION, 5)
 
 
-def test_the_scenarios_have_what_they_are_to_have() -> None:
-    """Every kind of trouble is met by the seeds that the suite runs; a scenario that is never drawn proves nothing."""
+def test_the_scenarios_contain_every_kind_of_fault() -> None:
+    """The seeds of the suite contain every kind of fault. A scenario that is never drawn proves nothing."""
     drawn = [draw(stream(seed, "scenario")) for seed in range(SEEDS)]
     tables = [table for scenario in drawn for table in scenario.tables]
     stops = [stop for scenario in drawn for machine in scenario.agents for stop in machine.stops]
@@ -93,7 +93,10 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
         (False, False),
     }
     assert any(table.hudi for table in tables)
-    assert {habits.rule for table in tables for _, habits in table.writers} == {"file-group", "deleted-file"}
+    assert {workload.rule for table in tables for _, workload in table.writers} == {
+        "file-group",
+        "deleted-file",
+    }
     assert {(stop.orderly, stop.seconds is None) for stop in stops} == {
         (True, True),
         (False, True),
@@ -107,10 +110,10 @@ def test_the_scenarios_have_what_they_are_to_have() -> None:
     }
 
 
-def test_a_trace_tells_what_happened() -> None:
+def test_a_trace_contains_events_decisions_and_commits() -> None:
     trace = "\n".join(format_line(line) for line in run(1).trace)
 
     assert ": commit-intent w0" in trace
     assert ": commit-granted w0" in trace
-    assert " hears commit-granted" in trace
+    assert " applies commit-granted" in trace
     assert "table    s3://lake/t0 1: w0" in trace

@@ -1,13 +1,18 @@
-"""The writers: drivers with their executors, by the rules of `spark_jobs/`.
+"""The writers: drivers with their executors, with the rules of `spark_jobs/`.
 
-What a transaction knows is the production state machine (`progress.py`, with `grant_deadline.py`), and it publishes the production
-events. What is modelled, because it is made of threads and of Spark, is the waiting around it: `transaction.py` (`Attempt`),
-`event_publisher.py` (heartbeats, the shared counter, `commit-completed` published twice), `channel.py` (the term that counts, a
-producer discarded when a send took too long), `batches.py` (retries as `queued`, with everything that was touched), and
-`sinks/paimon/`'s order of lookups: for the batch, for the base, for the grant; publish; read back.
+A transaction's state is the production state machine (`progress.py` with `grant_deadline.py`), and the events are the
+production events. The code around it is modelled here, because in production it consists of threads and Spark:
 
-A driver is a process. What survives it is its `Job`: its name, and how far Spark's checkpoint is. Executors are no processes
-here: their markers reach Kafka whenever they do, in one or two copies, also when nobody waits for them any more.
+| production | what is modelled |
+| --- | --- |
+| `transaction.py` | `Attempt` |
+| `event_publisher.py` | heartbeats, the shared `seq`, `commit-completed` published twice |
+| `channel.py` | the term that counts; a producer is discarded when a send takes too long |
+| `batches.py` | retries with `queued` admission and everything touched as scope |
+| `sinks/paimon/` | the order of its queries: the batch, the base, the grant; then publish and read back |
+
+A driver is a process. Its `Job` survives it: the writer's name and the progress of Spark's checkpoint. Executors are not
+processes here. Their markers reach Kafka at any time, once or twice, even after the transaction has ended.
 """
 
 from __future__ import annotations
@@ -49,24 +54,24 @@ from tests.simulation.node import Node
 from tests.simulation.whole.clients import SimConsumer, SimProducer
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import Process
-from tests.simulation.whole.scenario import TOPICS, WriterHabits
+from tests.simulation.whole.scenario import TOPICS, Workload
 from tests.simulation.whole.table import Commit, LakeTable
 
 T = TypeVar("T")
 
 TABLE_TRIES = 3
-"""How often a table that does not answer is asked."""
+"""Attempts to query a table that doesn't answer."""
 
 
 class DriverFailed(Exception):
-    """The query fails; somebody starts it again."""
+    """The query fails and is restarted."""
 
 
 class AttemptStopped(Exception):
-    """This attempt is over: again, if `retriable`."""
+    """This attempt has ended. It is retried if `retriable`."""
 
-    def __init__(self, why: str, *, retriable: bool, abort: Abort | None = None) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, *, retriable: bool, abort: Abort | None = None) -> None:
+        super().__init__(reason)
         self.retriable = retriable
         self.abort = abort
 
@@ -78,16 +83,16 @@ class Job:
     writer: str
     table: LakeTable
     partition: int
-    habits: WriterHabits
+    workload: Workload
     next_batch: int = 0
     process: str = ""
-    """The newest driver of it."""
+    """Name of its newest driver."""
     done: bool = False
-    """A batch that was begun after the faults is in Spark's checkpoint."""
+    """Whether a batch that began after the faults is in Spark's checkpoint."""
 
 
 class Channel:
-    """As `channel.py`: one producer, and a reader of one partition of `decisions`."""
+    """As `channel.py`: one producer, and a consumer of one partition of `decisions`."""
 
     def __init__(self, process: Process, job: Job, send_timeout: float) -> None:
         self._process = process
@@ -100,7 +105,7 @@ class Channel:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Stand at the end of `decisions`, and read on."""
+        """Start to read `decisions` at its end."""
         where = TopicPartition(TOPICS.decisions, self._job.partition)
         consumer = SimConsumer()
         await consumer.start()
@@ -109,25 +114,25 @@ class Channel:
         self.spawn(self._read(consumer))
 
     def spawn(self, program: Any) -> None:
-        """Run it beside."""
+        """Run a program in the background."""
         task = asyncio.create_task(program)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def subscribe(self, transaction: str, handler: Callable[[DecisionEventUnion, int], None]) -> None:
-        """Dispatch what concerns it."""
+        """Dispatch the decisions on a transaction."""
         self._handlers[transaction] = handler
 
     def unsubscribe(self, transaction: str) -> None:
-        """Dispatch no more of it."""
+        """Stop to dispatch them."""
         self._handlers.pop(transaction, None)
 
     async def send(self, event: WriterEventUnion) -> int:
-        """Publish, and wait for the acknowledgement; `DriverFailed` if it takes too long."""
+        """Publish and wait for the acknowledgement. Raises `DriverFailed` if it takes too long."""
         return await self.acknowledged(await self.publish(event))
 
     async def publish(self, event: WriterEventUnion) -> Awaitable[Any]:
-        """Hand it to the producer, whose order is the log's."""
+        """Pass an event to the producer, which keeps the order."""
         async with self._opening:
             if self._producer is None:
                 self._producer = SimProducer()
@@ -135,7 +140,7 @@ class Channel:
         return await producer.send(TOPICS.writers, encode(event), event.table.encode(), self._job.partition)
 
     async def acknowledged(self, sent: Awaitable[Any]) -> int:
-        """The offset, in time."""
+        """Return the offset once it is acknowledged."""
         with anyio.move_on_after(self._timeout):
             return int((await sent).offset)
         producer, self._producer = self._producer, None
@@ -190,19 +195,19 @@ class Driver:
         self.job = job
         self.oracles = oracles
         self.faults = faults
-        """Of the way to the table."""
+        """Faults on the way to the table."""
         self.timing = timing
         self.before_publish, self.after_publish = before_publish, after_publish
-        """Are told of a publish: the moments at which it matters most to be stopped."""
+        """Called before and after a publish: the most interesting moments to stop the driver."""
         self.random = process.random
         self.fault_free_from = faults.profile.fault_free_from
         self.channel = Channel(process, job, timing.send_timeout)
 
     async def run(self) -> None:
-        """Batch after batch, until all are done, or a newer driver has taken the job over and this one fails."""
+        """Run batch after batch, until all are done, or until this driver fails after a newer one took the job over."""
         await self.channel.open()
         while not self.job.done:
-            await anyio.sleep(self.draw_seconds(self.job.habits.think))
+            await anyio.sleep(self.draw_seconds(self.job.workload.think))
             batch, began = self.job.next_batch, self.process.node.timeline.now
             try:
                 await self._batch(batch)
@@ -212,20 +217,20 @@ class Driver:
                     return
                 await anyio.sleep(self.timing.restart_after_failure)
                 continue
-            # Spark's own commit log, a moment later: whoever dies in between does the batch again.
+            # Spark's own commit log follows a moment later. A driver that dies in between repeats the batch.
             await anyio.sleep(self.draw_seconds(0.02))
             self.job.next_batch = max(self.job.next_batch, batch + 1)
             if began > self.fault_free_from:
                 self.job.done = True
 
     def draw_seconds(self, mean: float) -> float:
-        """Some seconds."""
+        """Draw a duration."""
         return min(self.random.expovariate(1 / mean), 5 * mean)
 
     async def _batch(self, batch: int) -> None:
         """As `BatchWriter.__call__`."""
-        touches = self.job.habits.draw_touches(self.random)
-        scope = touches if self.job.habits.queued else ()
+        touches = self.job.workload.draw_touches(self.random)
+        scope = touches if self.job.workload.queued else ()
         attempt = AttemptPlan(1, "queued" if scope else "optimistic", tuple(scope))
         while True:
             running = Attempt(self, batch, attempt, touches)
@@ -249,7 +254,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class WriterTiming:
-    """As `event_publisher.Timing`, and what surrounds it. Seconds."""
+    """As `event_publisher.Timing`, with the timeouts around it. Seconds."""
 
     heartbeat: float = 1.5
     admission_timeout: float = 10.0
@@ -264,7 +269,7 @@ class WriterTiming:
 
 @dataclass(slots=True)
 class Publish:
-    """What is known of a publish: three answers."""
+    """What is known of a publish: it landed, it didn't, or unknown."""
 
     begun: bool = False
     version: int | None = None
@@ -272,7 +277,7 @@ class Publish:
 
 
 class Attempt:
-    """One transaction: `transaction.Transaction`, and a body as the Paimon sink has one."""
+    """One transaction: `transaction.Transaction` with a body like that of the Paimon sink."""
 
     def __init__(self, driver: Driver, batch: int, attempt: AttemptPlan, touches: tuple[Marker, ...]) -> None:
         self.driver = driver
@@ -296,11 +301,11 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """For the trace."""
+        """The name in the trace."""
         return self.id
 
     async def run(self) -> None:
-        """From the intent to the end; `AttemptStopped` or `DriverFailed` where it wasn't committed, or nobody knows."""
+        """Run from the intent to the end. Raises `AttemptStopped` or `DriverFailed` unless it is known to be committed."""
         try:
             await self._open()
             await self._body()
@@ -314,7 +319,7 @@ class Attempt:
             )
 
     async def read_back(self) -> list[Marker]:
-        """What was said of it in the log, by executors too; nothing where Kafka doesn't answer."""
+        """Read back all published markers from the log, also those of executors. Empty if Kafka doesn't answer."""
         start = self._intent_offset
         kafka = self.driver.process.kafka
         where = TopicPartition(TOPICS.writers, self.job.partition)
@@ -332,14 +337,14 @@ class Attempt:
 
     async def _open(self) -> None:
         self._channel.subscribe(self.id, self._apply_decision)
-        habits = self.job.habits
+        workload = self.job.workload
         self._intent_offset = await self._channel.send(
             CommitIntent(
                 **self._common(),
                 batch_id=self.batch,
                 admission=self._plan.admission,
-                priority=habits.priority,
-                conflict_rule=habits.rule,
+                priority=workload.priority,
+                conflict_rule=workload.rule,
                 scope=self._plan.scope,
                 lock=self.job.table.lock,
                 heartbeat_seconds=self._timing.heartbeat,
@@ -355,7 +360,7 @@ class Attempt:
         if self._progress.committed is not None:
             return
         if self._progress.phase is Phase.OPENING:
-            raise DriverFailed("nobody answered the intent")
+            raise DriverFailed("the intent was not answered")
 
     async def _beat(self) -> None:
         while True:
@@ -390,7 +395,7 @@ class Attempt:
         began = self._node.timeline.now
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
-            await anyio.sleep(self.driver.draw_seconds(self.job.habits.compute))
+            await anyio.sleep(self.driver.draw_seconds(self.job.workload.compute))
             self._raise_if_aborted()
         await self._commit(base, began, replayed=None)
 
@@ -405,7 +410,7 @@ class Attempt:
         self._raise_if_aborted()
 
     async def _run_tasks(self, markers: tuple[Marker, ...]) -> None:
-        """Executors say what they touch, before they write: the first copy that Kafka has ends the task."""
+        """Publish markers as executors do, before they write. The first copy in Kafka ends the task."""
         ended = anyio.Event()
         kafka, timeline, random = self.driver.process.kafka, self._node.timeline, self.driver.random
         where, key = TopicPartition(TOPICS.writers, self.job.partition), self.job.table.uri.encode()
@@ -425,7 +430,7 @@ class Attempt:
             raise DriverFailed("the tasks could not reach Kafka")
 
     async def _commit(self, base: int | None, began: float, *, replayed: int | None) -> None:
-        """Ask for the grant, and publish under it."""
+        """Request the grant and publish under it."""
         self._progress.request()
         await self._counted(lambda seq: CommitRequested(**self._common(), seq=seq))
         await self._until(
@@ -450,11 +455,11 @@ class Attempt:
         await self._publish_completion(held.grant, self._publish.version)
 
     async def _land(self, base: int, began: float) -> None:
-        """As `paimon_commit.publish`: look, write, and where there was no answer, read back."""
+        """As the Paimon sink's publish: check, write, and read back if there was no answer."""
         table = self.job.table
-        touched, rule = frozenset(self._touched), self.job.habits.rule
+        touched, rule = frozenset(self._touched), self.job.workload.rule
         while self._publish.version is None:
-            await anyio.sleep(self.driver.draw_seconds(self.job.habits.publish))
+            await anyio.sleep(self.driver.draw_seconds(self.job.workload.publish))
             after: int | None = None
             if table.fenced:
                 after = await self._query_table(table.version)
@@ -476,7 +481,7 @@ class Attempt:
         before, self._publish.unanswered = self._publish.unanswered, True
         self._node.log(f"{self.id} publishes after {after}, {commit.deadline - timeline.now:.3f} s left")
         self.driver.before_publish(self._node)
-        await anyio.lowlevel.checkpoint()  # the window: stopped here, it writes when it wakes
+        await anyio.lowlevel.checkpoint()  # the window: a driver stopped here writes when it resumes
         answered = await self._request(lambda: (table.publish(commit, after, timeline.now),), writes=True)
         self.driver.after_publish(self._node)
         if answered is not None:
@@ -485,7 +490,7 @@ class Attempt:
             return
         found = await self._query_table(lambda: table.version_of(self.id))
         if found is None:
-            raise DriverFailed("whether the publish landed is not known")
+            raise DriverFailed("the outcome of the publish is unknown")
         self._publish.version = found
 
     async def _query_table(self, query: Callable[[], T]) -> T:
@@ -496,7 +501,7 @@ class Attempt:
         raise DriverFailed("the table does not answer")
 
     async def _request(self, act: Callable[[], tuple[T]], *, writes: bool) -> tuple[T] | None:
-        """One request to the table's storage; None where there was no answer."""
+        """Send one request to the table's storage. Return None if there was no answer."""
         timeline, node = self._node.timeline, self._node
         fate = self.driver.faults.fate(node.name, writes=writes, now=timeline.now)
         future: asyncio.Future[tuple[T] | None] = node.loop.create_future()
@@ -526,7 +531,7 @@ class Attempt:
                 continue
             return
 
-    async def _finish(self, why: str | None) -> None:
+    async def _finish(self, reason: str | None) -> None:
         known = self._progress.abort is not None or self._progress.committed is not None
         self._progress.end()
         published = self._publish.version is not None
@@ -535,10 +540,12 @@ class Attempt:
             self._oracles.on_grant_finished(self.id)
             if not known and self._intent_offset is not None:
                 with suppress(DriverFailed):
-                    await self._channel.send(TransactionAbandoned(**self._common(), reason=why or "nothing"))
+                    await self._channel.send(
+                        TransactionAbandoned(**self._common(), reason=reason or "nothing")
+                    )
         self._channel.unsubscribe(self.id)
 
-    # -- hearing and waiting -----------------------------------------------------------------------------------------
+    # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _apply_decision(self, decision: DecisionEventUnion, offset: int) -> None:
         before = self._progress.lease
@@ -568,7 +575,7 @@ class Attempt:
             return
         if isinstance(verdict, Abort):
             raise AttemptStopped(f"abort {verdict.reason}", retriable=verdict.retriable, abort=verdict)
-        raise AttemptStopped("the lease has run out", retriable=True)
+        raise AttemptStopped("the grant lease expired", retriable=True)
 
     def _common(self) -> dict[str, Any]:
         self._events += 1

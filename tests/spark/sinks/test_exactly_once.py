@@ -19,14 +19,15 @@ from pyspark.sql import SparkSession
 from lakewarden.agent.locks.posix_session import signal_posix_session
 from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
 from tests.kafka_fixture import KafkaServer
+from tests.spark import mortal_driver
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.mortal_driver import STEPS
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 GRANT_SECONDS = "10"
-"""A successor waits so long for the lapse of a dead driver's grant. A live driver must not stall for so long."""
+"""How long a successor waits for the lapse of a dead driver's grant. A live driver must never stall for this time."""
 
 SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
 
@@ -51,7 +52,7 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
         os.utime(file, (number, number))  # the order in which Spark reads them
 
     def drive(die_at: str) -> tuple[int, str]:
-        program = [sys.executable, str(Path(__file__).with_name("mortal_driver.py"))]
+        program = [sys.executable, str(mortal_driver.__file__)]
         program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
         program += ["--table", table, "--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
         program += ["--events", str(events), "--die-at", die_at]

@@ -1,4 +1,4 @@
-"""The cache of Kafka's jars is complete or absent, whatever goes wrong while it is filled."""
+"""The cache of Kafka's jars is complete or absent, even if the download fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakewarden.agent.embedded.jars import KafkaUnavailable, kafka_jars
 
 @dataclass(frozen=True)
 class FakeArtifact:
-    """What we use of jgo's: where the jar is once it has been fetched."""
+    """The part of jgo's artifact that is used: the path of the downloaded jar."""
 
     path: Path
 
@@ -36,22 +36,22 @@ def jar(tmp_path: Path) -> Path:
     return path
 
 
-def test_jars_are_fetched_once(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_jars_are_downloaded_once(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress: list[str] = []
     monkeypatch.setattr(jars, "_resolve", lambda _: [FakeArtifact(jar)])
 
-    folder = kafka_jars(told.append)
+    folder = kafka_jars(progress.append)
     assert [path.name for path in folder.iterdir()] == ["kafka.jar"]
-    assert told[-1].endswith("1 of 1 files, 0 MB")
+    assert progress[-1].endswith("1 of 1 files, 0 MB")
 
-    monkeypatch.setattr(jars, "_resolve", lambda _: pytest.fail("fetched twice"))
-    assert kafka_jars(told.append) == folder
+    monkeypatch.setattr(jars, "_resolve", lambda _: pytest.fail("downloaded twice"))
+    assert kafka_jars(progress.append) == folder
 
 
 def test_a_damaged_jar_never_reaches_the_cache(
     cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that cuts a response short, or a full disk."""
+    """A proxy truncated the download, or the disk was full."""
     content = bytearray(jar.read_bytes())
     content[60] ^= 0xFF
     jar.write_bytes(content)
@@ -63,8 +63,8 @@ def test_a_damaged_jar_never_reaches_the_cache(
     assert not (cache / f"kafka-{jars.KAFKA_VERSION}").exists()
 
 
-def test_without_a_network_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+def test_without_a_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress: list[str] = []
 
     def unreachable(_: Path) -> list[FakeArtifact]:
         raise OSError("Name or service\nnot known")
@@ -72,13 +72,13 @@ def test_without_a_network_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jars, "_resolve", unreachable)
 
     with pytest.raises(KafkaUnavailable, match=r"\(Name or service not known\): check the network") as caught:
-        kafka_jars(told.append)
+        kafka_jars(progress.append)
 
     assert "\n" not in str(caught.value)
-    assert sum("trying again" in line for line in told) == jars.ATTEMPTS - 1
+    assert sum("retrying" in line for line in progress) == jars.ATTEMPTS - 1
 
 
-def test_what_a_killed_process_left_is_swept_away(
+def test_files_of_a_killed_download_are_deleted(
     cache: Path, jar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = cache / f"kafka-{jars.KAFKA_VERSION}.partial" / "jars" / "half.jar"

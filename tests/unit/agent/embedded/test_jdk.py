@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said where there is none: by fake `java` programs that answer as real ones do."""
+"""The choice of Java, and the errors without one. Fake `java` programs print what real ones do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_java_17_and_newer_on_path_is_found(
 
 
 def test_java_home_comes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's and Kafka's own scripts choose so."""
+    """Spark's and Kafka's own scripts choose in the same way."""
     on_path = _fake_java(tmp_path / "path", 'openjdk version "21.0.1"')
     at_home = _fake_java(tmp_path / "home" / "bin", 'openjdk version "17.0.1"')
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
@@ -47,25 +47,27 @@ def test_java_home_comes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "answer, status, said",
+    "answer, status, problem",
     [
-        ('openjdk version "11.0.27" 2025-04-15', 0, "is Java 11, and Kafka needs 17"),
-        ('java version "1.8.0_392"', 0, "is Java 8, and Kafka needs 17"),
-        ("Unable to locate a Java Runtime.", 1, "does not tell its version"),
+        ('openjdk version "11.0.27" 2025-04-15', 0, "is Java 11, but Kafka needs 17"),
+        ('java version "1.8.0_392"', 0, "is Java 8, but Kafka needs 17"),
+        ("Unable to locate a Java Runtime.", 1, "-version printed no version"),
     ],
 )
-def test_a_java_that_is_too_old_or_a_placeholder_gets_one_line_that_says_what_to_install(
-    answer: str, status: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_error_for_an_unsuitable_java_says_what_to_install(
+    answer: str, status: int, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_fake_java(tmp_path / "bin", answer, status).parents[1]))
 
-    with pytest.raises(JdkMissing, match=rf"{said}.*install a JDK 17 or newer \(.*apt install") as caught:
+    with pytest.raises(JdkMissing, match=rf"{problem}.*install a JDK 17 or newer \(.*apt install") as caught:
         find_java()
 
     assert "\n" not in str(caught.value)
 
 
-def test_no_java_at_all_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_any_java_names_the_searched_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JdkMissing, match=r"^no Java found on PATH: install a JDK 17"):

@@ -402,7 +402,7 @@ def test_all_steps_of_a_lock_are_counted() -> None:
     lock = checked(
         event(LockAcquired, 0, "x", requests=2),
         event(LockRenewed, 3_000, "x"),
-        event(LockRefused, 4_000, "", agent="b", holder="x", detail="held by another"),
+        event(LockRefused, 4_000, "", agent="b", holder="x", detail="held by another owner"),
         event(LockReleased, 5_000, "x"),
         event(LockAcquired, 6_000, "y", agent="b", requests=2),
         event(LockLost, 7_000, "y", agent="b", detail="the lock object was deleted"),
@@ -417,7 +417,7 @@ def test_all_steps_of_a_lock_are_counted() -> None:
 
 
 def test_permanent_refusals_are_listed_once_for_each_reason_with_their_number() -> None:
-    why = "not a lock record, left unchanged: the object is empty"
+    why = "the object is no lock record and is left unchanged: the object is empty"
     lock = checked(
         event(LockRefused, 0, "", detail=why, valid_until=-EPOCH_MS),
         event(LockRefused, 30_000, "", detail="forbidden", valid_until=-EPOCH_MS),
@@ -459,7 +459,7 @@ class History:
     ) -> None:
         clock = self.offsets[agent]
         made = event(kind, true + clock, owner, agent, valid_until=sent + clock + VALIDITY, **fields)
-        self.published.append((true, made))  # type: ignore[arg-type]  # the parameter says that it is one of the union
+        self.published.append((true, made))  # type: ignore[arg-type]  # the type of `kind` is one of the union
 
     def log(self, data: st.DataObject) -> Log:
         """A log as Kafka may have it: agents are interleaved in any order, some events are repeated, the oldest are gone.

@@ -1,4 +1,4 @@
-"""An automaton that is driven by hand, and the states that it can be in."""
+"""An automaton whose inputs the test gives, and its states by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SETTINGS = LeaseSettings()
 
 @dataclass
 class Keeper:
-    """One automaton with a clock; its requests are answered by hand."""
+    """One automaton with a clock. The test answers its requests."""
 
     settings: LeaseSettings = SETTINGS
     state: State = field(default_factory=Idle)
@@ -65,40 +65,40 @@ class Keeper:
     def wall(self) -> int:
         return WALL + round(self.now * 1000)
 
-    def give(self, given: Input) -> Keeper:
-        self.state, self.effects = step(self.state, given, self.settings)
+    def step(self, input_: Input) -> Keeper:
+        self.state, self.effects = step(self.state, input_, self.settings)
         self.requests += len(self.of(Get)) + len(self.of(Put))
         self.puts += self.of(Put)
         return self
 
-    def want(self, adopt: str | None = None) -> Keeper:
-        return self.give(Acquire(self.at(), adopt))
+    def acquire(self, adopt: str | None = None) -> Keeper:
+        return self.step(Acquire(self.at(), adopt))
 
-    def drop(self) -> Keeper:
-        return self.give(Release(self.at()))
+    def release(self) -> Keeper:
+        return self.step(Release(self.at()))
 
-    def hear_released(self, ahead: int = 0) -> Keeper:
-        return self.give(ReleaseObserved(self.at(), ahead))
+    def observe_release(self, ahead: int = 0) -> Keeper:
+        return self.step(ReleaseObserved(self.at(), ahead))
 
-    def hear_taken(self, left: float) -> Keeper:
-        return self.give(AcquisitionObserved(self.at(), self.wall + round(left * 1000)))
+    def observe_acquisition(self, left: float) -> Keeper:
+        return self.step(AcquisitionObserved(self.at(), self.wall + round(left * 1000)))
 
     def timer(self) -> Keeper:
-        """Sleep until the state's own deadline."""
+        """Advance the clock to the state's deadline."""
         due = deadline(self.state, self.settings)
         assert due is not None, self.state
         self.now = max(self.now, due)
-        return self.give(Timer(self.at()))
+        return self.step(Timer(self.at()))
 
     def reads(self, outcome: ReadOutcome | LockRecord, version: str = "v?", after: float = 0.01) -> Keeper:
         self.now += after
         if isinstance(outcome, LockRecord):
             outcome = Found(render(outcome), version)
-        return self.give(ReadDone(self.at(), outcome))
+        return self.step(ReadDone(self.at(), outcome))
 
     def writes(self, outcome: WriteOutcome, after: float = 0.01) -> Keeper:
         self.now += after
-        return self.give(WriteDone(self.at(), outcome))
+        return self.step(WriteDone(self.at(), outcome))
 
     def of(self, kind: type[E]) -> list[E]:
         return [each for each in self.effects if isinstance(each, kind)]
@@ -109,12 +109,12 @@ class Keeper:
 
     @property
     def put(self) -> Put:
-        """The last write that was sent."""
+        """The last write."""
         return self.puts[-1]
 
     @property
     def written(self) -> LockRecord:
-        """The record in it."""
+        """The record of the last write."""
         record = parse(self.put.body)
         assert isinstance(record, LockRecord)
         return record
@@ -124,37 +124,37 @@ class Keeper:
         assert lease is not None
         return lease.expires_at - self.now
 
-    def is_due_to_give_up(self) -> bool:
-        """Whether whatever comes next ends the lease first."""
+    def lease_ends_next(self) -> bool:
+        """Whether the next input ends the lease first."""
         return lease_of(self.state) is not None and self.lease_seconds() <= self.settings.margin
 
 
 def held() -> Keeper:
-    """Holds the lock under version v1."""
-    keeper = Keeper().want().reads(Absent()).writes(Won("v1"))
+    """It holds the lock under version v1."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Won("v1"))
     assert isinstance(keeper.state, Held)
     return keeper
 
 
 def renewing() -> Keeper:
-    """The renewal was just sent."""
+    """It has just sent a renewal."""
     return held().timer()
 
 
 def foreign(left: float = 20.0, *, expired: bool = False, at: Keeper | None = None) -> LockRecord:
-    """Somebody else's record."""
+    """A record of another owner."""
     now = (at or Keeper()).wall
     return LockRecord(expired, now + round(left * 1000), "java")
 
 
 STATES: dict[str, Callable[[], Keeper]] = {
     "idle": Keeper,
-    "reading": lambda: Keeper().want(),
-    "writing": lambda: Keeper().want().reads(Absent()),
+    "reading": lambda: Keeper().acquire(),
+    "writing": lambda: Keeper().acquire().reads(Absent()),
     "held": held,
     "renewing": renewing,
     "reading back": lambda: renewing().writes(Unknown("timeout")),
-    "waiting for another": lambda: Keeper().want().reads(foreign(), "f1"),
-    "backing off": lambda: Keeper().want().reads(Throttled("503")),
-    "releasing": lambda: held().drop(),
+    "waiting for a holder": lambda: Keeper().acquire().reads(foreign(), "f1"),
+    "backing off": lambda: Keeper().acquire().reads(Throttled("503")),
+    "releasing": lambda: held().release(),
 }

@@ -1,4 +1,4 @@
-"""Taking over the live lease of an owner under which a grant runs, and the quiet time that follows."""
+"""Adopting the live lease of an owner under which a grant runs, and the quiet period after it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tests.unit.handlers.lease.lease_keeper import WALL, Keeper, foreign
 
 
 def adopting(left: float = 20.0) -> Keeper:
-    """The log says that a grant runs under `old`, whose lease is still live."""
-    keeper = Keeper().want(adopt="old")
+    """According to the log, a grant runs under `old`, whose lease is still live."""
+    keeper = Keeper().acquire(adopt="old")
     return keeper.reads(
         LockRecord(expired=False, valid_until=keeper.wall + round(left * 1000), owner="old"), "a1", after=0
     )
 
 
-def test_the_lock_of_a_running_grant_is_adopted_under_its_version_by_a_fresh_owner() -> None:
-    """The agent was killed while a grant was out; waiting for its lease would abort the writer."""
+def test_the_lock_of_a_running_grant_is_adopted_under_its_version_with_a_new_owner_id() -> None:
+    """An agent was killed while a grant ran. Waiting for the end of its lease would abort the writer."""
     keeper = adopting()
 
     assert keeper.put.condition == IfMatch("a1")
@@ -38,21 +38,21 @@ def test_the_lock_of_a_running_grant_is_adopted_under_its_version_by_a_fresh_own
 
 def test_an_owner_that_the_log_does_not_name_is_not_adopted() -> None:
     """It may be a Java writer in the middle of its commit."""
-    keeper = Keeper().want(adopt="old").reads(foreign(), "f1")
+    keeper = Keeper().acquire(adopt="old").reads(foreign(), "f1")
 
     assert isinstance(keeper.state, Waiting)
 
 
-def test_a_doubt_during_the_adoption_does_not_shorten_the_quiet_time() -> None:
-    """The adoption took effect, its answer was lost: the former owner believes in its lease all the same."""
+def test_an_unknown_write_during_the_adoption_does_not_shorten_the_quiet_period() -> None:
+    """The adoption took effect and its answer was lost. The former owner may still rely on its lease."""
     keeper = adopting().writes(Unknown("timeout"), after=2.0)
     keeper.reads(keeper.written, "a2").writes(Won("a3"))
 
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(120.5)
 
 
-def test_a_former_owner_that_renews_during_the_adoption_makes_the_quiet_time_longer() -> None:
-    """It was not dead, only slow."""
+def test_a_renewal_of_the_former_owner_during_the_adoption_extends_the_quiet_period() -> None:
+    """The former owner was slow, not dead."""
     keeper = adopting().writes(Lost("412"))
     renewed = LockRecord(expired=False, valid_until=keeper.wall + 29_000, owner="old")
 
@@ -61,23 +61,23 @@ def test_a_former_owner_that_renews_during_the_adoption_makes_the_quiet_time_lon
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(100.01 + 29.0 + 0.5, abs=0.02)
 
 
-def test_a_renewal_keeps_the_quiet_time() -> None:
-    """It is about the former owner, not about our lease."""
+def test_a_renewal_keeps_the_quiet_period() -> None:
+    """It depends on the former owner's lease, not on ours."""
     keeper = adopting().writes(Won("a2")).timer().writes(Won("a3"))
 
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(120.5)
 
 
-def test_an_adopted_lock_ends_no_sooner_than_the_former_owner_believes() -> None:
-    """Its validity was configured longer than ours: a challenger must wait for the longer of the two."""
+def test_an_adopted_lock_ends_no_earlier_than_the_former_owners_lease() -> None:
+    """The former owner's leases are longer than ours. A contender must wait for the longer of the two."""
     keeper = adopting(left=200.0)
 
     assert keeper.written.valid_until > WALL + 300_000
 
 
 def test_an_adopted_lock_is_not_released_before_the_former_owners_lease_has_ended() -> None:
-    """The running grant has ended; a challenger that took the lock now could meet a grant of the former owner."""
-    keeper = adopting().writes(Won("a2")).drop()
+    """The running grant has ended. A contender that acquired the lock now could overlap with a grant of the former owner."""
+    keeper = adopting().writes(Won("a2")).release()
     assert len(keeper.puts) == 1
     assert lease_of(keeper.state) is None
 
@@ -89,9 +89,9 @@ def test_an_adopted_lock_is_not_released_before_the_former_owners_lease_has_ende
     assert isinstance(keeper.writes(Won("a3")).state, Idle)
 
 
-def test_an_adopted_lock_that_is_wanted_again_is_kept_and_still_quiet() -> None:
+def test_an_adopted_lock_that_is_needed_again_is_kept_with_its_quiet_period() -> None:
     """The next transaction came before the former owner's lease had ended."""
-    keeper = adopting().writes(Won("a2")).drop().want()
+    keeper = adopting().writes(Won("a2")).release().acquire()
 
     keeper.reads(keeper.written, "a2").writes(Won("a3"))
 
@@ -99,17 +99,17 @@ def test_an_adopted_lock_that_is_wanted_again_is_kept_and_still_quiet() -> None:
     assert keeper.of(Released) == []
 
 
-@pytest.mark.parametrize("way", ["given up", "dropped in doubt"])
-def test_the_quiet_time_outlives_the_lease_itself(way: str) -> None:
-    """Our own renewals failed after an adoption; the former owner's lease is as long as it was."""
+@pytest.mark.parametrize("way", ["unconfirmed", "released while unknown"])
+def test_the_quiet_period_outlives_our_own_lease(way: str) -> None:
+    """After an adoption our renewals failed. The former owner's lease is as long as before."""
     keeper = adopting(left=200.0)
-    if way == "given up":
+    if way == "unconfirmed":
         keeper.writes(Won("a2")).timer()
         while not keeper.of(LeaseEnded):
             keeper.timer()
         keeper.writes(Unknown("500")).reads(keeper.written, "a3").writes(Won("a4"))
     else:
-        keeper.writes(Unknown("500")).drop()
+        keeper.writes(Unknown("500")).release()
         for _ in range(20):
             if isinstance(keeper.state, Idle):
                 break
@@ -117,6 +117,6 @@ def test_the_quiet_time_outlives_the_lease_itself(way: str) -> None:
                 keeper.reads(Unknown("500"))
             else:
                 keeper.timer()
-        keeper.want().reads(keeper.written, "a2").writes(Won("a3"))
+        keeper.acquire().reads(keeper.written, "a2").writes(Won("a3"))
 
     assert keeper.one(Confirmed).lease.quiet_until == pytest.approx(300.5)

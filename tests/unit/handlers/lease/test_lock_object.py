@@ -21,13 +21,13 @@ RECORD = LockRecord(
 WRITTEN = b'{"expired":false,"validUntil":1700000000000,"owner":"0f8fad5b-d9cb-469f-a165-70867728950e"}'
 
 
-def test_it_is_written_to_the_letter_as_hudi_writes_it() -> None:
-    """Hudi 1.2.0's own provider reads the same object: three fields, this order, no space, no newline."""
+def test_a_held_lock_is_written_byte_for_byte_as_hudi_writes_it() -> None:
+    """Hudi 1.2.0's own provider uses the same object: three fields, this order, no space, no newline."""
     assert render(RECORD) == WRITTEN
 
 
-def test_a_released_one_is_written_to_the_letter_too() -> None:
-    """What a Java writer sees when it may have the lock."""
+def test_a_released_lock_is_written_byte_for_byte_as_hudi_writes_it() -> None:
+    """A Java writer may acquire the lock when it reads this."""
     released = LockRecord(expired=True, valid_until=1_700_000_000_000, owner="o")
 
     assert render(released) == b'{"expired":true,"validUntil":1700000000000,"owner":"o"}'
@@ -35,7 +35,7 @@ def test_a_released_one_is_written_to_the_letter_too() -> None:
 
 @given(st.booleans(), st.integers(OLDEST_MILLISECONDS, NEWEST_MILLISECONDS - 1), st.text(min_size=1))
 def test_what_is_written_is_read_back(expired: bool, valid_until: int, owner: str) -> None:
-    """The read that settles a doubt must recognise our own write."""
+    """The read-back of an unknown write must recognise our own record."""
     record = LockRecord(expired, valid_until, owner)
 
     assert parse(render(record)) == record
@@ -51,7 +51,7 @@ def test_what_is_written_is_read_back(expired: bool, valid_until: int, owner: st
     ],
 )
 def test_any_order_spaces_and_unknown_fields_are_read(body: bytes) -> None:
-    """Another version of another writer."""
+    """Other versions and other writers."""
     assert parse(body) == LockRecord(expired=False, valid_until=1_700_000_000_000, owner="o")
 
 
@@ -82,7 +82,7 @@ def test_any_order_spaces_and_unknown_fields_are_read(body: bytes) -> None:
     ],
 )
 def test_anything_else_is_malformed_with_its_reason(body: bytes, why: str) -> None:
-    """Nobody can tell whether somebody relies on it: it is reported and never overwritten."""
+    """Another program may rely on it, so it is reported and never overwritten."""
     found = parse(body)
 
     assert isinstance(found, Malformed)
@@ -96,7 +96,7 @@ def test_anything_else_is_malformed_with_its_reason(body: bytes, why: str) -> No
     )
 )
 def test_no_bytes_make_the_parser_raise(body: bytes) -> None:
-    """Anybody can write anything there."""
+    """Any program can write anything there."""
     assert isinstance(parse(body), LockRecord | Malformed)
 
 
@@ -109,10 +109,10 @@ def test_no_bytes_make_the_parser_raise(body: bytes) -> None:
         (True, 1_600_000_000_000, False),
     ],
 )
-def test_a_challenger_respects_it_until_its_end_is_past_by_the_drift(
+def test_a_contender_respects_it_until_its_end_is_past_by_the_drift(
     expired: bool, wall_ms: int, held: bool
 ) -> None:
-    """Holder and challenger read different clocks."""
+    """Holder and contender have different clocks."""
     record = LockRecord(expired, 1_700_000_000_000, "o")
 
     assert record.held_at(wall_ms, drift_ms=500) is held

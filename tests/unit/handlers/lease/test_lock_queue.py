@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import hypothesis.strategies as st
@@ -12,12 +13,12 @@ TABLE = "s3://lake/t"
 A, B, C = (Contender(agent, TABLE) for agent in "abc")
 
 
-def tell(kind: type[AuditEventUnion], who: Contender, **more: object) -> AuditEventUnion:
+def event(kind: type[AuditEventUnion], contender: Contender, **more: object) -> AuditEventUnion:
     common = {
         "event_id": "e",
-        "table": who.table,
+        "table": contender.table,
         "at": datetime(2026, 11, 21, tzinfo=UTC),
-        "agent": who.agent,
+        "agent": contender.agent,
         "lock": "s3://lake/locks/t.json",
         "owner": "",
         "valid_until": 0,
@@ -27,86 +28,93 @@ def tell(kind: type[AuditEventUnion], who: Contender, **more: object) -> AuditEv
     return kind.model_validate(common | more)
 
 
-def wait(who: Contender) -> AuditEventUnion:
-    return tell(LockRefused, who, waiting=True)
+def refused(contender: Contender) -> AuditEventUnion:
+    return event(LockRefused, contender, waiting=True)
 
 
-def take(who: Contender) -> AuditEventUnion:
-    return tell(LockAcquired, who)
+def acquired(contender: Contender) -> AuditEventUnion:
+    return event(LockAcquired, contender)
 
 
-def release(who: Contender) -> AuditEventUnion:
-    return tell(LockReleased, who)
+def released(contender: Contender) -> AuditEventUnion:
+    return event(LockReleased, contender)
 
 
-def line(*events: AuditEventUnion) -> LockQueue:
-    found = LockQueue()
-    for event in events:
-        found = found.apply(event)
-    return found
+def queue_after(*events: AuditEventUnion) -> LockQueue:
+    queue = LockQueue()
+    for each in events:
+        queue = queue.apply(each)
+    return queue
 
 
-def test_who_is_refused_first_is_first_in_line() -> None:
-    """The log's order."""
-    waiting = line(wait(A), wait(B), wait(C))
+def test_contenders_queue_in_the_order_of_their_first_refusals() -> None:
+    """The order of the log."""
+    queue = queue_after(refused(A), refused(B), refused(C))
 
-    assert [waiting.ahead_of(who) for who in (A, B, C)] == [0, 1, 2]
-
-
-def test_a_second_refusal_keeps_the_place() -> None:
-    """Polls are refused again and again."""
-    assert line(wait(A), wait(B), wait(A), wait(B)).waiting == (A, B)
+    assert [queue.ahead_of(each) for each in (A, B, C)] == [0, 1, 2]
 
 
-def test_who_takes_it_leaves_the_line_and_so_does_whoever_stood_before_it() -> None:
-    """They had their turn: dead, or not listening."""
-    assert line(wait(A), wait(B), wait(C), take(B)).waiting == (C,)
+def test_a_second_refusal_keeps_the_position() -> None:
+    """A contender that polls is refused again and again."""
+    assert queue_after(refused(A), refused(B), refused(A), refused(B)).waiting == (A, B)
 
 
-def test_a_newcomer_that_takes_it_moves_nobody() -> None:
-    """It did not know of the line."""
-    assert line(wait(A), take(C)).waiting == (A,)
+def test_an_acquisition_removes_the_contender_and_all_before_it() -> None:
+    """They had their turn: their agents are dead, or don't consume the audit topic."""
+    assert queue_after(refused(A), refused(B), refused(C), acquired(B)).waiting == (C,)
 
 
-def test_who_wants_it_anew_comes_after_everybody_but_itself() -> None:
+def test_an_acquisition_by_an_agent_outside_the_queue_moves_no_contender() -> None:
+    """That agent did not know the queue."""
+    assert queue_after(refused(A), acquired(C)).waiting == (A,)
+
+
+def test_all_other_contenders_are_ahead_of_a_new_one() -> None:
     """Its own entry may be left from before."""
-    waiting = line(wait(A), wait(B))
+    queue = queue_after(refused(A), refused(B))
 
-    assert (waiting.others_waiting(A), waiting.others_waiting(C)) == (1, 2)
-
-
-def test_a_refusal_that_a_person_must_mend_is_no_waiting() -> None:
-    """Whoever stood there would hold up the others for nothing."""
-    assert line(tell(LockRefused, A, waiting=False)).waiting == ()
+    assert (queue.others_waiting(A), queue.others_waiting(C)) == (1, 2)
 
 
-def test_one_agent_waits_once_a_table() -> None:
+def test_a_permanent_refusal_does_not_queue() -> None:
+    """Such a contender would delay the others for nothing."""
+    assert queue_after(event(LockRefused, A, waiting=False)).waiting == ()
+
+
+def test_an_agent_queues_once_for_each_table() -> None:
     """Two tables may name one lock object."""
     other = Contender("a", "s3://lake/u")
 
-    assert line(wait(A), wait(other)).waiting == (A, other)
+    assert queue_after(refused(A), refused(other)).waiting == (A, other)
 
 
-def test_the_line_has_an_end() -> None:
+def test_the_length_of_the_queue_is_limited() -> None:
     """Events come from the network."""
-    crowd = line(*(wait(Contender(f"agent-{number}", TABLE)) for number in range(MAX_CONTENDERS + 10)))
+    many = (refused(Contender(f"agent-{number}", TABLE)) for number in range(MAX_CONTENDERS + 10))
+    queue = queue_after(*many)
 
-    assert len(crowd.waiting) == MAX_CONTENDERS
-    assert crowd.ahead_of(Contender("agent-9999", TABLE)) == MAX_CONTENDERS
+    assert len(queue.waiting) == MAX_CONTENDERS
+    assert queue.ahead_of(Contender("agent-9999", TABLE)) == MAX_CONTENDERS
 
 
-@given(st.lists(st.tuples(st.sampled_from([wait, take, release]), st.sampled_from([A, B, C])), max_size=40))
-def test_nobody_stands_twice_and_who_was_refused_and_took_nothing_since_still_waits_or_was_passed(
-    history: list[tuple[object, Contender]],
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([refused, acquired, released]), st.sampled_from([A, B, C])), max_size=40
+    )
+)
+def test_no_contender_is_queued_twice_and_only_acquisitions_remove_contenders(
+    history: list[tuple[Callable[[Contender], AuditEventUnion], Contender]],
 ) -> None:
     """Any history of three agents."""
-    found = LockQueue()
-    for tells, who in history:
-        before = found
-        found = found.apply(tells(who))  # type: ignore[operator]
-        assert len(set(found.waiting)) == len(found.waiting)
-        if tells is wait:
-            assert who in found.waiting
-            assert found.waiting[: len(before.waiting)] == before.waiting
-        if tells is take:
-            assert who not in found.waiting
+    queue = LockQueue()
+    for make_event, contender in history:
+        before = queue
+        queue = queue.apply(make_event(contender))
+        assert len(set(queue.waiting)) == len(queue.waiting)
+        if make_event is refused:
+            assert contender in queue.waiting
+            assert queue.waiting[: len(before.waiting)] == before.waiting
+        if make_event is acquired:
+            assert contender not in queue.waiting
+        if make_event is released:
+            assert queue.waiting == before.waiting

@@ -1,7 +1,8 @@
-"""Several automata and a Hudi-like writer over one object, with faults on both sides of every request.
+"""Several automata and a writer like Hudi's over one object, with faults before and after each request takes effect.
 
-Safety: at no true instant do two believe in a lease, except a former owner beside the one that adopted its lock, which is
-quiet until then. Liveness: once faults stop and the others give up, whoever wants the lock gets it.
+- Safety: at no true instant do two owners rely on a lease. The only exception is an adopted owner beside the one that adopted it,
+  during the quiet period.
+- Liveness: after the faults stop and the others release the lock, the agent that needs it acquires it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ KEEPERS = 3
 
 
 class Store:
-    """One conditional object; its version is a hash of its content, as S3's is."""
+    """One object with conditional writes. Its version is a hash of its content, as in S3."""
 
     def __init__(self) -> None:
         self.body: bytes | None = None
@@ -58,7 +59,7 @@ class Store:
         holds = self.body is None if isinstance(condition, IfAbsent) else self._matches(condition)
         if not holds:
             return Lost("412")
-        assert body not in self.seen, "a version comes twice: a late conditional write could win wrongly"
+        assert body not in self.seen, "a version occurs twice: a late conditional write could win wrongly"
         self.seen.add(body)
         self.body = body
         return Won(self.version)
@@ -69,7 +70,7 @@ class Store:
 
 @dataclass
 class Request:
-    """Sent, and perhaps acted upon."""
+    """A request that was sent. `outcome`: set if it has taken effect."""
 
     effect: lease.Get | lease.Put
     outcome: Any = None
@@ -77,16 +78,16 @@ class Request:
 
 @dataclass
 class Keeper:
-    """An agent's automaton with its own wall clock."""
+    """An agent's automaton, with its own wall clock."""
 
     name: str
     skew: float
     state: lease.State = field(default_factory=lease.Idle)
     request: Request | None = None
     minted: int = 0
-    wanted: bool = False
+    needed: bool = False
 
-    def believes(self, now: float) -> bool:
+    def relies(self, now: float) -> bool:
         held = lease.lease_of(self.state)
         return held is not None and now < held.expires_at
 
@@ -102,7 +103,7 @@ class Locks(RuleBasedStateMachine):
         self.store = Store()
         self.keepers = [Keeper(f"k{n}", skew) for n, skew in enumerate(skews[:KEEPERS])]
         self.late: list[Request] = []
-        """Requests that nobody waits for any more, and that may still land."""
+        """Requests whose callers no longer wait, and that may still take effect."""
         self.java_skew = skews[KEEPERS]
         self.java_read: tuple[Condition, LockRecord | None] | None = None
         self.java: LockRecord | None = None
@@ -140,28 +141,28 @@ class Locks(RuleBasedStateMachine):
         self.step(keeper, kind, outcome)
 
     @rule(which=st.integers(0, KEEPERS - 1))
-    def want(self, which: int) -> None:
+    def acquire(self, which: int) -> None:
         keeper = self.keepers[which]
-        keeper.wanted = True
+        keeper.needed = True
         self.step(keeper, lease.Acquire)
 
     @rule(which=st.integers(0, KEEPERS - 1), other=st.integers(0, KEEPERS - 1))
     def adopt(self, which: int, other: int) -> None:
-        """The log says that a grant runs under the other's lock."""
+        """According to the log, a grant runs under the other agent's lock."""
         held = lease.lease_of(self.keepers[other].state)
         if which != other and held is not None:
-            self.keepers[which].wanted = True
+            self.keepers[which].needed = True
             self.step(self.keepers[which], lease.Acquire, held.record.owner)
             self.fire_if_due(self.keepers[which])
 
     @rule(which=st.integers(0, KEEPERS - 1))
-    def drop(self, which: int) -> None:
-        self.keepers[which].wanted = False
+    def release(self, which: int) -> None:
+        self.keepers[which].needed = False
         self.step(self.keepers[which], lease.Release)
 
     @rule(which=st.integers(0, KEEPERS - 1))
     def fire(self, which: int) -> None:
-        """Timers fire late, or not at all for a while: a stalled process."""
+        """Timers fire late, or not for a while, as in a stalled process."""
         self.fire_if_due(self.keepers[which])
 
     def fire_if_due(self, keeper: Keeper) -> None:
@@ -195,7 +196,7 @@ class Locks(RuleBasedStateMachine):
                 self.answer(keeper, Throttled("503"))
             case "late":
                 self.late.append(request)
-                self.answer(keeper, Unknown("timeout; it is still on its way"))
+                self.answer(keeper, Unknown("timeout; the request is still on its way"))
             case _:
                 self.act(request)
                 retried = request.outcome if isinstance(request.effect, lease.Get) else Lost("412 on a retry")
@@ -204,7 +205,7 @@ class Locks(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule()
     def land(self) -> None:
-        """A request that timed out long ago reaches the store."""
+        """A request that timed out long ago takes effect."""
         self.act(self.late.pop(0))
 
     @rule(seconds=st.sampled_from([0.01, 0.4, 1.0, 3.0, 9.0, 27.0, 31.0]))
@@ -213,13 +214,13 @@ class Locks(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([3.0, 9.0, 31.0]))
     def run(self, seconds: float) -> None:
-        """Undisturbed for a while."""
+        """Run for some time without faults."""
         self.run_until(self.now + seconds)
 
     # -- the Java writer
 
     @rule()
-    def java_looks(self) -> None:
+    def java_reads(self) -> None:
         found = self.store.read()
         if isinstance(found, Absent):
             self.java_read = (IfAbsent(), None)
@@ -232,7 +233,7 @@ class Locks(RuleBasedStateMachine):
 
     @precondition(lambda self: self.java_read is not None)
     @rule()
-    def java_takes(self) -> None:
+    def java_acquires(self) -> None:
         assert self.java_read is not None
         condition, _ = self.java_read
         self.java_read = None
@@ -252,22 +253,22 @@ class Locks(RuleBasedStateMachine):
         self.store.write(render(record), IfMatch(self.java_version))
         self.java = None
 
-    def java_believes(self) -> bool:
+    def java_relies(self) -> bool:
         return self.java is not None and self.wall(self.java_skew) < self.java.valid_until - SETTINGS.drift_ms
 
     # -- what must hold
 
     @invariant()
-    def at_most_one_believes_in_a_lease(self) -> None:
+    def at_most_one_relies_on_a_lease(self) -> None:
         if not hasattr(self, "keepers"):
             return
-        believers = [each for each in self.keepers if each.believes(self.now)]
-        loud = [each for each in believers if not each.quiet(self.now)]
-        assert len(loud) <= 1, [each.state for each in loud]
-        assert not (believers and self.java_believes()), [each.state for each in believers]
+        relying = [each for each in self.keepers if each.relies(self.now)]
+        unrestricted = [each for each in relying if not each.quiet(self.now)]
+        assert len(unrestricted) <= 1, [each.state for each in unrestricted]
+        assert not (relying and self.java_relies()), [each.state for each in relying]
 
     def run_until(self, end: float) -> None:
-        """Every request is answered at once, every timer fires in time."""
+        """Answer every request immediately, and fire every timer in time."""
         for _ in range(2_000):
             for keeper in self.keepers:
                 while keeper.request is not None:
@@ -281,8 +282,8 @@ class Locks(RuleBasedStateMachine):
             self.now = max(self.now, soonest)
             for keeper in self.keepers:
                 self.fire_if_due(keeper)
-            self.at_most_one_believes_in_a_lease()
-        raise AssertionError("it never comes to rest")
+            self.at_most_one_relies_on_a_lease()
+        raise AssertionError("the automata never become idle")
 
     def teardown(self) -> None:
         if not hasattr(self, "keepers"):
@@ -291,74 +292,74 @@ class Locks(RuleBasedStateMachine):
             self.land()
         if self.java is not None:
             self.java_releases()
-        wishing, *others = self.keepers
+        contender, *others = self.keepers
         for keeper in others:
             self.step(keeper, lease.Release)
-        self.step(wishing, lease.Acquire)
-        # The longest that anybody's lease, whoever holds it, can stand in the way, and one poll.
+        self.step(contender, lease.Acquire)
+        # The longest time that any lease can block the lock, plus one poll.
         self.run_until(self.now + 31.0 + 31.0 + SETTINGS.poll_seconds + 1.0)
 
-        assert isinstance(wishing.state, lease.Held), wishing.state
+        assert isinstance(contender.state, lease.Held), contender.state
         assert all(isinstance(each.state, lease.Idle) for each in others)
-        wishing.wanted = False
-        self.step(wishing, lease.Release)
+        contender.needed = False
+        self.step(contender, lease.Release)
         self.run_until(self.now + 70)
-        assert isinstance(wishing.state, lease.Idle)
+        assert isinstance(contender.state, lease.Idle)
         record = parse(self.store.body or b"")
         assert isinstance(record, LockRecord)
-        assert record.expired, "the lock was not given back"
+        assert record.expired, "the lock was not released"
 
 
 FAULTS = ["none", "lost answer", "lost request", "throttled", "late", "retried"]
 
 
 def take_over(locks: Locks, which: int, other: int, fault: str) -> None:
-    """An agent dies, or is thought to; its successor adopts the lock."""
+    """An agent dies, or seems to. Another agent adopts its lock."""
     locks.adopt(which=which, other=other)
     locks.respond(which=which, took=0.02, fault="none")
     locks.respond(which=which, took=0.02, fault=fault)
 
 
-def a_life(rng: random.Random) -> Callable[[Locks], object]:
-    """One action, with weights under which the lock often changes hands."""
+def an_action(rng: random.Random) -> Callable[[Locks], object]:
+    """One action, with weights under which the lock often changes its holder."""
     which, other = rng.randrange(KEEPERS), rng.randrange(KEEPERS)
     fault = rng.choices(FAULTS, [60, 8, 8, 4, 12, 8])[0]
     actions: list[tuple[int, Callable[[Locks], object]]] = [
-        (8, lambda t: t.want(which=which)),
+        (8, lambda t: t.acquire(which=which)),
         (6, lambda t: t.adopt(which=which, other=other)),
         (8, lambda t: take_over(t, which, other, fault)),
-        (6, lambda t: t.drop(which=which)),
+        (6, lambda t: t.release(which=which)),
         (16, lambda t: t.fire(which=which)),
         (50, lambda t: t.respond(which=which, took=rng.choice([0.0, 0.0, 0.02, 1.0, 29.0]), fault=fault)),
         (6, lambda t: t.late and t.land()),
         (16, lambda t: t.pass_time(seconds=rng.choice([0.01, 0.4, 1.0, 3.0, 9.0, 27.0, 31.0]))),
         (4, lambda t: t.run(seconds=rng.choice([3.0, 9.0, 31.0]))),
-        (12, lambda t: t.java_looks()),
-        (12, lambda t: t.java_read is not None and t.java_takes()),
+        (12, lambda t: t.java_reads()),
+        (12, lambda t: t.java_read is not None and t.java_acquires()),
         (5, lambda t: t.java is not None and t.java_releases()),
     ]
     return rng.choices([action for _, action in actions], [weight for weight, _ in actions])[0]
 
 
 def history(seed: int) -> Counter[str]:
-    """A long fight for one lock, the same for the same seed; how often who believed in it."""
+    """A long random history of one lock, the same for the same seed. Returns how often each side relied on a lease."""
     rng = random.Random(seed)
     locks = Locks()
     locks.start(skews=[rng.uniform(-0.24, 0.24) for _ in range(KEEPERS + 1)])
     seen: Counter[str] = Counter()
     for _ in range(200):
-        a_life(rng)(locks)
-        locks.at_most_one_believes_in_a_lease()
-        seen["java"] += locks.java_believes()
-        seen["keeper"] += any(each.believes(locks.now) for each in locks.keepers)
-        seen["adopted"] += any(each.believes(locks.now) and each.quiet(locks.now) for each in locks.keepers)
+        an_action(rng)(locks)
+        locks.at_most_one_relies_on_a_lease()
+        seen["java"] += locks.java_relies()
+        seen["keeper"] += any(each.relies(locks.now) for each in locks.keepers)
+        seen["adopted"] += any(each.relies(locks.now) and each.quiet(locks.now) for each in locks.keepers)
     locks.teardown()
     return seen
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_nobody_shares_a_lock_in_long_histories(block: int) -> None:
-    """As above over two hundred steps each, which Hypothesis rarely reaches; a failure names its seed."""
+def test_no_two_owners_rely_on_a_lock_in_long_histories(block: int) -> None:
+    """Histories of two hundred steps, which Hypothesis rarely reaches. A failure names its seed."""
     seen: Counter[str] = Counter()
     for seed in range(block * 25, block * 25 + 25):
         try:
@@ -367,7 +368,9 @@ def test_nobody_shares_a_lock_in_long_histories(block: int) -> None:
             error.add_note(f"seed {seed}: history({seed}) repeats it")
             raise
 
-    assert min(seen["java"], seen["keeper"], seen["adopted"]) > 100, f"nothing to see: {seen}"
+    assert min(seen["java"], seen["keeper"], seen["adopted"]) > 100, (
+        f"too few events to prove anything: {seen}"
+    )
 
 
 TestLocks = Locks.TestCase

@@ -30,15 +30,15 @@ TABLE = "s3://lake/sales/orders"
         ("file:///data/*", "file:///data/a/b", True),
     ],
 )
-def test_a_table_is_touched_only_if_a_glob_covers_all_of_its_name(
+def test_a_table_is_allowed_only_if_a_glob_covers_its_whole_uri(
     allow: str, table: str, allowed: bool
 ) -> None:
-    """Events come from the network: they must not make the agent write wherever they like."""
+    """Events come from the network: they must not make the agent write anywhere else."""
     assert Placement((allow,)).allows(table) is allowed
 
 
 def test_without_a_glob_nothing_is_allowed() -> None:
-    """Fail closed: an agent that was started without `--allow`."""
+    """An agent without `--allow` serves no table."""
     found = Placement(()).locate(TABLE, None)
 
     assert isinstance(found, NotAllowed)
@@ -70,21 +70,21 @@ def digest(table: str) -> str:
         ("s3://lake/日本", None, f"s3://lake/locks/-{digest('s3://lake/日本')}.json"),
     ],
 )
-def test_the_usual_place_is_the_one_of_the_protocol(table: str, root: str | None, uri: str) -> None:
-    """Two agents with one configuration must look at the same object."""
+def test_the_default_lock_object_is_the_one_of_the_protocol(table: str, root: str | None, uri: str) -> None:
+    """Two agents with the same configuration must use the same object."""
     assert Placement(("*",), root).locate(table, None) == LockPlace(uri, shared=False)
 
 
-def test_a_local_table_has_no_usual_place_without_a_lock_root() -> None:
-    """It has no bucket of its own: the lock would land in the root of the file system."""
+def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
+    """It has no bucket, so the lock would be in the root of the file system."""
     found = Placement(("file:///data/*",)).locate("file:///data/t", None)
 
     assert isinstance(found, NotAllowed)
     assert "--lock-root" in found.why
 
 
-def test_the_digest_is_that_of_the_whole_uri() -> None:
-    """`a-b` and `a/b` are cleaned to one name, and are two tables."""
+def test_the_hash_is_that_of_the_whole_uri() -> None:
+    """`a-b` and `a/b` have the same cleaned path, and are two tables."""
     places = {
         Placement(("*",)).locate(table, None) for table in ("s3://lake/a-b", "s3://lake/a/b", "s3://lake/a b")
     }
@@ -123,8 +123,8 @@ def test_a_hudi_tables_own_lock_is_shared_with_its_java_writers() -> None:
         ("s3://locks/prod/a\nb.json", False),
     ],
 )
-def test_a_named_lock_must_lie_under_the_lock_root_or_in_an_allowed_table(lock: str, allowed: bool) -> None:
-    """An intent must not make the agent write elsewhere, nor spell one object in two ways."""
+def test_a_named_lock_must_be_under_the_lock_root_or_in_an_allowed_folder(lock: str, allowed: bool) -> None:
+    """An intent must not make the agent write elsewhere, and one object must have one spelling."""
     placement = Placement(("s3://lake/sales/*",), "s3://locks/prod")
 
     found = placement.locate(TABLE, lock)
@@ -137,8 +137,8 @@ def test_a_named_lock_must_lie_under_the_lock_root_or_in_an_allowed_table(lock: 
         assert TABLE in found.why
 
 
-def test_a_lock_of_a_table_that_is_not_allowed_is_refused_whatever_it_is() -> None:
-    """The table comes first."""
+def test_a_named_lock_of_a_table_that_is_not_allowed_is_refused() -> None:
+    """The table is checked first."""
     placement = Placement(("s3://lake/sales/*",), "s3://locks/prod")
 
     assert isinstance(placement.locate("s3://other/t", "s3://locks/prod/mine.json"), NotAllowed)

@@ -1,4 +1,4 @@
-"""Giving the lock back: at once, in doubt, while it is being taken, and wanted again meanwhile."""
+"""Releasing the lock: with and without answers, during an acquisition or a renewal, and when it is needed again."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, for
 
 
 def test_release_writes_expired_and_keeps_the_end() -> None:
-    """As Hudi releases: whoever comes next sees it at once."""
+    """As Hudi releases. The next contender sees it immediately."""
     keeper = held()
     before = keeper.written
 
-    keeper.drop()
+    keeper.release()
 
     assert keeper.written == LockRecord(expired=True, valid_until=before.valid_until, owner=before.owner)
     assert keeper.put.condition == IfMatch("v1")
@@ -36,10 +36,10 @@ def test_release_writes_expired_and_keeps_the_end() -> None:
 
 @pytest.mark.parametrize("took_effect", [True, False])
 def test_an_unknown_release_is_read_back(took_effect: bool) -> None:
-    """Otherwise the others would wait for the lease of a holder that is gone."""
+    """Otherwise contenders would wait for the end of a lease that has no holder."""
     keeper = held()
     live = keeper.written
-    keeper.drop()
+    keeper.release()
     lost_at = keeper.requests - 1
     released = keeper.written
     keeper.writes(Unknown("timeout"))
@@ -54,9 +54,9 @@ def test_an_unknown_release_is_read_back(took_effect: bool) -> None:
     assert keeper.requests - lost_at <= 3
 
 
-def test_a_release_that_the_store_keeps_doubting_is_left_to_lapse() -> None:
-    """A durable commit is never turned into a failure by a release."""
-    keeper = held().drop()
+def test_a_release_without_an_answer_is_left_to_lapse() -> None:
+    """A failed release must not turn a durable commit into a failure."""
+    keeper = held().release()
 
     for _ in range(100):
         if keeper.of(Released):
@@ -74,16 +74,16 @@ def test_a_release_that_the_store_keeps_doubting_is_left_to_lapse() -> None:
 
 
 def test_a_release_that_finds_another_owner_is_done() -> None:
-    """Our lease had lapsed, and somebody took the lock: it is theirs."""
-    keeper = held().drop().writes(Lost("412")).reads(foreign(), "f1")
+    """Our lease had lapsed, and another owner acquired the lock."""
+    keeper = held().release().writes(Lost("412")).reads(foreign(), "f1")
 
     assert "another owner" in (keeper.one(Released).why or "")
     assert isinstance(keeper.state, Idle)
 
 
-def test_a_lock_that_is_dropped_while_it_is_being_taken_is_released() -> None:
-    """The last transaction ended while the PUT was on its way."""
-    keeper = Keeper().want().reads(Absent()).drop().writes(Won("v1"))
+def test_a_release_during_an_acquisition_releases_the_acquired_lock() -> None:
+    """The last transaction ended while the PUT was outstanding."""
+    keeper = Keeper().acquire().reads(Absent()).release().writes(Won("v1"))
 
     assert keeper.written.expired
     assert keeper.of(Confirmed) == []
@@ -91,14 +91,14 @@ def test_a_lock_that_is_dropped_while_it_is_being_taken_is_released() -> None:
 
 
 @pytest.mark.parametrize("state", ["renewing", "reading back", "renewal backing off"])
-def test_a_lease_that_can_not_be_given_back_is_told_to_lapse_whatever_was_under_way(state: str) -> None:
-    """The store went away in the middle of a renewal, and the last transaction ended: others wait, and should know for what."""
+def test_a_failed_release_is_reported_in_every_state(state: str) -> None:
+    """The store failed during a renewal, and the last transaction ended. The log must show why contenders wait."""
     keeper = renewing().writes(Throttled("503")) if state == "renewal backing off" else STATES[state]()
     owner = keeper.written.owner
-    keeper.drop()
+    keeper.release()
     began = keeper.requests
 
-    told = []
+    reports = []
     while not isinstance(keeper.state, Idle):
         match keeper.state:
             case Writing():
@@ -107,17 +107,17 @@ def test_a_lease_that_can_not_be_given_back_is_told_to_lapse_whatever_was_under_
                 keeper.reads(Unknown("500"))
             case _:
                 keeper.timer()
-        told += keeper.of(Released)
+        reports += keeper.of(Released)
 
-    assert [each.owner for each in told] == [owner]
-    assert "left to lapse" in (told[0].why or "")
-    assert keeper.requests - began >= SETTINGS.release_tries - 1, "all tries are the release's own"
+    assert [each.owner for each in reports] == [owner]
+    assert "left to lapse" in (reports[0].why or "")
+    assert keeper.requests - began >= SETTINGS.release_tries - 1, "all tries belong to the release"
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_renewal_that_is_wanted_again_before_it_was_answered_stays_a_hold(answered: bool) -> None:
-    """The next transaction came in the same instant in which the last one ended."""
-    keeper = renewing().drop().want()
+def test_a_lock_that_is_needed_again_during_its_renewal_is_kept(answered: bool) -> None:
+    """The next transaction began in the instant in which the last one ended."""
+    keeper = renewing().release().acquire()
     if not answered:
         keeper.writes(Unknown("500")).reads(keeper.written, "v2")
     keeper.writes(Won("v3"))
@@ -126,29 +126,29 @@ def test_a_renewal_that_is_wanted_again_before_it_was_answered_stays_a_hold(answ
     assert not keeper.written.expired
 
 
-def test_a_lock_that_is_dropped_while_its_taking_is_in_doubt_is_released_if_it_was_taken() -> None:
-    """Going idle at once would leave it held for a whole validity, five minutes on a Hudi table."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("500"))
+def test_a_release_after_an_unknown_acquisition_releases_what_was_acquired() -> None:
+    """Without it, the lock would stay held for a whole lease, five minutes on a Hudi table."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500"))
     ours = keeper.written
     keeper.reads(Unknown("500"))
     assert isinstance(keeper.state, Waiting)
 
-    keeper.drop().timer().reads(ours, "v1")
+    keeper.release().timer().reads(ours, "v1")
 
     assert keeper.written.expired
     assert isinstance(keeper.writes(Won("v2")).state, Idle)
 
 
-def test_a_lock_that_was_not_taken_needs_no_release() -> None:
-    """The doubt is settled by the read: nothing of ours is there."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).drop()
+def test_a_release_after_an_unknown_acquisition_without_effect_ends_with_a_read() -> None:
+    """The read shows that the write had no effect."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).release()
 
     assert isinstance(keeper.timer().reads(Absent()).state, Idle)
 
 
-def test_settling_a_doubt_after_the_drop_is_bounded() -> None:
-    """The store is gone, and so is the interest in the lock: the automaton must come to rest."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).drop()
+def test_the_reads_after_a_release_are_bounded() -> None:
+    """The store is unreachable, and the caller no longer needs the lock. The automaton must become idle."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("500")).reads(Unknown("500")).release()
     began = keeper.requests
 
     for _ in range(100):
@@ -160,9 +160,9 @@ def test_settling_a_doubt_after_the_drop_is_bounded() -> None:
     assert keeper.requests - began <= SETTINGS.release_tries
 
 
-def test_a_lock_that_is_wanted_again_while_it_is_released_is_taken_again() -> None:
-    """Per-commit: the next commit was asked for before the release had been answered."""
-    keeper = held().drop().want().writes(Won("v2"))
+def test_a_lock_that_is_needed_again_during_its_release_is_acquired_again() -> None:
+    """`per-commit`: the next commit was requested before the store answered the release."""
+    keeper = held().release().acquire().writes(Won("v2"))
     assert keeper.of(Released)
     assert keeper.of(Get) == [Get()]
     released = keeper.written
@@ -174,14 +174,14 @@ def test_a_lock_that_is_wanted_again_while_it_is_released_is_taken_again() -> No
 
 
 @pytest.mark.parametrize("state", ["renewing", "reading back"])
-def test_the_time_of_a_release_counts_from_when_it_was_asked_for(state: str) -> None:
-    """The audit's checker ends an owner's interval there."""
+def test_the_duration_of_a_release_counts_from_its_request(state: str) -> None:
+    """`lock audit` ends the owner's interval there."""
     keeper = STATES[state]()
     keeper.now += 0.5
-    dropped = keeper.drop().now
+    requested = keeper.release().now
     if state == "renewing":
         keeper.writes(Won("v2"))
     else:
         keeper.reads(keeper.written, "v2")
 
-    assert keeper.writes(Won("v3")).one(Released).cost.since == dropped
+    assert keeper.writes(Won("v3")).one(Released).cost.since == requested

@@ -1,4 +1,4 @@
-"""Answers that got lost, that came twice, or that say "later": what a write did is read back, never guessed."""
+"""Lost, repeated and throttled answers: the automaton reads back what a write did, and never guesses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, for
 
 
 def test_an_unknown_acquisition_that_took_effect_is_ours_after_three_requests() -> None:
-    """RFC-91's self-block: the answer was lost, and the writer waited 300 s for itself."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("timeout"))
+    """The self-block of RFC-91: the answer was lost, and the writer waited 300 s for its own lease."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("timeout"))
     ours, lost_at = keeper.written, keeper.requests - 1
 
     keeper.reads(ours, "v1").writes(Won("v2"))
@@ -23,9 +23,9 @@ def test_an_unknown_acquisition_that_took_effect_is_ours_after_three_requests() 
     assert keeper.requests - lost_at <= 3
 
 
-def test_what_is_read_back_as_ours_is_not_relied_upon_before_it_was_written_again() -> None:
-    """How long ago the lost write took effect, nobody knows."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("timeout"))
+def test_a_write_that_is_read_back_is_not_relied_upon_before_a_second_write() -> None:
+    """The read doesn't show when the lost write took effect."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("timeout"))
     keeper.reads(keeper.written, "v1")
 
     assert lease_of(keeper.state) is None
@@ -33,33 +33,33 @@ def test_what_is_read_back_as_ours_is_not_relied_upon_before_it_was_written_agai
 
 
 def test_an_unknown_acquisition_that_did_not_take_effect_is_sent_again() -> None:
-    """The connection was refused after all."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("reset")).reads(Absent())
+    """The store never received the request."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("reset")).reads(Absent())
 
     assert keeper.put.condition == IfAbsent()
     assert keeper.writes(Won("v1")).of(Confirmed)
 
 
-def test_a_409_or_reset_on_a_create_leads_to_a_read_not_to_a_loss() -> None:
-    """409: another conditional request was under way; who won is in the object."""
-    keeper = Keeper().want().reads(Absent()).writes(Unknown("409"))
+def test_a_409_on_a_create_is_read_back() -> None:
+    """409: another conditional request was in progress. The object shows which one won."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Unknown("409"))
 
     assert keeper.of(Get) == [Get()]
     assert keeper.of(LockDenied) == []
 
 
-def test_a_lost_write_that_was_our_own_first_one_is_not_lost() -> None:
-    """The client library tried twice: the first attempt took effect, the second got the 412."""
-    keeper = Keeper().want().reads(Absent()).writes(Lost("412"))
+def test_a_write_that_lost_to_our_own_first_attempt_is_ours() -> None:
+    """The client library sent the request twice: the first attempt took effect, the second got the 412."""
+    keeper = Keeper().acquire().reads(Absent()).writes(Lost("412"))
 
     keeper.reads(keeper.written, "v1").writes(Won("v2"))
 
     assert keeper.of(Confirmed)
 
 
-def test_a_write_that_lands_after_it_was_read_back_is_still_known_as_ours() -> None:
-    """It sat in a proxy, landed between our read and our second write: without the same owner we'd wait for ourselves."""
-    keeper = Keeper().want().reads(foreign(expired=True), "v0").writes(Unknown("timeout"))
+def test_a_write_that_takes_effect_after_the_read_back_is_recognised_as_ours() -> None:
+    """A proxy delayed it until after our read. With another owner id in the second write, we would wait for ourselves."""
+    keeper = Keeper().acquire().reads(foreign(expired=True), "v0").writes(Unknown("timeout"))
     first = keeper.written
 
     keeper.reads(foreign(expired=True), "v0").writes(Lost("412")).reads(first, "v1")
@@ -70,17 +70,17 @@ def test_a_write_that_lands_after_it_was_read_back_is_still_known_as_ours() -> N
 
 
 @pytest.mark.parametrize("again", ["after the release", "before the release"])
-def test_a_write_that_lands_after_it_was_given_up_in_doubt_is_still_known_as_ours(again: str) -> None:
-    """Found by the simulation: sent, in doubt, dropped, wanted again, and then it lands: no self-block."""
-    keeper = Keeper().want().reads(foreign(expired=True), "v0")
+def test_an_unknown_write_that_takes_effect_after_a_release_is_recognised_as_ours(again: str) -> None:
+    """Found by the simulation: sent, unknown, released, needed again, and then it takes effect: no self-block."""
+    keeper = Keeper().acquire().reads(foreign(expired=True), "v0")
     late = keeper.written
-    keeper.writes(Unknown("timeout")).drop()
+    keeper.writes(Unknown("timeout")).release()
     if again == "after the release":
         keeper.reads(foreign(expired=True), "v0")
         assert isinstance(keeper.state, Idle)
-        keeper.want()
+        keeper.acquire()
     else:
-        keeper.want()
+        keeper.acquire()
     keeper.reads(foreign(expired=True), "v0")
     assert keeper.written.owner == late.owner
 
@@ -90,17 +90,17 @@ def test_a_write_that_lands_after_it_was_given_up_in_doubt_is_still_known_as_our
 
 
 @pytest.mark.parametrize("state", ["writing", "renewing", "releasing"])
-def test_throttling_backs_off_and_asks_again(state: str) -> None:
-    """503 SlowDown: nothing was written, and nothing is assumed."""
+def test_throttling_backs_off_and_reads_again(state: str) -> None:
+    """503 SlowDown: nothing was written."""
     keeper = STATES[state]().writes(Throttled("503"))
 
     assert isinstance(keeper.state, Waiting)
     assert keeper.timer().of(Get) == [Get()]
 
 
-def test_doubts_that_go_on_back_off() -> None:
-    """The store is in trouble: it gets room, up to one renewal interval, with jitter."""
-    keeper = Keeper().want()
+def test_continued_unknown_answers_back_off() -> None:
+    """The store has trouble. The back-off grows up to one renewal interval, with jitter."""
+    keeper = Keeper().acquire()
     waits = []
     for _ in range(12):
         keeper.reads(Unknown("500"))
@@ -113,13 +113,13 @@ def test_doubts_that_go_on_back_off() -> None:
     assert waits[-1] <= SETTINGS.renew_interval
 
 
-def test_doubts_that_go_on_are_told() -> None:
-    """A store that is out of reach for an hour: somebody should know why nothing commits."""
-    keeper = Keeper().want()
-    told = []
+def test_continued_unknown_answers_are_reported() -> None:
+    """A store is unreachable for an hour. The operator must see why nothing commits."""
+    keeper = Keeper().acquire()
+    reports = []
     for _ in range(2 * SETTINGS.failures_per_report):
-        told += keeper.reads(Unknown("no answer in time")).of(LockDenied)
+        reports += keeper.reads(Unknown("no answer in time")).of(LockDenied)
         keeper.timer()
 
-    assert [(each.fatal, each.holder) for each in told] == [(False, None), (False, None)]
-    assert "no answer in time" in told[0].why
+    assert [(each.fatal, each.holder) for each in reports] == [(False, None), (False, None)]
+    assert "no answer in time" in reports[0].why

@@ -1,4 +1,4 @@
-"""Writers' events as bytes, ready to be sent. Built by the product's own models, so that they are what a writer sends."""
+"""Events of writers, as objects and as encoded bytes, built with the product's models: they are what a writer sends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from lakewarden.events import (
 
 TABLES = "file:///bench"
 HEARTBEAT_SECONDS = 300.0
-"""The longest that there is: nobody is lost while a benchmark runs, and nothing but what is measured is sent."""
+"""The maximum: no writer is declared lost during a benchmark, and no heartbeat disturbs it."""
 
 _ids = itertools.count()
 _AT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 def marker(number: int, partition: int) -> Marker:
-    """A marker with names as long as Hudi's: a partition by month and day, a UUID as file group."""
+    """A marker whose names are as long as Hudi's: month and day as the partition, a UUID as the file group."""
     return Marker(
         partition=f"month={partition // 28 + 1}/day={partition % 28 + 1}",
         file_group=f"{number:08x}-d9cb-469f-a165-70867728950e-0",
@@ -36,34 +36,34 @@ def marker(number: int, partition: int) -> Marker:
 
 
 def intent(table: str, transaction: str) -> bytes:
-    return encode(make_intent(table, transaction))
+    return encode(intent_event(table, transaction))
 
 
-def make_intent(table: str, transaction: str) -> CommitIntent:
+def intent_event(table: str, transaction: str) -> CommitIntent:
     return CommitIntent(**_common(table, transaction), heartbeat_seconds=HEARTBEAT_SECONDS)
 
 
-def touched(table: str, transaction: str, markers: Sequence[Marker]) -> bytes:
-    return encode(make_touched(table, transaction, markers))
+def markers_created(table: str, transaction: str, markers: Sequence[Marker]) -> bytes:
+    return encode(markers_created_event(table, transaction, markers))
 
 
-def make_touched(table: str, transaction: str, markers: Sequence[Marker]) -> MarkerCreated:
+def markers_created_event(table: str, transaction: str, markers: Sequence[Marker]) -> MarkerCreated:
     return MarkerCreated(**_common(table, transaction), markers=tuple(markers))
 
 
 def requested(table: str, transaction: str) -> bytes:
-    return encode(make_requested(table, transaction))
+    return encode(requested_event(table, transaction))
 
 
-def make_requested(table: str, transaction: str) -> CommitRequested:
+def requested_event(table: str, transaction: str) -> CommitRequested:
     return CommitRequested(**_common(table, transaction), seq=1)
 
 
 def completed(table: str, transaction: str, grant: str) -> bytes:
-    return encode(make_completed(table, transaction, grant))
+    return encode(completed_event(table, transaction, grant))
 
 
-def make_completed(table: str, transaction: str, grant: str) -> CommitCompleted:
+def completed_event(table: str, transaction: str, grant: str) -> CommitCompleted:
     return CommitCompleted(**_common(table, transaction), grant=grant)
 
 
@@ -72,10 +72,10 @@ def abandoned(table: str, transaction: str) -> bytes:
 
 
 def marker_events(table: str, transaction: str, count: int, batch: int) -> Iterator[WriterEventUnion]:
-    """`count` markers in batches, no two alike, over 336 partitions."""
+    """`count` different markers in events of `batch`, in 336 partitions."""
     for start in range(0, count, batch):
         numbers = range(start, min(start + batch, count))
-        yield make_touched(table, transaction, [marker(number, number % 336) for number in numbers])
+        yield markers_created_event(table, transaction, [marker(number, number % 336) for number in numbers])
 
 
 def _common(table: str, transaction: str) -> dict[str, Any]:

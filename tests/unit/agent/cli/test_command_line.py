@@ -1,0 +1,59 @@
+"""The command line as a user calls it: help, usage errors, and its two spellings."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.cli import app
+
+SCRIPT = (str(Path(sys.executable).with_name("lakewarden")),)
+MODULE = (sys.executable, "-m", "lakewarden.agent")
+COMMANDS = [
+    (),
+    ("agent",),
+    ("conflicts",),
+    ("demo",),
+    ("dev",),
+    ("explain",),
+    ("status",),
+    ("lock",),
+    *(("lock", name) for name in ("audit", "hold", "probe", "release", "show")),
+]
+
+
+@pytest.mark.parametrize("arguments", [("lock", "show", "--help"), ("agnet",)], ids=" ".join)
+def test_python_m_lakewarden_agent_is_the_same_command(arguments: tuple[str, ...]) -> None:
+    """Its help and its errors name the program `lakewarden`, too."""
+    script, module = (
+        subprocess.run([*program, *arguments], capture_output=True, text=True, check=False)
+        for program in (SCRIPT, MODULE)
+    )
+
+    assert "lakewarden" in module.stdout + module.stderr
+    assert "__main__" not in module.stdout + module.stderr
+    assert (module.returncode, module.stdout, module.stderr) == (
+        script.returncode,
+        script.stdout,
+        script.stderr,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: " ".join(words) or "lakewarden")
+def test_help_begins_with_the_usage_and_the_purpose(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["any-name", *command, "--help"])
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    usage, blank, purpose, *rest = capsys.readouterr().out.splitlines()
+    assert ended.value.code == 0
+    assert usage.startswith(" ".join(("Usage: lakewarden", *command)))
+    assert blank == ""
+    assert len(purpose.split()) > 3
+    assert any(line.strip() == "Options:" for line in rest)
