@@ -1,18 +1,20 @@
-"""Writers of one table as a process: the client library as a driver uses it, each writer a thread.
+"""A process with several writers of one table. Each is a thread that uses the product's client library as a driver does.
 
     python -m tests.real.committing_writers --bootstrap H:P --prefix P --table URI --writers N --seed N --evidence FILE
 
-Each commits batch after batch: intent, markers, request, publish, completed; what was aborted is tried again. A publish is a row
-of steps, each behind a `grant.check()`, so that it stops where the grant does. Evidence, one JSON object a line, its times on
-CLOCK_MONOTONIC (`t`) and on the wall (`wall_ms`):
+Each writer commits batch after batch: intent, markers, request, publish, completed. It retries an aborted batch. A publish
+consists of many steps, each after a `grant.check()`, so that it stops with its grant. Evidence lines are JSON objects with
+times on CLOCK_MONOTONIC (`t`) and as epoch milliseconds (`wall_ms`):
 
-- `publishing`: the publish has begun,
-- `published` and `stopped`: it has ended; `t` is the last moment at which a check allowed it to go on,
-- `abort`: the moment in which an abort was heard, and its `reason`,
-- `ended`: how the attempt ended.
+| `what` | meaning |
+| --- | --- |
+| `publishing` | the publish has begun |
+| `published`, `stopped` | the publish has ended; its times are those of the last check that allowed it to continue |
+| `abort` | the writer received an abort, with its `reason` |
+| `ended` | how the attempt ended |
 
-Commands on stdin, a line each: `long` makes the next publish go on until it is stopped; `finish` ends the writers after their
-batches.
+Commands on stdin, one per line: `long` extends the next publish until it is stopped. `finish` ends the writers after their
+current batches.
 """
 
 from __future__ import annotations
@@ -33,19 +35,19 @@ from lakewarden.spark_jobs.gate.observer import GateEvent
 
 HEARTBEAT_SECONDS: Final = 1.0
 MARGIN_SECONDS: Final = 0.2
-"""Small, so that where a lease is lost a slow machine's writer hears of it before it stops by itself."""
+"""Small, so that after a loss of the lease a writer on a slow machine receives the abort before it stops by itself."""
 STEP_SECONDS: Final = 0.01
 GROUPS: Final = 6
-"""File groups that the writers share: few, so that they do conflict."""
+"""File groups that the writers share. There are few, so that conflicts occur."""
 LONGEST_SECONDS: Final = 120.0
-"""Of a `long` publish that nobody stops."""
+"""The length of a `long` publish that is not stopped."""
 
 
 class Writers:
-    """All writers of this process, and what they say."""
+    """All writers of this process and their evidence."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        self._given = given
+        self._options = given
         self._lock: str | None = given.lock
         self._evidence = given.evidence.open("a", buffering=1)
         self._write_lock = threading.Lock()
@@ -53,9 +55,9 @@ class Writers:
         self._finish = threading.Event()
 
     def run(self) -> None:
-        """Commit until told to finish."""
+        """Commit until `finish` is read."""
         threading.Thread(target=self._read_commands, daemon=True).start()
-        given = self._given
+        given = self._options
         with CommitGate(
             given.bootstrap,
             topic_prefix=given.prefix,
@@ -73,10 +75,10 @@ class Writers:
     def _read_commands(self) -> None:
         for line in sys.stdin:
             {"long": self._long, "finish": self._finish}[line.strip()].set()
-        self._finish.set()  # whoever started us has gone
+        self._finish.set()  # stdin is closed: the parent process has ended
 
     def _write(self, gate: CommitGate, writer: str) -> None:
-        chance = random.Random(f"{self._given.seed}-{writer}")
+        chance = random.Random(f"{self._options.seed}-{writer}")
         batch = 0
         while not self._finish.is_set():
             try:
@@ -90,7 +92,9 @@ class Writers:
             batch += outcome in ("committed", "already-committed")
 
     def _attempt(self, gate: CommitGate, writer: str, batch: int, chance: random.Random) -> str:
-        with gate.transaction(table=self._given.table, writer=writer, batch_id=batch, lock=self._lock) as txn:
+        with gate.transaction(
+            table=self._options.table, writer=writer, batch_id=batch, lock=self._lock
+        ) as txn:
             txn.touch("p", str(chance.randrange(GROUPS)), "merge")
             time.sleep(chance.uniform(0.05, 0.5))
             with txn.commit() as grant:
@@ -105,13 +109,16 @@ class Writers:
         about = {"transaction": transaction, "token": grant.token, "long": seconds == LONGEST_SECONDS}
         last: tuple[float, int] | None = None
         try:
+            began = _moment()
             grant.check()
-            last = began = _moment()
+            last = began
             self._write_evidence("publishing", writer, began, **about)
             while last[0] < began[0] + seconds:
                 time.sleep(STEP_SECONDS)
+                # The time is taken before the check: on a busy machine this thread may be suspended right after it.
+                now = _moment()
                 grant.check()
-                last = _moment()
+                last = now
         except (LeaseLost, CommitAborted):
             grant.not_published()
             if last is not None:
@@ -130,16 +137,16 @@ class Writers:
         self, what: str, writer: str, at: tuple[float, int] | None = None, **fields: Any
     ) -> None:
         t, wall_ms = at or _moment()
-        said = {
+        line = {
             "what": what,
             "t": t,
             "wall_ms": wall_ms,
-            "table": self._given.table,
+            "table": self._options.table,
             "writer": writer,
             **fields,
         }
         with self._write_lock:
-            self._evidence.write(json.dumps(said) + "\n")
+            self._evidence.write(json.dumps(line) + "\n")
 
 
 def _moment() -> tuple[float, int]:
@@ -147,7 +154,7 @@ def _moment() -> tuple[float, int]:
 
 
 def main() -> None:
-    """Write until told to finish."""
+    """Run the writers."""
     parser = argparse.ArgumentParser()
     for name in ("bootstrap", "prefix", "table"):
         parser.add_argument(f"--{name}", required=True)

@@ -1,4 +1,4 @@
-"""Places of locks, and a storm over all of them, as fixtures."""
+"""Fixtures: tables with locks on the local disk and on S3, and a world with faults on every side."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture
 def chaos_seed() -> int:
-    """Another one each time; that of a failed run is in its output."""
+    """A new seed for each run. The output of a failed run has it."""
     chosen = int(os.environ.get(SEED_VARIABLE, "") or random.SystemRandom().randrange(1_000_000))
     print(f"{SEED_VARIABLE}={chosen}")
     return chosen

@@ -1,6 +1,6 @@
-"""What the chaos tests conclude from the evidence: the topics, the writers' and the holders' own notes. Nothing asks an agent.
+"""Checks of the evidence of the chaos tests: the topics, and what writers and foreign holders have recorded.
 
-Shares no code with the product.
+This file shares no code with the product, and requests nothing from an agent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from aiokafka.structs import ConsumerRecord
 
 Line = dict[str, Any]
-SAME_DEATH_MS = 1_000
-"""A loss told so shortly before its agent was killed may have had no time to be told to the writer."""
+BEFORE_KILL_MS = 5_000
+"""A loss that an agent published in this time before it was killed may not have led to an abort any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Somebody relied on a lock from then until then, on CLOCK_MONOTONIC."""
+    """The time in which a process relied on a lock, on CLOCK_MONOTONIC."""
 
     since: float
     until: float
@@ -31,18 +31,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A `lock-lost` while a grant ran under that lease, and what became of it."""
+    """A `lock-lost` while a grant ran under that lease."""
 
     transaction: str
-    told: str | None
-    """Reason of the abort that its transaction got."""
+    reason: str | None
+    """The reason of the abort that its transaction got."""
     valid_until: int
     last_wall_ms: int | None
-    """When its writer was last allowed to go on with its publish; None where it never began one."""
+    """When a check last allowed its writer to continue the publish; None if it never began one."""
 
 
 def publishes(lines: Iterable[Line]) -> list[Interval]:
-    """Every publish of one table's writers, complete or stopped."""
+    """Every publish of one table's writers, completed or stopped."""
     begun = {line["transaction"]: line["t"] for line in lines if line["what"] == "publishing"}
     ended = {line["transaction"]: line for line in lines if line["what"] in ("published", "stopped")}
     assert begun.keys() == ended.keys(), "a publish without an end"
@@ -53,17 +53,17 @@ def publishes(lines: Iterable[Line]) -> list[Interval]:
 
 
 def holdings(lines: Iterable[Line], killed_at: float | None) -> list[Interval]:
-    """Every stretch in which a foreign holder relied on the lock."""
+    """Every time in which a foreign holder relied on the lock."""
     begun = {line["owner"]: line["from"] for line in lines}
     ended = {line["owner"]: line["to"] for line in lines if "to" in line}
     for owner in begun.keys() - ended.keys():
-        assert killed_at is not None, f"a holding without an end: {owner}"
+        assert killed_at is not None, f"no end of the lock of {owner}"
         ended[owner] = killed_at
     return [Interval(since, ended[owner], f"foreign holder {owner}") for owner, since in begun.items()]
 
 
 def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]]:
-    """Neighbours in time that were at it at once."""
+    """Pairs of intervals that overlap."""
     found = []
     furthest: Interval | None = None
     for each in sorted(intervals, key=lambda interval: interval.since):
@@ -75,13 +75,13 @@ def overlapping(intervals: Iterable[Interval]) -> list[tuple[Interval, Interval]
 
 
 def hand_overs(ours: Iterable[Interval], theirs: Iterable[Interval]) -> int:
-    """How often the lock went from one side to the other."""
+    """How often the lock changed from one side to the other."""
     sides = [side for _, side in sorted([(x.since, 0) for x in ours] + [(x.since, 1) for x in theirs])]
     return sum(before != after for before, after in pairwise(sides))
 
 
 def tokens_rise(lines: Iterable[Line]) -> bool:
-    """Whether each publish bears a larger fencing token than all that began before it."""
+    """Whether each publish has a larger fencing token than all that began before it."""
     begun = sorted((line["t"], line["token"]) for line in lines if line["what"] == "publishing")
     return all(earlier < later for (_, earlier), (_, later) in pairwise(begun))
 
@@ -90,22 +90,22 @@ def losses_under_a_grant(
     writers: Iterable[ConsumerRecord],
     decisions: Iterable[ConsumerRecord],
     audit: Iterable[ConsumerRecord],
-    notes: Iterable[Line],
+    lines: Iterable[Line],
     killed: dict[str, int],
 ) -> list[Loss]:
-    """Each loss of a lease under which a grant was certainly still running when the agent told it.
+    """Each loss of a lease under which a grant was certainly running when the agent published the loss.
 
-    A grant runs until its transaction's end is read: an end that was sent before the loss was told may have been read or
-    not, so that grant is left out. Where a lease was adopted before its former owner told of a loss, the grant runs under
-    the adopter, and that loss says nothing.
+    A grant runs until the agent consumes the end of its transaction. If the end was sent before the loss was published, the
+    agent may have consumed it already, so that grant is left out. If the lease was adopted before its former owner published a
+    loss, the grant runs under the adopting agent, so that loss is left out, too.
     """
     steps = [json.loads(record.value) for record in audit]
     adoptions = [step for step in steps if step.get("adopted")]
     ended = _ends(writers)
     decided = [json.loads(record.value) for record in decisions]
-    aborts = {each["transaction"]: each["reason"] for each in decided if _is_word_of_loss(each)}
+    aborts = {each["transaction"]: each["reason"] for each in decided if _reports_loss(each)}
     last = {
-        line["transaction"]: line["wall_ms"] for line in notes if line["what"] in ("published", "stopped")
+        line["transaction"]: line["wall_ms"] for line in lines if line["what"] in ("published", "stopped")
     }
     grants: dict[str, list[Line]] = defaultdict(list)
     for each in decided:
@@ -114,11 +114,11 @@ def losses_under_a_grant(
     found = []
     for step in steps:
         at = _at_ms(step)
-        death = killed.get(step["agent"])
+        killed_at = killed.get(step["agent"])
         adopted = {each["owner"]: each["adopted"] for each in adoptions if _at_ms(each) <= at}
         if step["type"] != "lock-lost" or step["owner"] in adopted.values():
             continue
-        if death is not None and at > death - SAME_DEATH_MS:
+        if killed_at is not None and at > killed_at - BEFORE_KILL_MS:
             continue
         for owner in _and_those_before(step["owner"], adopted):
             for grant in grants[owner]:
@@ -131,7 +131,7 @@ def losses_under_a_grant(
 
 
 def _ends(writers: Iterable[ConsumerRecord]) -> dict[str, float]:
-    """When each transaction's writer sent its end."""
+    """When each transaction's writer sent the event that ended it."""
     ended: dict[str, float] = {}
     for record in writers:
         event = json.loads(record.value)
@@ -140,7 +140,7 @@ def _ends(writers: Iterable[ConsumerRecord]) -> dict[str, float]:
     return ended
 
 
-def _is_word_of_loss(decision: Line) -> bool:
+def _reports_loss(decision: Line) -> bool:
     return decision["type"] == "abort" and decision["reason"] in ("lease-lost", "outcome-unknown")
 
 

@@ -1,23 +1,24 @@
-"""A foreign writer's process: it holds a table's lock object by the rules of Hudi 1.2.0's storage lock provider.
+"""A foreign writer's process: it uses a table's lock object by the rules of Hudi 1.2.0's storage lock provider.
 
     python -m tests.real.hudi_holder --endpoint URL --uri s3://…/table_lock.json --seed N --evidence FILE
 
-Nothing of the product is in here. The rules (`reference/hudi.md` §1.3):
+This file uses no code of the product. The rules (`reference/hudi.md` §1.3):
 
-- *tryLock*: GET; held and not past `validUntil` + 500 ms → no, whoever the owner is. Else PUT if-absent or if-match, with
-  `validUntil` counted from before the write. Only a 200 is a yes; all else is a no, tried again a second later.
-- *renewLock*, every renew interval: PUT if-match with the last ETag. 412 → the lock is gone; a 5xx or no answer → go on.
-- *unlock*: PUT `expired: true`, `validUntil` kept; throttled → tried again up to three times; any other answer ends it.
-- The holder trusts its lease until `validUntil` + 500 ms by its wall clock.
+- *tryLock*: GET. If the lock is held and `validUntil` + 500 ms has not passed, the try fails, even if the owner is the same. Else
+  PUT if-absent or if-match, with `validUntil` counted from before the write. Only a 200 is a success. The next try is a second
+  later.
+- *renewLock*, once per renew interval: PUT if-match with the last ETag. After a 412 the lock is lost; after a 5xx or a timeout
+  the holder continues.
+- *unlock*: PUT `expired: true` with the same `validUntil`. If throttled, up to three retries; any other answer ends it.
+- The holder relies on its lease until `validUntil` + 500 ms by its wall clock.
 
-A new owner for each lock, as Hudi's LockManager makes. Two defects of Hudi's are left out, because either alone makes two holders
-whatever the others do: taking a lock again from local memory after its release went unanswered, and working on when all
-renewals of a whole validity failed.
+Each lock has a new owner, as with Hudi's LockManager. Two defects of Hudi are not implemented, because each alone causes two
+holders whatever the other contenders do: re-entering a lock from local memory after an unanswered release, and continuing when
+all renewals of a whole validity have failed.
 
-Evidence, two JSON objects a lock: `{"from", "owner"}` when the answer gave it, and `{"from", "to", "owner", "end"}`, `to` being
-the last moment at which the holder relied on it, both on CLOCK_MONOTONIC. Every fifth lock is neither renewed nor released,
-as if the heartbeat's thread had died: the holder relies on it as long as its rules let it. SIGTERM ends it after the lock in
-hand.
+The evidence has two JSON objects per lock, with times on CLOCK_MONOTONIC: `{"from", "owner"}` at the acquisition, and `{"from",
+"to", "owner", "end"}`, where `to` is the last moment at which the holder relied on the lock. Every fifth lock is neither
+renewed nor released, as if the heartbeat thread had died. SIGTERM ends the process after its current lock.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ CALL_SECONDS: Final = VALIDITY_SECONDS / 5
 POLL_SECONDS: Final = 1.0
 RELEASE_PAUSES: Final = (1.0, 2.0, 4.0)
 STEP_SECONDS: Final = 0.02
-FORSAKEN_EVERY: Final = 5
+ABANDONED_EVERY: Final = 5
 
 
 @dataclass(slots=True)
 class Lock:
-    """A lock in hand."""
+    """A lock that this process holds."""
 
     owner: str
     valid_until: int
     etag: str
 
     def relied_on(self) -> bool:
-        """Hudi's own view of its lease."""
+        """Whether Hudi would rely on its lease."""
         return _wall_ms() <= self.valid_until + TRUST_MS
 
 
@@ -74,31 +75,31 @@ class Holder:
         self._stopping = False
 
     def stop(self, *_: object) -> None:
-        """Take no further lock."""
+        """Acquire no further lock."""
         self._stopping = True
 
     def run(self) -> None:
-        """Take the lock, work under it, give it back; until stopped."""
-        taken = 0
+        """Acquire the lock, work under it, release it; until stopped."""
+        acquired = 0
         while not self._stopping:
             lock = self._try_lock()
             if lock is None:
                 time.sleep(POLL_SECONDS)
                 continue
-            taken += 1
+            acquired += 1
             began = time.monotonic()
             self._write_evidence({"from": began, "owner": lock.owner})
-            forsaken = taken % FORSAKEN_EVERY == 0
-            seconds = 2 * VALIDITY_SECONDS if forsaken else self._chance.uniform(0.2, 2.0)
-            last, lost = self._work(lock, began, seconds, renew=not forsaken)
-            end = "lapsed" if forsaken else "lost" if lost else "released"
+            abandoned = acquired % ABANDONED_EVERY == 0
+            seconds = 2 * VALIDITY_SECONDS if abandoned else self._chance.uniform(0.2, 2.0)
+            last, lost = self._work(lock, began, seconds, renew=not abandoned)
+            end = "lapsed" if abandoned else "lost" if lost else "released"
             self._write_evidence({"from": began, "to": last, "owner": lock.owner, "end": end})
             if end == "released":
                 self._unlock(lock)
             time.sleep(self._chance.uniform(1.0, 3.0))
 
     def _work(self, lock: Lock, began: float, seconds: float, *, renew: bool) -> tuple[float, bool]:
-        """The last moment at which the lock was relied upon, and whether it turned out to be somebody else's."""
+        """Rely on the lock. Return the last moment of it, and whether another owner has the lock now."""
         last = renewed = began
         while True:
             now = time.monotonic()
@@ -175,7 +176,7 @@ def _expect_nothing(params: dict[str, Any], **_: Any) -> None:
 
 
 def client(endpoint: str) -> Any:
-    """As the released provider builds its own: no hidden retries, one bound for a call."""
+    """A client as the released provider creates it: no retries inside the client, and one timeout per call."""
     config = Config(
         s3={"addressing_style": "path"},
         retries={"total_max_attempts": 1},
@@ -190,14 +191,14 @@ def client(endpoint: str) -> Any:
 
 
 def main() -> None:
-    """Hold until told to stop."""
+    """Run until SIGTERM."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True)
     parser.add_argument("--uri", required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--evidence", type=Path, required=True)
-    given = parser.parse_args()
-    holder = Holder(client(given.endpoint), given.uri, given.seed, given.evidence)
+    options = parser.parse_args()
+    holder = Holder(client(options.endpoint), options.uri, options.seed, options.evidence)
     handler: Callable[..., None] = holder.stop
     signal.signal(signal.SIGTERM, handler)
     holder.run()

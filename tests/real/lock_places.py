@@ -1,4 +1,4 @@
-"""Places of locks that `lakewarden lock` is tried on: on the local disk and on S3, looked at from outside of the product."""
+"""Tables and lock objects on the local disk and on S3 for tests of `lakewarden lock`, read and written without the product."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,13 @@ QUICK = {
     "grant_seconds": 5,
 }
 ROOMY = {"validity_seconds": 100, "renew_seconds": 10, "request_timeout_seconds": 9}
-"""For a machine that has much else to do, where no lease is waited for."""
+"""Long leases and timeouts, for tests that don't wait for the end of a lease: they suit a busy machine."""
 NOWHERE = "127.0.0.1:9"
 
 
 @dataclass
 class Place:
-    """A table and its lock object, on the local disk or on S3, looked at from outside of the product."""
+    """A table and its lock object."""
 
     table: str
     lock: str
@@ -65,7 +65,7 @@ class Place:
 
     @contextmanager
     def holding(self, command: str) -> Iterator[subprocess.Popen[str]]:
-        """A holder whose command, for /bin/sh, has said "up"."""
+        """Start `lakewarden lock hold` with a /bin/sh command, and wait until the command has printed "up"."""
         with self.started(
             "hold", self.table, "--wait", "60", "--seconds", "300", "--exec", command
         ) as holder:
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def file(self) -> Path:
-        """The object, where it is a local one."""
+        """The file of a local lock object."""
         return Path(self.lock.removeprefix("file://"))
 
     def write(self, body: bytes, uri: str | None = None) -> None:
@@ -111,8 +111,8 @@ class Place:
         return found
 
 
-def held(seconds: float = 7_200, owner: str = "somebody") -> bytes:
-    """A live lock; it outlasts the start of a process on a machine that has much else to do."""
+def held(seconds: float = 7_200, owner: str = "another") -> bytes:
+    """A lock record of another owner that is valid for `seconds`."""
     return render(LockRecord(expired=False, valid_until=round((time.time() + seconds) * 1000), owner=owner))
 
 
@@ -128,9 +128,9 @@ def run(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str
     )
 
 
-def failed(done: subprocess.CompletedProcess[str], status: int, told: str) -> None:
+def failed(done: subprocess.CompletedProcess[str], status: int, message: str) -> None:
     assert done.returncode == status, done
-    assert told in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stdout == ""
 
@@ -149,8 +149,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-def until(settled: Any) -> None:
-    give_up = time.monotonic() + PATIENCE_SECONDS
-    while not settled():
-        assert time.monotonic() < give_up
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""G1 to G3 and the protocol's own promises, checked by a reader of the topics that shares no code with the agent."""
+"""Checks of the promises G1 to G3 and of the protocol, from the records of the topics. Shares no code with the agent."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from aiokafka.structs import ConsumerRecord
 
 @dataclass(slots=True)
 class TransactionLog:
-    """All that the log says of one transaction. Offsets in `writers` and in `decisions` are never compared."""
+    """All records of one transaction. Offsets in `writers` and in `decisions` are never compared with each other."""
 
     table: str
     writer: str
     intent: int
     touched: set[tuple[str, str]] = field(default_factory=set)
-    asked: bool = False
+    requested: bool = False
     completed: int | None = None
     ended: int | None = None
-    """Offset of its completion or of its giving up."""
+    """The offset of its completion or abandonment."""
     decided: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
     def decisions(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
-        """Offset in `decisions` and fields, of one type."""
+        """The decisions of one type: offset and fields."""
         return [(offset, fields) for offset, fields in self.decided if fields["type"] == kind]
 
     def lapsed(self) -> int | None:
-        """Where in `decisions` its grant's lapse stands."""
+        """The offset in `decisions` of its grant's lapse, or None."""
         return next((o for o, f in self.decisions("abort") if f["reason"] == "outcome-unknown"), None)
 
 
 def transactions(
     writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecord]
 ) -> dict[str, TransactionLog]:
-    """Every transaction that has an intent."""
+    """All transactions that have an intent."""
     found: dict[str, TransactionLog] = {}
     for record in writers:
         try:
@@ -53,7 +53,7 @@ def transactions(
         for marker in (*event.get("markers", ()), *event.get("scope", ())):
             history.touched.add((marker["partition"], marker["file_group"]))
         if kind == "commit-requested":
-            history.asked = True
+            history.requested = True
         elif kind == "commit-completed" and history.completed is None:
             history.completed = history.ended = record.offset
         elif kind == "transaction-abandoned" and history.ended is None:
@@ -64,14 +64,14 @@ def transactions(
         if fields["type"] == "partition-taken":
             terms[record.partition] = fields["term"]
         if fields["term"] != terms.get(record.partition, fields["term"]):
-            continue  # said by an agent whose tables another had taken over
+            continue  # published by an agent that had been replaced: it does not count
         if (history := found.get(fields["transaction"])) is not None:
             history.decided.append((record.offset, fields))
     return found
 
 
 def check(found: dict[str, TransactionLog], *, all_answered: bool = True) -> None:
-    """Every promise that the log can show."""
+    """Check every promise that the log can prove."""
     for transaction, history in found.items():
         _check_answers(transaction, history, all_answered=all_answered)
     tables: dict[str, list[tuple[str, TransactionLog]]] = defaultdict(list)
@@ -84,8 +84,8 @@ def check(found: dict[str, TransactionLog], *, all_answered: bool = True) -> Non
 
 
 def _check_answers(transaction: str, history: TransactionLog, *, all_answered: bool) -> None:
-    told = [fields["type"] + ":" + fields.get("reason", "") for _, fields in history.decided]
-    where = f"{transaction} of {history.table}: {told}"
+    decisions = [fields["type"] + ":" + fields.get("reason", "") for _, fields in history.decided]
+    where = f"{transaction} of {history.table}: {decisions}"
     assert len(history.decisions("admitted")) <= 1, f"admitted twice: {where}"
     assert len(history.decisions("commit-granted")) <= 1, f"granted twice: {where}"
     assert len(history.decisions("already-committed")) <= 1, f"skipped twice: {where}"
@@ -98,14 +98,14 @@ def _check_answers(transaction: str, history: TransactionLog, *, all_answered: b
         after = {fields["reason"] for _, fields in aborts}
         assert after <= {"outcome-unknown", "lease-lost", "superseded"}, f"a granted victim: {where}"
     if all_answered:
-        waited_in_vain = history.ended is not None and history.completed is None
-        assert kinds or aborts or waited_in_vain, f"no answer to its intent: {where}"
-        if history.asked and history.ended is None:
+        gave_up_waiting = history.ended is not None and history.completed is None
+        assert kinds or aborts or gave_up_waiting, f"no answer to its intent: {where}"
+        if history.requested and history.ended is None:
             assert history.decisions("commit-granted") or aborts, f"no answer to its request: {where}"
 
 
 def _check_one_grant(table: list[tuple[str, TransactionLog]]) -> None:
-    """G1 by the log's order: before a grant is published, the one before it is known to have ended."""
+    """G1 by the order of the log: when a grant is published, the agent knows that the one before it has ended."""
     grants = sorted(
         (offset, fields["cause_offset"], transaction)
         for transaction, history in table
@@ -114,15 +114,15 @@ def _check_one_grant(table: list[tuple[str, TransactionLog]]) -> None:
     known = dict(table)
     for (_, _, before), (offset, cause_offset, after) in pairwise(grants):
         history = known[before]
-        heard = history.ended is not None and history.ended <= cause_offset
+        ended = history.ended is not None and history.ended <= cause_offset
         lapsed = history.lapsed()
-        assert heard or (lapsed is not None and lapsed < offset), (
+        assert ended or (lapsed is not None and lapsed < offset), (
             f"{after} was granted while the grant of {before} ran"
         )
 
 
 def _check_no_overlap(table: list[tuple[str, TransactionLog]]) -> None:
-    """G2: of two that committed and touched the same, one was admitted after the other had landed."""
+    """G2: of two committed transactions that overlap, one was admitted after the other had landed."""
     landed = [(transaction, history) for transaction, history in table if history.completed is not None]
     for (one, first), (two, second) in combinations(landed, 2):
         if first.touched & second.touched:
@@ -132,14 +132,14 @@ def _check_no_overlap(table: list[tuple[str, TransactionLog]]) -> None:
 
 
 def _after(earlier: TransactionLog, later: TransactionLog) -> bool:
-    """Whether `later` was admitted when `earlier` had landed."""
+    """Whether `later` was admitted after `earlier` had landed."""
     [(offset, admitted)] = later.decisions("admitted")
     lapsed = earlier.lapsed()
     return (earlier.completed or 0) <= admitted["cause_offset"] or (lapsed is not None and lapsed < offset)
 
 
 def _check_one_victim(table: list[tuple[str, TransactionLog]]) -> None:
-    """G3: no two transactions were aborted for each other."""
+    """G3: no two transactions were aborted because of each other."""
     lost_to: dict[str, set[str]] = {
         transaction: {
             entry["other_transaction"]

@@ -1,4 +1,4 @@
-"""What the production fold makes of a log that was really written: from its beginning, and from any point that was committed."""
+"""Replays a real log with the production code: from the beginning, and from committed checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from lakewarden.handlers.table.state import TableState
 from tests.real.writers import World
 
 NEVER = 2**62
-"""An end of the log that no replay comes to: nothing is decided."""
+"""An end of the log that a replay never reaches, so that the owner decides nothing."""
 
 
 @dataclass(slots=True)
 class Log:
-    """One partition of `writers`, `decisions` and `ledger`."""
+    """The records of one partition of `writers`, `decisions` and `ledger`."""
 
     scene: World
     tasks: anyio.abc.TaskGroup
@@ -35,7 +35,7 @@ class Log:
     ledger: Sequence[ConsumerRecord]
 
     def from_the_beginning(self, cuts: Sequence[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Fold all of it; the state at each of these offsets, which rise."""
+        """Replay from the beginning. Yield the state at each of these offsets, which must be sorted."""
         owner = self._owner(0, Position(0, None), self.decisions, ())
         done = 0
         for cut in cuts:
@@ -45,7 +45,7 @@ class Log:
             yield cut, facts(owner)
 
     def from_committed(self, offset: int, metadata: str, ledger_end: int, cut: int) -> dict[str, Any]:
-        """The state at `cut` as an agent rebuilds it that begins at a committed point and knows a part of the ledger."""
+        """Replay from a checkpoint, with the ledger up to `ledger_end`. Return the state at `cut`."""
         decided = decisions_position(metadata)
         after = [record for record in self.decisions if record.offset >= decided.offset]
         relevant = [number for number, record in enumerate(after) if _cause_offset(record) < cut]
@@ -73,12 +73,12 @@ class Log:
 
 
 def _cause_offset(record: ConsumerRecord) -> int:
-    """A `partition-taken` has none, and concerns what follows it only."""
+    """The decision's cause. A `partition-taken` has none: it concerns only later decisions."""
     return int(json.loads(record.value).get("cause_offset", NEVER))
 
 
 def facts(owner: PartitionOwner) -> dict[str, Any]:
-    """What an owner's tables know, without clocks, and with moments as an order; tables that know nothing are left out."""
+    """The states of an owner's tables without times, and with moments as an order. Empty tables are left out."""
     found = {uri: _of_table(state) for uri, state in owner.tables.items()}
     return {uri: each for uri, each in found.items() if any(each.values())}
 

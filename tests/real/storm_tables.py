@@ -1,7 +1,7 @@
-"""A table as simple as one can be: a file to which each commit appends a line.
+"""The simplest possible table: a file to which each commit appends a line.
 
-An append of one short line is one step: a reader sees all of it or nothing, whenever its writer is killed. Nothing in it
-refuses a second commit of a batch, or one beside another: whether that happens is what the tests ask.
+The append of one short line is atomic, even if its writer is killed. The table does not refuse a second commit of a batch or two
+publishes at once: the tests check whether these happen.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Line:
 
 
 def path_of(table: str) -> Path:
-    """The file of a table's URI."""
+    """The file of a table."""
     return Path(table.removeprefix("file://")) / "commits"
 
 
 def append(table: str, line: Line) -> None:
-    """Commit."""
+    """Publish a commit."""
     path = path_of(table)
     path.parent.mkdir(parents=True, exist_ok=True)
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -39,7 +39,7 @@ def append(table: str, line: Line) -> None:
 
 
 def lines(table: str) -> list[Line]:
-    """All commits, in their order."""
+    """All commits in their order."""
     path = path_of(table)
     if not path.exists():
         return []
@@ -47,5 +47,5 @@ def lines(table: str) -> list[Line]:
 
 
 def commit_of(table: str, writer: str, batch: int) -> Line | None:
-    """The commit of a writer's batch, if it is there."""
+    """The commit of a writer's batch, or None."""
     return next((line for line in lines(table) if (line.writer, line.batch) == (writer, batch)), None)

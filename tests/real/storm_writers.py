@@ -1,23 +1,27 @@
-"""Many writers in one process, each a job that speaks the protocol itself; nothing of the product's client is in here.
+"""A process with many writers. Each is a job that implements the protocol itself, without the product's client.
 
     python -m tests.real.storm_writers --bootstrap H:P --prefix P --partitions N --tables URI --names a,b --seed N --evidence FILE
 
-Each job commits batch after batch to tables that it chooses at random, most often to a few hot ones, and keeps the rules:
-intent → admitted → markers → requested → granted → publish → completed. What was aborted is tried again, with what it had
-touched as its scope and `queued` admission. A publish runs under the deadline by this process's own clock, and looks at it once
-more right before its one irreversible step, the append to the table (`storm_tables.py`). Before a batch is computed, the table
-is asked for it: a former life of this writer may have committed it. If so, that commit is completed, and the batch skipped.
+Each job commits batch after batch to random tables, mostly to a few hot ones: intent → admitted → markers → requested → granted →
+publish → completed. It retries an aborted batch with `queued` admission; the scope is what the batch has touched so far. During a
+publish the job checks its deadline on its own clock, the last time right before the irreversible step, the append to the table
+(`storm_tables.py`). Before it computes a batch, the job searches the table for it, because it may have committed the batch before
+it was killed. Then it reports the completion of that commit and skips the batch.
 
-A process that is killed is started again on the same evidence, and each job goes on where it stood: with the batch that was not
-acknowledged, as Spark does. Evidence, one JSON object a line, `t` on CLOCK_MONOTONIC:
+A killed process is started again with the same evidence file. Each job continues with the batch that was not acknowledged, as
+Spark does. Evidence lines are JSON objects with times `t` on CLOCK_MONOTONIC:
 
-- `try`: an attempt begins; its `admission`, and how many conflicts in a row this writer has lost on this table,
-- `publishing`, and `published` or `stopped`: the publish began under this `token` and `grant`, and ended,
-- `pausing`: nothing is done for a while `after` the batch was published, or completed,
-- `aborted`: an abort was heard, with its `reason`, and what the batch has `touched` so far,
-- `acknowledged`: the batch is committed; `how` says how that is known: `published`, `already-committed`, `found`.
+| `what` | meaning |
+| --- | --- |
+| `try` | an attempt begins, with its `admission` and the conflicts that this writer has lost in a row on this table |
+| `publishing` | the publish has begun, under this `token` and `grant` |
+| `published`, `stopped` | the publish has ended |
+| `pausing` | the job pauses `after` it published the batch, or `after` it reported the completion |
+| `aborted` | the job received an abort, with its `reason`, and what the batch has `touched` so far |
+| `acknowledged` | the batch is committed; `how` the job knows it: `published`, `already-committed` or `found` |
 
-`finish` on stdin ends the jobs after the batch in hand.
+Commands on stdin, one per line: `pause published` or `pause completed` lets the next job that comes to this moment pause there
+until its process is killed. `finish` ends the jobs after their current batches.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import sys
 import threading
 import time
 import uuid
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -52,27 +56,28 @@ MARGIN_SECONDS: Final = 0.5
 STEP_SECONDS: Final = 0.02
 WRITERS: Final = 50
 TABLES: Final = 200
-"""Each is some writer's own."""
+"""Each table is assigned to one writer, which commits to it at least once."""
 HOT: Final = 5
 HOT_SHARE: Final = 0.5
-"""Of all batches, these go to the hot tables."""
+"""The share of batches that go to the hot tables."""
 GROUPS: Final = 6
-"""File groups of a table: few, so that writers do conflict."""
+"""File groups of a table. There are few, so that conflicts occur."""
 LONG_SHARE: Final = 0.05
-"""Of all publishes, these take longer than a heartbeat."""
+"""The share of publishes that take longer than a heartbeat interval."""
 PAUSE_SHARE: Final = 0.05
 PAUSE_SECONDS: Final = 1.0
-"""Between the publish and its completion in this share of all commits, and between completion and acknowledgement in as many:
-moments in which a death leaves something to be found."""
+"""`PAUSE_SHARE` of the commits pause between publish and completion, and as many between completion and acknowledgement."""
+REQUESTED_PAUSE_SECONDS: Final = 60.0
+"""A pause on request. It is long, because it ends with a kill, however late a busy machine notices the pause."""
 SCOPE_EXCEEDED_SHARE: Final = 0.3
-"""Of retries, these touch more than they had named."""
+"""The share of retries that touch more than their scope."""
 MAX_LOSSES: Final = 3
-"""As the agents' `max_losses`: after so many a retry touches only what it named, and wins."""
+"""As the agents' setting. After so many losses a retry touches only its scope, and wins."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One transaction, and what was heard of it."""
+    """One transaction and its decisions."""
 
     writer: str
     table: str
@@ -80,42 +85,48 @@ class Attempt:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     seq: int = 0
     sent: dict[int, float] = field(default_factory=dict)
-    """When each `seq` was sent, on our clock."""
+    """When each `seq` was sent, on this process's clock."""
     decisions: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    heartbeats: asyncio.Task[None] | None = None
+
+    def stop_heartbeats(self) -> None:
+        """Publish no heartbeat after the end: an agent that has forgotten the transaction answers `unknown-transaction`."""
+        assert self.heartbeats is not None
+        self.heartbeats.cancel()
 
     def receive(self, offset: int, decision: dict[str, Any]) -> None:
-        """Take a decision."""
+        """Add a decision."""
         self.decisions.append((offset, decision))
         self.changed.set()
 
     def abort(self) -> dict[str, Any] | None:
-        """The abort, if one was heard."""
-        return next((told for _, told in self.decisions if told["type"] == "abort"), None)
+        """The abort, or None."""
+        return next((decision for _, decision in self.decisions if decision["type"] == "abort"), None)
 
     async def answer(self, *kinds: str) -> tuple[int, dict[str, Any]]:
-        """The first decision of these kinds; `Aborted` if an abort was heard, before or instead."""
+        """Wait for the first decision of these kinds. Raises `AbortedError` if there is an abort, before or instead."""
         while True:
             if (abort := self.abort()) is not None:
                 raise AbortedError(abort)
-            for offset, told in self.decisions:
-                if told["type"] in kinds:
-                    return offset, told
+            for offset, decision in self.decisions:
+                if decision["type"] in kinds:
+                    return offset, decision
             self.changed.clear()
             await self.changed.wait()
 
     def deadline(self, grant: str) -> float:
-        """Until when we may publish, on our clock."""
+        """The end of the grant lease minus the margin, on this process's clock."""
         leases: list[float] = [
-            self.sent[told["seq"]] + told["lease_seconds"]
-            for _, told in self.decisions
-            if told["type"] in ("commit-granted", "grant-renewed") and told["grant"] == grant
+            self.sent[decision["seq"]] + decision["lease_seconds"]
+            for _, decision in self.decisions
+            if decision["type"] in ("commit-granted", "grant-renewed") and decision["grant"] == grant
         ]
         return max(leases) - MARGIN_SECONDS
 
 
 class AbortedError(Exception):
-    """The agent said stop."""
+    """The agent has aborted the transaction."""
 
     def __init__(self, abort: dict[str, Any]) -> None:
         super().__init__(abort["reason"])
@@ -123,29 +134,32 @@ class AbortedError(Exception):
 
 
 class TooLateError(Exception):
-    """The grant's lease ran out before the publish was through."""
+    """The grant lease ended before the publish was complete."""
 
 
 class KafkaClient:
-    """Kafka, for all jobs of this process."""
+    """The Kafka connection of all jobs of this process."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self._topic = f"{given.prefix}.writers"
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._topic = f"{options.prefix}.writers"
         self._decisions = [
-            TopicPartition(f"{given.prefix}.decisions", number) for number in range(given.partitions)
+            TopicPartition(f"{options.prefix}.decisions", number) for number in range(options.partitions)
         ]
         self._producer = AIOKafkaProducer(
-            bootstrap_servers=given.bootstrap, acks="all", enable_idempotence=True, request_timeout_ms=20_000
+            bootstrap_servers=options.bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            request_timeout_ms=20_000,
         )
         self._consumer = AIOKafkaConsumer(
-            bootstrap_servers=given.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
+            bootstrap_servers=options.bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
         )
         self._open: dict[str, Attempt] = {}
         self._terms: dict[int, str] = {}
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """From the first to the last line, with the decisions heard; every `partition-taken` before counts too."""
+        """Connect, read `decisions` from the beginning for the current terms, and dispatch decisions while the block runs."""
         await self._producer.start()
         await self._consumer.start()
         self._consumer.assign(self._decisions)
@@ -153,17 +167,17 @@ class KafkaClient:
         ends = await self._consumer.end_offsets(self._decisions)
         while any([await self._consumer.position(each) < ends[each] for each in self._decisions]):
             await self._poll()
-        listening = asyncio.create_task(self._poll_forever())
+        dispatching = asyncio.create_task(self._dispatch_forever())
         try:
             yield
         finally:
-            listening.cancel()
-            # In tasks of their own: a consumer's `stop` may end as a cancellation of whoever waits for it.
+            dispatching.cancel()
+            # In tasks of their own, because a consumer's `stop` may cancel the calling task.
             await asyncio.wait(
                 [asyncio.ensure_future(each.stop()) for each in (self._consumer, self._producer)]
             )
 
-    async def _poll_forever(self) -> None:
+    async def _dispatch_forever(self) -> None:
         while True:
             await self._poll()
 
@@ -172,16 +186,16 @@ class KafkaClient:
             for record in records:
                 self._dispatch(where.partition, record.offset, json.loads(record.value))
 
-    def _dispatch(self, partition: int, offset: int, told: dict[str, Any]) -> None:
-        if told["type"] == "partition-taken":
-            self._terms[partition] = told["term"]
-        elif told["term"] == self._terms.get(partition, told["term"]):
-            attempt = self._open.get(told["transaction"])
+    def _dispatch(self, partition: int, offset: int, decision: dict[str, Any]) -> None:
+        if decision["type"] == "partition-taken":
+            self._terms[partition] = decision["term"]
+        elif decision["term"] == self._terms.get(partition, decision["term"]):
+            attempt = self._open.get(decision["transaction"])
             if attempt is not None:
-                attempt.receive(offset, told)
+                attempt.receive(offset, decision)
 
     async def publish(self, kind: str, about: Attempt, **more: Any) -> None:
-        """Publish an event of a transaction, and wait until the log has it."""
+        """Publish an event of a transaction, and wait for the acknowledgement."""
         event = {
             "type": kind,
             "protocol": 1,
@@ -195,52 +209,52 @@ class KafkaClient:
         await self._producer.send_and_wait(self._topic, json.dumps(event).encode(), about.table.encode())
 
     async def publish_counted(self, kind: str, about: Attempt, **more: Any) -> None:
-        """Publish an event that bears the writer's count; the lease is counted from now."""
+        """Publish an event with the next `seq`. A grant lease that answers it starts now."""
         about.seq += 1
         about.sent[about.seq] = time.monotonic()
         await self.publish(kind, about, seq=about.seq, **more)
 
     @asynccontextmanager
     async def opened(self, attempt: Attempt, **intent: Any) -> AsyncIterator[None]:
-        """Listen, then speak: the intent; heartbeats as long as the block runs."""
+        """Register the attempt, publish its intent, and publish heartbeats while the block runs."""
         self._open[attempt.id] = attempt
         await self.publish(
             "commit-intent", attempt, batch_id=attempt.batch, heartbeat_seconds=HEARTBEAT_SECONDS, **intent
         )
-        beating = asyncio.create_task(self._beat(attempt))
+        attempt.heartbeats = asyncio.create_task(self._publish_heartbeats(attempt))
         try:
             yield
         finally:
-            beating.cancel()
+            attempt.stop_heartbeats()
             del self._open[attempt.id]
 
-    async def _beat(self, attempt: Attempt) -> None:
+    async def _publish_heartbeats(self, attempt: Attempt) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             await self.publish_counted("writer-heartbeat", attempt)
 
 
 class EvidenceLog:
-    """The evidence, and where a former life of these writers stood."""
+    """The evidence file, and the state of these writers that it records."""
 
     def __init__(self, path: Path) -> None:
         self.next_batch: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.losses: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self.in_hand: dict[str, tuple[str, int]] = {}
-        """The batch that a writer had begun, and not acknowledged."""
+        self.unfinished: dict[str, tuple[str, int]] = {}
+        """The batch that a writer had begun and not acknowledged."""
         self.touched: defaultdict[str, set[str]] = defaultdict(set)
-        """What the aborted attempts of that batch had touched."""
-        self.lives = 0
-        """Grows from life to life, so that no two draw the same lots."""
+        """What the aborted attempts of that batch have touched."""
+        self.line_count = 0
+        """The number of lines, which makes the random choices of each restart different."""
         if path.exists():
             for line in path.read_bytes().splitlines():
-                self._note(json.loads(line))
-                self.lives += 1
+                self._apply(json.loads(line))
+                self.line_count += 1
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, what: str, attempt: Attempt, **more: Any) -> None:
-        """Write a line, in one step: whole, or not at all if we are killed."""
-        said = {
+        """Append a line with one write, so that a kill leaves no partial line."""
+        line = {
             "what": what,
             "t": time.monotonic(),
             "table": attempt.table,
@@ -249,47 +263,84 @@ class EvidenceLog:
             "transaction": attempt.id,
             **more,
         }
-        self._file.write(json.dumps(said).encode() + b"\n")
-        self._note(said)
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._apply(line)
 
-    def _note(self, said: dict[str, Any]) -> None:
-        where = (said["writer"], said["table"])
-        match said["what"]:
+    def _apply(self, line: dict[str, Any]) -> None:
+        where = (line["writer"], line["table"])
+        match line["what"]:
             case "try":
-                self.in_hand[said["writer"]] = (said["table"], said["batch"])
+                self.unfinished[line["writer"]] = (line["table"], line["batch"])
             case "aborted":
-                self.losses[where] += said["reason"] == "conflict"
-                self.touched[said["writer"]] |= set(said["touched"])
+                self.losses[where] += line["reason"] == "conflict"
+                self.touched[line["writer"]] |= set(line["touched"])
             case "acknowledged":
-                self.touched.pop(said["writer"], None)
-                self.next_batch[where] = said["batch"] + 1
+                self.touched.pop(line["writer"], None)
+                self.next_batch[where] = line["batch"] + 1
                 self.losses[where] = 0
-                self.in_hand.pop(said["writer"], None)
+                self.unfinished.pop(line["writer"], None)
             case _:
                 pass
+
+
+class Commands:
+    """The commands from stdin, which a thread reads."""
+
+    def __init__(self) -> None:
+        self.finish = threading.Event()
+        self._pauses: deque[str] = deque()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            match line.split():
+                case ["pause", after]:
+                    self._pauses.append(after)
+                case ["finish"]:
+                    self.finish.set()
+                case unknown:
+                    raise AssertionError(unknown)
+        self.finish.set()  # stdin is closed: the parent process has ended
+
+    def pop_pause(self, after: str) -> bool:
+        """Whether a pause at this moment was requested. Only one job gets it."""
+        if after not in self._pauses:
+            return False
+        self._pauses.remove(after)
+        return True
 
 
 class Job:
     """One writer."""
 
-    def __init__(self, name: str, kafka: KafkaClient, evidence: EvidenceLog, tables: str, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        kafka: KafkaClient,
+        evidence: EvidenceLog,
+        commands: Commands,
+        options: argparse.Namespace,
+    ) -> None:
         self._name = name
         self._kafka = kafka
         self._evidence = evidence
-        self._tables = tables
-        self._chance = random.Random(f"{seed}-{name}-{evidence.lives}")
+        self._commands = commands
+        self._tables: str = options.tables
+        self._chance = random.Random(f"{options.seed}-{name}-{evidence.line_count}")
         self._own = range(int(name.rpartition("-")[2]), TABLES, WRITERS)
         self._touched: set[str] = set()
 
-    async def run(self, finish: threading.Event) -> None:
-        """Commit batch after batch; the one in hand first. The end waits until each table of its own had its turn."""
-        while not finish.is_set() or self._name in self._evidence.in_hand or self._untouched():
-            table, batch = self._evidence.in_hand.get(self._name) or self._something()
+    async def run(self) -> None:
+        """Commit batch after batch, first the unfinished one. Don't end before each own table has a commit."""
+        while (
+            not self._commands.finish.is_set() or self._name in self._evidence.unfinished or self._untouched()
+        ):
+            table, batch = self._evidence.unfinished.get(self._name) or self._next_batch()
             await self._commit(table, batch)
             await asyncio.sleep(self._chance.uniform(0.0, 0.2))
 
-    def _something(self) -> tuple[str, int]:
-        """A table, and this writer's next batch there."""
+    def _next_batch(self) -> tuple[str, int]:
+        """A random table and this writer's next batch there."""
         hot = self._chance.random() < HOT_SHARE
         number = self._chance.choice(range(HOT) if hot else self._untouched() or range(TABLES))
         table = f"{self._tables}/t-{number}"
@@ -300,17 +351,19 @@ class Job:
         return [each for each in self._own if not done[self._name, f"{self._tables}/t-{each}"]]
 
     async def _commit(self, table: str, batch: int) -> None:
-        """Until the batch is acknowledged. A retry names what it touched before, and waits for its turn."""
+        """Try until the batch is acknowledged. A retry declares what the batch has touched, and is queued."""
         self._touched = set(self._evidence.touched[self._name])
         while True:
             attempt = Attempt(self._name, table, batch)
             try:
                 how = await self._attempt(attempt)
             except AbortedError as error:
-                told = error.abort
-                self._evidence.write("aborted", attempt, reason=told["reason"], touched=sorted(self._touched))
-                if not told["retriable"] and told["reason"] != "superseded":
-                    raise  # a bug of this test: it stops the process, and the test
+                abort = error.abort
+                self._evidence.write(
+                    "aborted", attempt, reason=abort["reason"], touched=sorted(self._touched)
+                )
+                if not abort["retriable"] and abort["reason"] != "superseded":
+                    raise  # an error in this file: it ends the process and the test
             except TooLateError:
                 pass
             else:
@@ -335,6 +388,7 @@ class Job:
             token, granted = await attempt.answer("commit-granted")
             await self._publish(attempt, token, granted["grant"])
             await self._pause(attempt, "published")
+            attempt.stop_heartbeats()
             await self._kafka.publish(
                 "commit-completed", attempt, grant=granted["grant"], batch_id=attempt.batch
             )
@@ -342,15 +396,20 @@ class Job:
         return "published"
 
     async def _pause(self, attempt: Attempt, after: str) -> None:
-        if self._chance.random() < PAUSE_SHARE:
-            self._evidence.write("pausing", attempt, after=after)
-            await asyncio.sleep(PAUSE_SECONDS)
+        requested = self._commands.pop_pause(after)
+        if requested or self._chance.random() < PAUSE_SHARE:
+            self._evidence.write("pausing", attempt, after=after, requested=requested)
+            await asyncio.sleep(REQUESTED_PAUSE_SECONDS if requested else PAUSE_SECONDS)
 
     async def _found(self, attempt: Attempt, line: Line) -> None:
-        """A former life committed it, and nobody was told."""
+        """Report the completion of a commit that this writer made before it was killed."""
         former = Attempt(attempt.writer, attempt.table, attempt.batch, line.transaction)
         await self._kafka.publish("commit-completed", former, grant=line.grant, batch_id=line.batch)
-        await self._kafka.publish("transaction-abandoned", attempt, reason="its batch is in the table")
+        await self._abandon(attempt, "its batch is in the table")
+
+    async def _abandon(self, attempt: Attempt, reason: str) -> None:
+        attempt.stop_heartbeats()
+        await self._kafka.publish("transaction-abandoned", attempt, reason=reason)
 
     async def _compute(self, attempt: Attempt, *, exact: bool) -> None:
         retry = bool(self._touched)
@@ -372,7 +431,7 @@ class Job:
             HEARTBEAT_SECONDS * 2 if self._chance.random() < LONG_SHARE else self._chance.uniform(0, 0.1)
         )
         if time.monotonic() >= attempt.deadline(grant):
-            await self._kafka.publish("transaction-abandoned", attempt, reason="the lease has run out")
+            await self._abandon(attempt, "the lease has ended")
             raise TooLateError
         self._evidence.write("publishing", attempt, token=token, grant=grant)
         until = time.monotonic() + seconds
@@ -384,7 +443,7 @@ class Job:
                 return
             await asyncio.sleep(STEP_SECONDS)
         self._evidence.write("stopped", attempt)
-        await self._kafka.publish("transaction-abandoned", attempt, reason="nothing was published")
+        await self._abandon(attempt, "nothing was published")
         if abort is not None:
             raise AbortedError(abort)
         raise TooLateError
@@ -394,29 +453,23 @@ def _markers(groups: Iterable[str]) -> list[dict[str, str]]:
     return [{"partition": "p", "file_group": each, "operation": "merge"} for each in sorted(groups)]
 
 
-async def _run(given: argparse.Namespace, finish: threading.Event) -> None:
-    kafka, evidence = KafkaClient(given), EvidenceLog(given.evidence)
+async def _run(options: argparse.Namespace) -> None:
+    kafka, evidence, commands = KafkaClient(options), EvidenceLog(options.evidence), Commands()
     async with kafka.connected(), asyncio.TaskGroup() as jobs:
-        for name in given.names.split(","):
-            jobs.create_task(Job(name, kafka, evidence, given.tables, given.seed).run(finish))
-
-
-def _read_commands(finish: threading.Event) -> None:
-    sys.stdin.readline()  # `finish`, or nothing: whoever started us has gone
-    finish.set()
+        for name in options.names.split(","):
+            job = Job(name, kafka, evidence, commands, options)
+            jobs.create_task(job.run())
 
 
 def main() -> None:
-    """Write until told to finish."""
+    """Run the jobs."""
     parser = argparse.ArgumentParser()
     for name in ("bootstrap", "prefix", "tables", "names"):
         parser.add_argument(f"--{name}", required=True)
     for name in ("partitions", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--evidence", type=Path, required=True)
-    finish = threading.Event()
-    threading.Thread(target=_read_commands, args=(finish,), daemon=True).start()
-    asyncio.run(_run(parser.parse_args(), finish))
+    asyncio.run(_run(parser.parse_args()))
 
 
 if __name__ == "__main__":

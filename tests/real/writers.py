@@ -1,6 +1,6 @@
-"""Writers, listeners and agents for tests over a real broker.
+"""Writers, a consumer of all topics, and agents, for tests over a real broker.
 
-Writers speak the protocol themselves, over the events package and aiokafka; nothing of the product's client is in here.
+The writers implement the protocol with the events package and aiokafka. They don't use the product's client.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from lakewarden.events import (
     encode,
 )
 
-PATIENCE_SECONDS = 60.0
-"""For what will come; never measured, only there so that a test that waits in vain ends."""
+PATIENCE_SECONDS = 120.0
+"""A time limit that ends a test which hangs. No test measures time with it; a busy machine may use most of it."""
 QUICK: dict[str, Any] = {
     "partitions": 2,
     "replication": 1,
-    "session_timeout_seconds": 6.0,  # the least that a broker allows
+    "session_timeout_seconds": 6.0,  # the minimum that a broker allows
     "validity_seconds": 12.0,
     "renew_seconds": 1.2,
     "drift_seconds": 0.2,
@@ -69,7 +69,7 @@ AnyEvent = Event | DeadLetter
 
 @dataclass(slots=True)
 class Received:
-    """An event as it was heard, and where."""
+    """An event and its place in the log."""
 
     event: AnyEvent
     topic: str
@@ -79,7 +79,7 @@ class Received:
 
 @dataclass(slots=True)
 class World:
-    """One test's topics, tables and locks."""
+    """The topics, tables and locks of one test."""
 
     bootstrap_servers: str
     prefix: str
@@ -91,21 +91,21 @@ class World:
 
     @property
     def table(self) -> str:
-        """The table that most tests are about."""
+        """The table that most tests use."""
         return f"file://{self.root}/tables/t"
 
     @property
     def locks(self) -> Path:
-        """The lock root."""
+        """The folder of the lock objects."""
         return self.root / "lock-root"
 
     def lock_object(self, table: str | None = None) -> Path:
-        """The file that is the table's lock."""
+        """The file of the table's lock object."""
         place = self.settings().placement().locate(table or self.table, None)
         return Path(getattr(place, "uri", "").removeprefix("file://"))
 
     def values(self, **more: Any) -> dict[str, Any]:
-        """Settings as keyword arguments."""
+        """The settings of an agent as keyword arguments."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
             "topic_prefix": self.prefix,
@@ -118,12 +118,12 @@ class World:
         }
 
     def settings(self, **more: Any) -> Settings:
-        """Settings of an agent for this world."""
+        """The settings of an agent."""
         return Settings.load(**self.values(**more))
 
     @asynccontextmanager
     async def agent(self, **more: Any) -> AsyncIterator[Agent]:
-        """An agent in this process, ready; stopped in order at the end."""
+        """Run an agent in this process. It is ready at the start of the block, and stopped in order at its end."""
         agent = Agent(self.settings(**more))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.run)
@@ -136,7 +136,7 @@ class World:
 
     @contextmanager
     def process(self, **more: Any) -> Iterator[AgentProcess]:
-        """`lakewarden agent` as a process of its own; killed at the end if it still runs."""
+        """Start `lakewarden agent` as a process. It is killed at the end of the block."""
         process = AgentProcess(self.values(**more), self.root / f"agent-{uuid.uuid4().hex[:6]}.log")
         try:
             yield process
@@ -144,20 +144,20 @@ class World:
             process.kill()
 
     def writer(self, name: str, table: str | None = None) -> Writer:
-        """A writer about to begin a transaction."""
+        """A new transaction of the writer `name`; nothing is sent yet."""
         return Writer(self, name, table or self.table, f"{name}-{uuid.uuid4().hex[:8]}")
 
     async def send(self, event: WriterEvent, *, key: str | None = None) -> int:
-        """Publish a writer's event; its offset."""
+        """Publish a writer's event. Return its offset."""
         return await self.send_raw(encode(event), (key or event.table).encode())
 
     async def send_raw(self, value: bytes, key: bytes) -> int:
-        """Publish any bytes to `writers`; their offset."""
+        """Publish any bytes to `writers`. Return their offset."""
         done = await self.producer.send_and_wait(f"{self.prefix}.writers", value, key=key)
         return int(done.offset)
 
     async def poll(self, *, timeout_ms: int = 200) -> None:
-        """Hear what has been said meanwhile."""
+        """Consume the events that have arrived meanwhile."""
         for partition, records in (await self.consumer.getmany(timeout_ms=timeout_ms)).items():
             for record in records:
                 self.received.append(
@@ -171,30 +171,30 @@ class World:
         *,
         count: int = 1,
     ) -> list[SomeEvent]:
-        """Wait until that many such events have been said; all of them so far."""
+        """Wait for `count` events of this type that match. Return all of them so far."""
         try:
             with anyio.fail_after(PATIENCE_SECONDS):
                 while len(found := self.events(kind, matches)) < count:
                     await self.poll()
         except TimeoutError:
-            told = "\n".join(repr(each.event)[:300] for each in self.received)
-            raise AssertionError(f"no {kind.__name__} was heard, only:\n{told}") from None
+            received = "\n".join(repr(each.event)[:300] for each in self.received)
+            raise AssertionError(f"no {kind.__name__} was received, only:\n{received}") from None
         return found
 
     def events(
         self, kind: type[SomeEvent], matches: Callable[[SomeEvent], bool] = lambda _: True
     ) -> list[SomeEvent]:
-        """Such events among those heard so far."""
+        """The events of this type that match, among those received so far."""
         return [each.event for each in self.received if isinstance(each.event, kind) and matches(each.event)]
 
     async def settle(self, table: str | None = None) -> None:
-        """Wait until all that was sent of a table has been decided on: a stranger's heartbeat is answered after it."""
+        """Wait until the agent has decided on all events of the table: it answers an unknown writer's heartbeat after them."""
         last = self.writer("last", table)
         await last.heartbeat()
         await self.wait_for(Abort, lambda abort: abort.transaction == last.transaction)
 
     async def read_log(self) -> dict[str, list[ConsumerRecord]]:
-        """All records of `writers`, `decisions` and `audit`, in the order of their partitions."""
+        """All records of `writers`, `decisions` and `audit`, by topic, in the order of their partitions."""
         settings = self.settings()
         topics = (settings.topics.writers, settings.topics.decisions, settings.topics.audit)
         spans = {
@@ -209,7 +209,7 @@ class World:
         }
 
     async def committed(self) -> dict[int, tuple[int, dict[str, Any]]]:
-        """Offset and metadata that the group has committed, by partition."""
+        """The group's committed offsets and metadata, by partition."""
         settings = self.settings()
         found = await committed_offsets(settings, settings.group)
         return {
@@ -221,7 +221,7 @@ class World:
 
 @dataclass(slots=True)
 class Writer:
-    """One transaction of one writing job."""
+    """One transaction of one writer."""
 
     world: World
     name: str
@@ -230,7 +230,7 @@ class Writer:
     seq: int = 0
 
     def event(self, kind: type[Mine], **more: Any) -> Mine:
-        """An event of this transaction, not sent."""
+        """Create an event of this transaction without sending it."""
         return kind(
             event_id=uuid.uuid4().hex,
             table=self.table,
@@ -241,45 +241,45 @@ class Writer:
         )
 
     async def send_intent(self, **more: Any) -> int:
-        """Open the transaction; its sequence."""
+        """Send the intent. Return its offset."""
         return await self.world.send(self.event(CommitIntent, **more))
 
     async def begin(self, **more: Any) -> None:
-        """Open the transaction, and wait to be admitted."""
+        """Send the intent, and wait for the admission."""
         await self.send_intent(**more)
         await self.wait_for(Admitted)
 
     async def touch(self, *file_groups: str, operation: Operation = "merge", partition: str = "p") -> int:
-        """Publish markers."""
+        """Send markers."""
         return await self.world.send(
             self.event(MarkerCreated, markers=markers(*file_groups, operation=operation, partition=partition))
         )
 
     async def heartbeat(self) -> int:
-        """Say that the writer lives."""
+        """Send a heartbeat."""
         self.seq += 1
         return await self.world.send(self.event(WriterHeartbeat, seq=self.seq))
 
     async def request_commit(self) -> int:
-        """Ask for the grant."""
+        """Request the grant."""
         self.seq += 1
         return await self.world.send(self.event(CommitRequested, seq=self.seq))
 
     async def obtain_grant(self) -> CommitGranted:
-        """Ask for the grant, and wait for it."""
+        """Request the grant, and wait for it."""
         await self.request_commit()
         return await self.wait_for(CommitGranted)
 
     async def complete(self, grant: str = "g", version: str | None = "1") -> int:
-        """Say that the commit is durable."""
+        """Report that the commit is durable."""
         return await self.world.send(self.event(CommitCompleted, grant=grant, version=version))
 
     async def abandon(self) -> int:
-        """Give up."""
-        return await self.world.send(self.event(TransactionAbandoned, reason="the test says so"))
+        """Abandon the transaction."""
+        return await self.world.send(self.event(TransactionAbandoned, reason="requested by the test"))
 
     async def wait_for(self, kind: type[SomeEvent], *, count: int = 1) -> SomeEvent:
-        """Wait for such a decision on this transaction; the last one."""
+        """Wait for `count` decisions of this type on this transaction. Return the last one."""
         return (await self.world.wait_for(kind, self.mine, count=count))[-1]
 
     def mine(self, event: Any) -> bool:
@@ -288,7 +288,7 @@ class Writer:
 
 
 class AgentProcess:
-    """`lakewarden agent`, started."""
+    """A process of `lakewarden agent`."""
 
     def __init__(self, values: dict[str, Any], log: Path) -> None:
         self.log = log
@@ -302,14 +302,14 @@ class AgentProcess:
             )
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has logged so far."""
+        """The lines that it has logged so far."""
         text = self.log.read_text().splitlines()
         return [json.loads(line) if line.startswith("{") else {"event": line} for line in text]
 
     async def logged(
         self, event: str, *, count: int = 1, patience: float = PATIENCE_SECONDS
     ) -> dict[str, Any]:
-        """Wait until it has logged this so many times; the last of them."""
+        """Wait until it has logged the event `count` times. Return the last line."""
         with anyio.move_on_after(patience):
             while len(found := [line for line in self.lines() if line["event"] == event]) < count:
                 if self.popen.poll() is not None:
@@ -320,19 +320,19 @@ class AgentProcess:
         raise AssertionError(f"the agent never logged {event}:\n{self.log.read_text()}")
 
     async def ready(self, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Wait until it serves."""
+        """Wait until it is ready."""
         await self.logged("agent.ready", patience=patience)
 
-    async def ended(self) -> int:
-        """Wait for its end; the exit status."""
-        with anyio.fail_after(PATIENCE_SECONDS):
+    async def ended(self, *, patience: float = PATIENCE_SECONDS) -> int:
+        """Wait until it has ended. Return the exit status."""
+        with anyio.fail_after(patience):
             while self.popen.poll() is None:
                 await anyio.sleep(0.02)
         assert self.popen.returncode is not None
         return int(self.popen.returncode)
 
     def kill(self) -> None:
-        """As a crash would."""
+        """Kill it, if it still runs."""
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.wait()
@@ -340,7 +340,7 @@ class AgentProcess:
 
 @asynccontextmanager
 async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: Any) -> AsyncIterator[World]:
-    """A world with its topics made and heard from their beginnings."""
+    """A world whose topics exist. Its consumer reads them from their beginnings."""
     root = root.resolve()
     (root / "tables").mkdir(parents=True, exist_ok=True)
     producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, acks="all", max_request_size=4_000_000)
@@ -348,24 +348,22 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
         bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest", enable_auto_commit=False
     )
     made = World(bootstrap_servers, prefix, root, producer, consumer, overrides=overrides)
-    settings = made.settings()
-    await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
-    topics = settings.topics
-    spans = {topic.name: topic.partitions for topic in topics.settings(settings.partitions)}
-    heard = [
-        TopicPartition(name, number)
-        for name, count in spans.items()
-        if name != topics.writers
-        for number in range(count)
-    ]
     try:
+        settings = made.settings()
+        await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
+        consumed = [
+            TopicPartition(topic.name, number)
+            for topic in settings.topics.settings(settings.partitions)
+            if topic.name != settings.topics.writers
+            for number in range(topic.partitions)
+        ]
         await producer.start()
         await consumer.start()
-        consumer.assign(heard)
-        await consumer.seek_to_beginning(*heard)
+        consumer.assign(consumed)
+        await consumer.seek_to_beginning(*consumed)
         yield made
     finally:
-        await stop_client(consumer)  # its own `stop` may end as a cancellation of ours
+        await stop_client(consumer)  # aiokafka's own `stop` may cancel the calling task
         await stop_client(producer)
 
 
@@ -375,18 +373,18 @@ def markers(*file_groups: str, operation: Operation = "merge", partition: str = 
 
 
 def environment(values: dict[str, Any]) -> dict[str, str]:
-    """A child's environment: ours without settings of the product, and these settings."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    given = {
+    """The environment of a child process: this one's without settings of the product, and with these."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    settings = {
         f"{ENV_PREFIX}{name.upper()}": ",".join(value) if isinstance(value, tuple) else str(value)
         for name, value in values.items()
         if value is not None
     }
-    return {**own, **given, "PYTHONUNBUFFERED": "1"}
+    return {**inherited, **settings, "PYTHONUNBUFFERED": "1"}
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """Everything that a process has started."""
+    """All processes that a process has started."""
     return psutil.Process(pid).children(recursive=True)
 
 

@@ -1,4 +1,4 @@
-"""`lakewarden lock hold`: taking the lock, running a command under it, giving it back."""
+"""`lakewarden lock hold`: acquire the lock, run a command under it, release it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from pathlib import Path
 import pytest
 
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
-from tests.real.lock_places import NOWHERE, ROOMY, Place, failed, held, runs, shown, until
+from tests.real.lock_places import NOWHERE, ROOMY, Place, failed, held, runs, shown, wait_until
 from tests.real.writers import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
-def test_a_command_runs_under_the_lock_and_its_exit_status_is_ours(place: Place, tmp_path: Path) -> None:
+def test_a_command_runs_under_the_lock_and_its_exit_status_is_returned(place: Place, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
-    done = place.run("hold", place.table, "--seconds", "60", "--", "sh", "-c", f"env > {seen}; exit 7")
+    command = ("--", "sh", "-c", f"env > {seen}; exit 7")
+    done = place.run("hold", place.table, "--seconds", "60", *command, **ROOMY)
 
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
     record = place.record()
     assert record.expired
-    told = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "LAKEWARDEN_" in line)
-    assert told["LAKEWARDEN_LOCK_OWNER"] == record.owner
-    assert told["LAKEWARDEN_LOCK_URI"] == place.lock
-    assert told["LAKEWARDEN_TABLE"] == place.table
+    variables = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "LAKEWARDEN_" in line)
+    assert variables["LAKEWARDEN_LOCK_OWNER"] == record.owner
+    assert variables["LAKEWARDEN_LOCK_URI"] == place.lock
+    assert variables["LAKEWARDEN_TABLE"] == place.table
     after = shown(place)
     assert (after["state"], after["owner"], after["lock"]) == ("released", record.owner, place.lock)
 
 
-def test_the_object_is_held_while_the_command_runs(local: Place) -> None:
-    done = local.run("hold", local.table, "--seconds", "60", "--exec", f"cat {local.file}")
+def test_the_lock_object_is_held_while_the_command_runs(local: Place) -> None:
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", f"cat {local.file}")
 
     assert done.returncode == 0
     during = parse(done.stdout.encode())
@@ -40,15 +41,15 @@ def test_the_object_is_held_while_the_command_runs(local: Place) -> None:
     assert local.record().expired
 
 
-def test_a_command_killed_by_a_signal_ends_us_as_in_a_shell(local: Place) -> None:
-    done = local.run("hold", local.table, "--seconds", "60", "--exec", "kill -KILL $$")
+def test_the_exit_status_of_a_killed_command_is_that_of_a_shell(local: Place) -> None:
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", "kill -KILL $$")
 
     assert done.returncode == 128 + signal.SIGKILL
     assert local.record().expired
 
 
-def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place, tmp_path: Path) -> None:
-    place.write(held(owner="somebody"))
+def test_a_held_lock_is_not_waited_for_without_the_option_wait(place: Place, tmp_path: Path) -> None:
+    place.write(held(owner="another"))
     ran = tmp_path / "ran"
 
     one_try = place.run("hold", place.table, "--seconds", "9", "--", "touch", str(ran), **ROOMY)
@@ -56,26 +57,26 @@ def test_a_lock_that_somebody_holds_is_not_waited_for_unless_asked(place: Place,
         "hold", place.table, "--seconds", "9", "--wait", "12", "--", "touch", str(ran), **ROOMY
     )
 
-    failed(one_try, 75, "held by another owner: owner somebody, until 20")
+    failed(one_try, 75, "held by another owner: owner another, until 20")
     assert waited.returncode == 75
     assert waited.stderr.splitlines()[0].startswith(f"lakewarden: waiting for {place.lock}: held by another")
     assert waited.stderr.splitlines()[-1].startswith(
         f"lakewarden: could not acquire {place.lock}: held by another"
     )
     assert not ran.exists()
-    assert place.record().owner == "somebody"
+    assert place.record().owner == "another"
 
 
-def test_a_lock_that_lapses_in_time_is_taken(local: Place) -> None:
-    local.write(held(2, owner="somebody"))
+def test_a_lock_that_expires_in_time_is_acquired(local: Place) -> None:
+    local.write(held(2, owner="another"))
 
     done = local.run("hold", local.table, "--seconds", "60", "--wait", "60", "--", "true")
 
     assert done.returncode == 0
-    assert local.record().owner != "somebody"
+    assert local.record().owner != "another"
 
 
-def test_a_malformed_object_and_a_missing_program_are_errors_and_nothing_is_overwritten(local: Place) -> None:
+def test_a_malformed_object_and_a_missing_program_are_errors_and_overwrite_nothing(local: Place) -> None:
     local.write(b"{}")
 
     failed(local.run("hold", local.table, "--seconds", "9", "--", "true"), 1, "no lock record")
@@ -84,7 +85,7 @@ def test_a_malformed_object_and_a_missing_program_are_errors_and_nothing_is_over
     assert local.file.read_bytes() == b"{}"
 
 
-def test_a_silent_store_is_a_lock_that_cannot_be_had(on_s3: Place) -> None:
+def test_a_lock_in_a_store_that_does_not_answer_can_not_be_acquired(on_s3: Place) -> None:
     done = on_s3.run(
         "hold", on_s3.table, "--seconds", "9", "--s3-endpoint", f"http://{NOWHERE}", "--", "true"
     )
@@ -92,17 +93,19 @@ def test_a_silent_store_is_a_lock_that_cannot_be_had(on_s3: Place) -> None:
     failed(done, 75, "could not be read")
 
 
-def test_a_command_whose_time_is_up_is_ended_and_then_the_lock_given_back(local: Place) -> None:
-    done = local.run("hold", local.table, "--seconds", "1", "--", "sleep", "300")
+def test_a_command_is_ended_after_its_time_before_the_lock_is_released(local: Place) -> None:
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "1", "--", "sleep", "300")
 
     failed(done, 124, "ending the command after 1 s")
     assert local.record().expired
 
 
-def test_a_signal_is_passed_on_and_the_lock_outlives_the_command(local: Place, tmp_path: Path) -> None:
-    """A command that needs a while to end in order has the lock until then."""
+def test_a_signal_is_passed_on_and_the_lock_is_held_until_the_command_has_ended(
+    local: Place, tmp_path: Path
+) -> None:
+    """The command may need a while to stop in order."""
     seen = tmp_path / "seen"
-    orderly = f"trap 'sleep 1; cat {local.file} > {seen}; exit 5' TERM; echo up; while :; do sleep 0.1; done"
+    orderly = f"trap 'cat {local.file} > {seen}; exit 5' TERM; echo up; while :; do sleep 0.1; done"
     with local.holding(orderly) as holder:
         holder.send_signal(signal.SIGTERM)
         holder.communicate(timeout=PATIENCE_SECONDS)
@@ -114,13 +117,11 @@ def test_a_signal_is_passed_on_and_the_lock_outlives_the_command(local: Place, t
     assert local.record().expired
 
 
-def test_what_a_command_leaves_running_is_ended_before_the_lock_is_given_back(
+def test_background_processes_of_the_command_are_ended_before_the_lock_is_released(
     local: Place, tmp_path: Path
 ) -> None:
     seen, pid = tmp_path / "seen", tmp_path / "pid"
-    orderly = (
-        f"trap 'sleep 1; cat {local.file} > {seen}; exit' TERM; echo > {pid}.up; while :; do sleep 0.1; done"
-    )
+    orderly = f"trap 'cat {local.file} > {seen}; exit' TERM; echo > {pid}.up; while :; do sleep 0.1; done"
     left = f"({orderly}) 2>/dev/null & echo $! > {pid}; while ! test -e {pid}.up; do sleep 0.1; done; exit 3"
 
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", left)
@@ -133,34 +134,34 @@ def test_what_a_command_leaves_running_is_ended_before_the_lock_is_given_back(
     assert local.record().expired
 
 
-def test_a_command_that_does_not_end_with_its_time_is_killed(local: Place, tmp_path: Path) -> None:
+def test_a_command_that_ignores_sigterm_after_its_time_is_killed(local: Place, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     stubborn = f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done"
 
-    done = local.run("hold", local.table, "--wait", "60", "--seconds", "2", "--exec", stubborn)
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "8", "--exec", stubborn)
 
-    failed(done, 124, "ending the command after 2 s")
+    failed(done, 124, "ending the command after 8 s")
     assert not runs(int(pid.read_text()))
     assert local.record().expired
 
 
-def test_without_a_command_it_is_held_until_told_otherwise(local: Place) -> None:
+def test_without_a_command_the_lock_is_held_until_a_signal(local: Place) -> None:
     with local.started("hold", local.table, "--wait", "60", "--seconds", "300") as holder:
         assert holder.stdout is not None
-        said = holder.stdout.readline()
+        line = holder.stdout.readline()
         first = local.record()
-        until(lambda: local.record().valid_until > first.valid_until)
+        wait_until(lambda: local.record().valid_until > first.valid_until)
         holder.send_signal(signal.SIGINT)
         rest, errors = holder.communicate(timeout=PATIENCE_SECONDS)
 
     assert holder.returncode == 0
-    assert said == f"holding {local.lock} as owner {first.owner}\n"
+    assert line == f"holding {local.lock} as owner {first.owner}\n"
     assert (rest, errors) == (f"released {local.lock}\n", "")
     assert local.record().expired
 
 
-def test_without_a_command_it_ends_with_its_time(local: Place) -> None:
-    done = local.run("hold", local.table, "--seconds", "0.5")
+def test_without_a_command_the_lock_is_released_after_the_given_time(local: Place) -> None:
+    done = local.run("hold", local.table, "--wait", "60", "--seconds", "0.5")
 
     assert done.returncode == 0
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["holding", "released"]

@@ -1,4 +1,4 @@
-"""`lakewarden lock probe`, `show` and `release`, and how a call ends that is wrong: what a person or a script is told."""
+"""`lakewarden lock probe`, `show` and `release`, and usage errors: output and exit codes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, r
 from tests.real.writers import environment
 from tests.servers.faulty_http import Reply, faulty_server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 
-def test_a_store_that_honours_conditions_is_told_with_what_asking_took(on_s3: Place, tmp_path: Path) -> None:
+def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path: Path) -> None:
     for root in (on_s3.table.rsplit("/", 2)[0], str(tmp_path)):
         done = on_s3.run("probe", root, **ROOMY)
 
@@ -28,7 +28,7 @@ def test_a_store_that_honours_conditions_is_told_with_what_asking_took(on_s3: Pl
     assert list(tmp_path.rglob("*.json")) == []
 
 
-async def test_a_store_that_ignores_a_condition_is_refused_by_its_name(local: Place) -> None:
+async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition(local: Place) -> None:
     async with faulty_server([Reply(headers=(("ETag", '"1"'),))] * 5) as server:
         done = await anyio.to_thread.run_sync(
             lambda: run(
@@ -44,12 +44,12 @@ async def test_a_store_that_ignores_a_condition_is_refused_by_its_name(local: Pl
     assert "3 requests in " in done.stderr
 
 
-def test_a_place_that_is_not_there_is_told(on_s3: Place, tmp_path: Path) -> None:
+def test_the_probe_of_a_missing_bucket_or_folder_fails(on_s3: Place, tmp_path: Path) -> None:
     failed(on_s3.run("probe", "s3://no-such-bucket-anywhere"), 1, "NoSuchBucket")
     failed(on_s3.run("probe", str(tmp_path / "nope")), 1, f"there is no folder {tmp_path}/nope")
 
 
-def test_show_says_what_the_object_says_whatever_that_is(local: Place) -> None:
+def test_show_reports_every_state_of_the_object(local: Place) -> None:
     absent = shown(local)
     assert (absent["state"], absent["owner"], absent["lock"]) == ("absent", None, local.lock)
 
@@ -72,7 +72,7 @@ def test_show_says_what_the_object_says_whatever_that_is(local: Place) -> None:
     assert (malformed["state"], malformed["why"]) == ("malformed", "field missing: validUntil")
 
 
-def test_show_is_readable(local: Place) -> None:
+def test_the_text_output_of_show(local: Place) -> None:
     local.write(held(owner="a1"))
     text = local.run("show", local.table).stdout
     assert f"lock     {local.lock}\n" in text
@@ -86,13 +86,13 @@ def test_show_is_readable(local: Place) -> None:
     assert "state    malformed: the object is empty. No contender overwrites it" in text
 
 
-def test_looking_changes_nothing(local: Place, tmp_path: Path) -> None:
+def test_show_writes_nothing(local: Place, tmp_path: Path) -> None:
     assert local.run("show", local.table).returncode == 0
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_a_hudi_table_is_found_where_hudi_keeps_it(local: Place) -> None:
+def test_the_lock_of_a_hudi_table_is_found_in_hudis_location(local: Place) -> None:
     own = local.table + HUDI_LOCK
     assert shown(local, "--hudi")["lock"] == own
     local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
@@ -108,7 +108,7 @@ def test_the_lock_of_a_hudi_table_is_found_where_hudi_keeps_it(local: Place) -> 
     assert shown(local, "--lock", local.lock)["owner"] == "agent"
 
 
-def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:
+def test_a_lock_that_can_not_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:
     failed(on_s3.run("show", "s3://no-such-bucket-anywhere/t"), 1, "NoSuchBucket")
     wrong = {**on_s3.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}
     failed(run("show", on_s3.table, env=wrong), 1, "status=403")
@@ -122,7 +122,7 @@ def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["hold", "/t"], "Missing option '--seconds'"),
         (["hold", "/t", "--seconds", "0"], "--seconds"),
@@ -134,12 +134,12 @@ def test_a_lock_that_cannot_be_read_is_an_error_of_one_line(on_s3: Place, local:
         (["shwo"], "No such command 'shwo'"),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_one_line(local: Place, arguments: list[str], told: str) -> None:
-    failed(local.run(*arguments), 2, told)
+def test_a_usage_error_ends_with_2_and_one_line(local: Place, arguments: list[str], message: str) -> None:
+    failed(local.run(*arguments), 2, message)
 
 
 @pytest.mark.parametrize("command", ["probe", "show", "hold", "release", "audit"])
-def test_help_says_how_a_command_ends(local: Place, command: str) -> None:
+def test_the_help_of_each_command_lists_its_exit_codes(local: Place, command: str) -> None:
     done = local.run(command, "--help")
 
     assert done.returncode == 0
@@ -147,7 +147,7 @@ def test_help_says_how_a_command_ends(local: Place, command: str) -> None:
     assert "Exit codes" in " ".join(done.stdout.split())
 
 
-def test_the_group_alone_says_what_there_is(local: Place) -> None:
+def test_the_group_without_a_command_lists_the_commands(local: Place) -> None:
     done = local.run()
 
     assert done.returncode == 2
@@ -155,7 +155,7 @@ def test_the_group_alone_says_what_there_is(local: Place) -> None:
         assert f"\n  {name} " in done.stderr
 
 
-def test_a_lock_is_given_back_by_hand_for_its_owner_and_its_lease_kept(place: Place) -> None:
+def test_a_manual_release_keeps_the_end_of_the_lease(place: Place) -> None:
     body = held(owner="dead")
     place.write(body)
 
@@ -169,16 +169,16 @@ def test_a_lock_is_given_back_by_hand_for_its_owner_and_its_lease_kept(place: Pl
     assert place.record() == LockRecord(expired=True, valid_until=record.valid_until, owner="dead")
 
 
-def test_a_lock_that_is_not_that_owners_to_give_is_left_alone(local: Place) -> None:
+def test_a_manual_release_for_another_owner_changes_nothing(local: Place) -> None:
     refused: list[tuple[bytes | None, str]] = [(None, "there is no lock object at")]
     refused += [(held(owner="other"), "held by another owner, other")]
     refused += [(b"not json", "no lock record")]
     released = render(LockRecord(expired=True, valid_until=1_900_000_000_000, owner="dead"))
     refused += [(released, "already released by dead")]
-    for body, told in refused:
+    for body, message in refused:
         if body is not None:
             local.write(body)
 
-        failed(local.run("release", local.table, "--if-owner", "dead"), 1, told)
+        failed(local.run("release", local.table, "--if-owner", "dead"), 1, message)
 
         assert body is None or local.read() == parse(body)
