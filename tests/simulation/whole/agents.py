@@ -157,7 +157,9 @@ class ObservedOwner(PartitionOwner):
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
-        self._oracles.on_decision(self.node, self.number, value, writers)
+        caught_up = self._caught_up
+        read_until = None if caught_up is None else self.node.clock.when(caught_up.until)
+        self._oracles.on_decision(self.node, value, writers, read_until)
         super()._publish_decision(key, value)
         if b'"commit-granted"' in value:
             self._after_grant(self.node)

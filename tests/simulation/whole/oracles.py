@@ -60,8 +60,6 @@ from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 
-UNREAD_SECONDS = 2.6
-"""Greatest age of what the agent knew about the end of the log: it requested the end, and judged one delayed check later."""
 TAKEOVER_NOTICE_SECONDS = 3.0
 """Without faults, an owner has noticed a later take-over of its partition after this time."""
 SAME_INSTANT = 1e-6
@@ -276,25 +274,28 @@ class Oracles(ViolationRecorder):
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def on_decision(self, node: Node, partition: int, value: bytes, writers: list[Record]) -> None:
-        """An agent decides. Whether the decision counts is known once it is in the log."""
+    def on_decision(self, node: Node, value: bytes, writers: list[Record], read_until: float | None) -> None:
+        """An agent decides. Whether the decision counts is known once it is in the log.
+
+        `read_until`: the agent claims to have read every event that was in the log at this true time (None: no claim).
+        """
         event = decode(DECISION_RECORD, value)
         if isinstance(event, CommitGranted | GrantRenewed):
             until = node.clock.when(node.now() + event.lease_seconds)
             key = (event.grant, event.seq)
             self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
         if isinstance(event, Abort):
-            self._check_lag(event, writers)
+            self._check_lag(event, writers, self._timeline.now if read_until is None else read_until)
 
-    def _check_lag(self, event: Abort, writers: list[Record]) -> None:
+    def _check_lag(self, event: Abort, writers: list[Record], read_until: float) -> None:
+        """An abort for silence must know every event that was in the log then. A repeated abort is not judged again."""
         history = self._histories.get(event.transaction)
         lapse = event.reason == "outcome-unknown" and not event.conflicts
-        if history is None or not (lapse or event.reason == "writer-lost"):
+        if history is None or history.ended is not None or not (lapse or event.reason == "writer-lost"):
             return
-        known = self._timeline.now - UNREAD_SECONDS
         completed = [] if history.completed is None else [history.completed]
         for offset in completed if lapse else history.event_offsets:
-            if offset > event.cause_offset and writers[offset].at < known:
+            if offset > event.cause_offset and writers[offset].at < read_until:
                 old = self._timeline.now - writers[offset].at
                 self.violated(
                     "lag loses no writer",
