@@ -26,7 +26,7 @@ LATENCIES = {
 
 
 @pytest.mark.real
-@pytest.mark.timeout(300)  # some seconds on an idle machine; it starts four agents
+@pytest.mark.timeout(600)  # some seconds on an idle machine; it starts four agents
 def test_the_benchmark_runs_and_reports_every_figure(
     kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
 ) -> None:

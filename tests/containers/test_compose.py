@@ -14,7 +14,7 @@ from lakewarden.spark_jobs import AlreadyCommitted, CommitGate
 from tests.containers.compose_project import ComposeProject
 from tests.spark.fake_agent import wait_until
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.containers]
 
 TABLE = "s3://lake/air.db/flights"
 STATUS = ("lakewarden", "status", "--output", "json")

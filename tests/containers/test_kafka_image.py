@@ -7,7 +7,7 @@ import pytest
 from tests.containers.reuse import reused_tests
 from tests.real.serving import test_agent_transactions
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.containers]
 
 scene = test_agent_transactions.scene
 globals().update(reused_tests("scene", test_agent_transactions))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.containers.engine import ROOT
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.containers]
 
 BUILD_SECONDS = 900
 IMAGE = "lakewarden-test:built"

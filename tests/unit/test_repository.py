@@ -28,8 +28,6 @@ FOLDERS = ("agent", "events", "handlers", "spark_jobs")
 FILES = ("LICENSE", "Makefile", "README.md", "pyproject.toml")
 BIN = Path(sys.executable).parent
 
-pytestmark = pytest.mark.timeout(180)
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 

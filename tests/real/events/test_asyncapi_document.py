@@ -11,7 +11,7 @@ from lakewarden.events.asyncapi import document
 from tests.corpus import recorded
 from tests.real.events.asyncapi_parser import validate
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real]
 
 
 def recorded_events() -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ from tests.servers.hudi import HudiWriters, hudi_class_path
 from tests.servers.program import NoServerError
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 LEASE_SECONDS = 30
 """Both sides', where none is to lapse."""

@@ -21,7 +21,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import NOWHERE, Place, failed, run
 from tests.real.writers import environment, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 
 async def test_the_log_of_an_agent_is_proven(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:

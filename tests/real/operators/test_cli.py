@@ -24,7 +24,7 @@ from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquire
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 COMMAND = [sys.executable, "-m", "lakewarden.agent"]
 NOWHERE = "127.0.0.1:9"

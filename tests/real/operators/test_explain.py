@@ -18,7 +18,7 @@ from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, markers, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.real]
 
 
 @pytest_asyncio.fixture

@@ -20,7 +20,7 @@ from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import World, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real]
 
 
 @pytest_asyncio.fixture

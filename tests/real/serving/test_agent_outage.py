@@ -15,7 +15,7 @@ from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
 from tests.real.promises import check, transactions
 from tests.real.writers import AgentProcess, World, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300), *TAKES_KAFKA_AWAY]
+pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
 
 
 async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tests.real.writers import PATIENCE_SECONDS, World, Writer, markers, world
 from tests.servers.fault_proxy import fault_proxy
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real]
 
 
 @pytest_asyncio.fixture

@@ -29,7 +29,7 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from tests.real.writers import AgentProcess, World, world
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.real]
 
 AGENT, WRITER = "the-agent", "the-writer"
 SECRETS = {AGENT: "agents-open-sesame", WRITER: "writers-open-sesame"}

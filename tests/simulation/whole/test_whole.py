@@ -28,7 +28,6 @@ SEEDS_A_BUG = 300
 """Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five."""
 
 
-@pytest.mark.timeout(300)
 def test_seeds_that_failed_once_pass(pool: Executor) -> None:
     require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
@@ -37,7 +36,6 @@ FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEE
 """The first seed of each test; `make unit` runs the first test."""
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", FIRST_SEEDS)
 def test_no_oracle_is_violated(first: int, pool: Executor) -> None:
     results = require_no_violation(SIMULATION, range(first, first + SEEDS_A_TEST), pool)
@@ -52,7 +50,6 @@ def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
     return {bug: SIMULATION.hunt(bug, range(SEEDS_A_BUG), pool) for bug in BUGS}
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
     require_bug_found(SIMULATION, bug, hunts[bug].result())
@@ -71,7 +68,6 @@ def test_a_seed_gives_the_same_run_again(seed: int) -> None:
     require_reproducible(SIMULATION, seed)
 
 
-@pytest.mark.timeout(300)
 def test_a_seed_gives_the_same_run_in_another_process() -> None:
     require_reproducible_in_another_process(SIMULATION, 5)
 

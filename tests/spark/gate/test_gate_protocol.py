@@ -169,7 +169,6 @@ def test_missing_topics_are_named(harness: Harness) -> None:
         pytest.fail("the body ran")
 
 
-@pytest.mark.timeout(400)
 def test_kafka_hangs_in_the_middle_of_a_transaction(harness: Harness, tmp_path: Path) -> None:
     """It is suspended, as if the network had failed. Nothing is published, and the same gate works when Kafka resumes."""
     with EmbeddedKafka(tmp_path / "kafka") as broker:

@@ -105,7 +105,6 @@ def test_a_line_has_the_event_and_its_fields_as_text_and_on_the_record(
 
 
 @pytest.mark.real
-@pytest.mark.timeout(400)
 def test_a_driver_prints_nothing_until_it_configures_logging(topic_prefix: str, tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka") as broker:
         silent = run_driver(broker, f"{topic_prefix}-silent", configured=False)

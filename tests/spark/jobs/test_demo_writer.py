@@ -20,7 +20,7 @@ from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
 from tests.spark.harness import Harness
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real]
 
 
 RUN_SECONDS = 300

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.sinks.merge import latest, merge
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real]
 
 KEY = st.integers(0, 5) | st.none()
 TEXT = st.sampled_from(["a", "b", "c"]) | st.none()

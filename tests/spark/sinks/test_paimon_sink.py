@@ -19,7 +19,7 @@ from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
 from tests.spark.harness import Harness
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real]
 
 Frame = Callable[..., DataFrame]
 

@@ -19,7 +19,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from tests.spark.fake_agent import aborted, already_committed, grant_everything, wait_until
 from tests.spark.harness import Harness
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real]
 
 TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")

@@ -23,7 +23,7 @@ from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.fake_agent import PATIENCE_SECONDS, wait_until
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real]
 
 
 @pytest.fixture(scope="module")
