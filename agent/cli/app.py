@@ -172,9 +172,7 @@ def dev(
     )
 
 
-@app.command(
-    name="conflicts", short_help="Print conflicts: the losing writer, the winning writer, and where."
-)
+@app.command(name="conflicts", short_help="Print the conflicts between transactions.")
 def conflicts_command(
     *,
     follow: Annotated[

@@ -81,8 +81,8 @@ def demo_command(
     """Run two Spark streaming queries that collide on one Paimon table, and verify that no row is lost.
 
     The demo starts Kafka, an agent and Spark on this machine, and stops them at the end. It needs a JDK 17 or newer, but no
-    Docker. The input are the flights that left New York in 2013. At the end, the demo compares the table with the input row
-    by row.
+    Docker. The queries write the flights that left New York in 2013. At the end, the demo compares the table with
+    these flights row by row.
 
     Exit codes: 0 every row is present exactly once and correct, or the run with --without-agent has ended; 1 a row is missing
     or wrong, or the run failed; 2 usage error; 130 interrupted by Ctrl-C.

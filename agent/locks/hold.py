@@ -368,4 +368,4 @@ def describe_holder(denied: lease.LockDenied) -> str:
     """The reason of a denial, with the holder and the end of its lease if they are known."""
     if denied.holder is None or denied.held_until is None:
         return denied.why
-    return f"{denied.why}: owner {denied.holder}, until {when(denied.held_until)}"
+    return f"{denied.why}: {denied.holder}, until {when(denied.held_until)}"

@@ -241,8 +241,8 @@ class Writer:
         )
 
     async def send_intent(self, **more: Any) -> int:
-        """Send the intent. Return its offset."""
-        return await self.world.send(self.event(CommitIntent, **more))
+        """Send the intent. Return its offset. The default heartbeat interval lets no slow test lose its writer."""
+        return await self.world.send(self.event(CommitIntent, **{"heartbeat_seconds": 100, **more}))
 
     async def begin(self, **more: Any) -> None:
         """Send the intent, and wait for the admission."""

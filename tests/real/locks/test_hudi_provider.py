@@ -1,7 +1,7 @@
-"""Hudi's own lock provider and ours on one lock object: the agent, `lakewarden lock hold`, and a JVM with Hudi's release.
+"""Hudi's lock provider and the product on one lock object: the agent, `lakewarden lock hold`, and a JVM with Hudi's release.
 
-`tests/servers/hudi` says what of that is Hudi's. Clocks are this machine's one, so a lease is compared to the millisecond where
-it must not be broken, and never where it is waited for.
+`tests/servers/hudi` lists which parts are Hudi's. All processes use the same clock, so these tests compare to the millisecond
+that no lease is broken. They never assert how long a wait takes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from tests.servers.s3 import S3Server
 pytestmark = [pytest.mark.real]
 
 LEASE_SECONDS = 30
-"""Both sides', where none is to lapse."""
+"""On both sides, in tests in which no lease should end."""
 SHORT_LEASE_SECONDS = 10
-"""The shortest that Hudi accepts."""
+"""The minimum that Hudi accepts."""
 OURS: dict[str, Any] = {
     "validity_seconds": LEASE_SECONDS,
     "renew_seconds": LEASE_SECONDS / 10,
@@ -62,17 +62,18 @@ OURS_SHORT = {
     "request_timeout_seconds": 0.9,
 }
 HUDI_DRIFT_MS = 500
-"""A constant of Hudi's."""
+"""A constant of Hudi."""
 OUR_DRIFT_MS = OURS["hudi_drift_seconds"] * 1000
 HOUR_MS = 3_600_000
 HUDI_WRITERS = 2
 PAUSE = 8.0
-"""Between a writer's turns, in turns, on average: on a slow machine, too, the lock is free for most of the time."""
+"""The average pause between turns, as a multiple of the length of a turn, so that the lock is mostly free on any machine."""
 CONTENTION_SECONDS = 15
+CONTENTION_PATIENCE_SECONDS = 450.0
 LEAST_TURNS = Counter(hudi=10, agent=3, hold=2)
 SECTION = """\
 cd "$1" || exit 3
-mkdir inside || exit 1  # somebody else is inside
+mkdir inside || exit 1  # another process is inside
 count=$(cat counter)
 sleep 0.05
 echo $((count + 1)) > counter
@@ -83,7 +84,7 @@ rmdir inside || exit 2
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """A bucket with tables, looked at from outside of both sides."""
+    """A bucket with tables, read and written without either side's code."""
 
     server: S3Server
     bucket: str
@@ -92,11 +93,11 @@ class Lake:
         return f"s3://{self.bucket}/warehouse/{name}"
 
     def values(self, **more: Any) -> dict[str, Any]:
-        """Settings of ours."""
+        """Settings of the product."""
         return {"s3_endpoint": self.server.endpoint, **OURS, **more}
 
     def body(self, table: str) -> bytes:
-        """The table's lock object."""
+        """The contents of the table's lock object."""
         client = self.server.new_client()
         try:
             body: bytes = client.get_object(**self._lock(table))["Body"].read()
@@ -110,7 +111,7 @@ class Lake:
         return record
 
     def put(self, table: str, record: LockRecord) -> None:
-        """Write what we would write."""
+        """Write the lock object as the product does."""
         client = self.server.new_client()
         client.put_object(**self._lock(table), Body=render(record))
         client.close()
@@ -119,7 +120,7 @@ class Lake:
         return {"Bucket": self.bucket, "Key": (table + HUDI_LOCK).removeprefix(f"s3://{self.bucket}/")}
 
     async def show(self, table: str) -> dict[str, Any]:
-        """What `lakewarden lock show` says."""
+        """The output of `lakewarden lock show`."""
         arguments = ["show", table, "--hudi", "--output", "json"]
         done = await anyio.run_process(_command(*arguments), env=environment(self.values()))
         shown: dict[str, Any] = json.loads(done.stdout)
@@ -127,13 +128,13 @@ class Lake:
 
     @asynccontextmanager
     async def hold(self, table: str, *command: str, **more: Any) -> AsyncIterator[Hold]:
-        """`lakewarden lock hold`, waiting for the lock; killed at the end if it still runs."""
+        """Start `lakewarden lock hold`, which waits for the lock. It is killed at the end of the block."""
         arguments = [
             "hold",
             table,
             "--hudi",
             "--wait",
-            f"{PATIENCE_SECONDS:g}",
+            f"{CONTENTION_PATIENCE_SECONDS:g}",
             "--seconds",
             "300",
             "--",
@@ -155,7 +156,7 @@ class Lake:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A started `lock hold`."""
+    """A process of `lock hold`."""
 
     process: anyio.abc.Process
     out: BufferedByteReceiveStream
@@ -166,20 +167,20 @@ class Hold:
         return await _line(self.out)
 
     async def wait_until_waiting(self) -> str:
-        """The line on stderr that names the holder; a store that is slow to answer is told before it."""
+        """Wait for the line on stderr that names the holder. A line about a slow store may precede it."""
         while "held by another" not in (line := await _line(self.err)):
             pass
         return line
 
     async def wait_ended(self) -> int:
-        """Wait for its end."""
-        with anyio.fail_after(2 * PATIENCE_SECONDS):
+        """Wait until it has ended."""
+        with anyio.fail_after(CONTENTION_PATIENCE_SECONDS):
             return await self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def class_path() -> str:
-    """Never skipped: without Hudi's provider these tests say nothing."""
+    """Fails instead of skipping: without Hudi's provider these tests prove nothing."""
     try:
         return hudi_class_path()
     except NoServerError as error:
@@ -190,7 +191,7 @@ def class_path() -> str:
 def hudi(
     class_path: str, s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[HudiWriters]:
-    """Hudi's writers that live as long as the tests, with leases as long as ours."""
+    """Hudi writers for all tests, with leases as long as the product's."""
     folder = tmp_path_factory.mktemp("hudi")
     writers = HudiWriters(class_path, s3_server, folder, lease_seconds=LEASE_SECONDS)
     yield writers
@@ -199,7 +200,7 @@ def hudi(
 
 @pytest.fixture
 def mortal(class_path: str, s3_server: S3Server, tmp_path: Path) -> Iterator[HudiWriters]:
-    """Hudi's writers that a test may kill, with the shortest leases."""
+    """Hudi writers that a test may kill, with the shortest leases."""
     writers = HudiWriters(class_path, s3_server, tmp_path, lease_seconds=SHORT_LEASE_SECONDS)
     yield writers
     writers.kill()
@@ -212,15 +213,13 @@ def lake(s3_credentials: S3Server) -> Lake:
 
 @pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, lake: Lake) -> AsyncIterator[World]:
-    """For agents on that lake."""
+    """A world for agents on that bucket."""
     settings = lake.values(allow=(lake.table("*"),), lock_root=None)
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **settings) as made:
         yield made
 
 
-async def test_each_side_reads_what_the_other_writes_and_would_have_written_the_same(
-    hudi: HudiWriters, lake: Lake
-) -> None:
+async def test_both_sides_write_the_same_bytes(hudi: HudiWriters, lake: Lake) -> None:
     table = lake.table("bytes")
     owner = await hudi.lock("w", table)
     held = lake.body(table)
@@ -235,7 +234,7 @@ async def test_each_side_reads_what_the_other_writes_and_would_have_written_the_
     assert (render(record), render(after)) == (held, released)
 
 
-async def test_hudi_respects_our_lock_and_takes_it_when_it_is_released_or_has_lapsed(
+async def test_hudi_respects_the_products_lock_until_it_is_released_or_has_expired(
     hudi: HudiWriters, lake: Lake
 ) -> None:
     table = lake.table("states")
@@ -268,7 +267,7 @@ async def test_lock_hold_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
     again = await hudi.lock("w", table)
     await hudi.unlock("w")
 
-    assert f"held by another owner: owner {theirs}, until " in waiting
+    assert f"held by another owner: {theirs}, until " in waiting
     assert (shown["state"], shown["owner"]) == ("held", theirs)
     assert (holding, status) == (f"holding {table}{HUDI_LOCK} as owner {ours.owner}", 0)
     assert refused is None
@@ -299,17 +298,17 @@ async def test_the_agent_and_hudi_wait_for_each_other(hudi: HudiWriters, lake: L
     assert again not in (None, theirs, grant.lock_owner)
 
 
-async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
+async def test_hudis_writers_the_agent_and_lock_hold_never_hold_the_lock_at_once(
     hudi: HudiWriters, lake: Lake, scene: World, tmp_path: Path
 ) -> None:
     table = lake.table("turns")
-    script, witness = tmp_path / "section.sh", tmp_path / "witness"
+    script, shared = tmp_path / "section.sh", tmp_path / "shared"
     script.write_text(SECTION)
-    witness.mkdir()
-    (witness / "counter").write_text("0\n")
-    history = witness / "history"
+    shared.mkdir()
+    (shared / "counter").write_text("0\n")
+    history = shared / "history"
     history.touch()
-    section = ["sh", str(script), str(witness)]
+    section = ["sh", str(script), str(shared)]
     statuses: Counter[tuple[str, int]] = Counter()
     over = threading.Event()
 
@@ -344,7 +343,7 @@ async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
         tasks.start_soon(hold)
         try:
             least_until = time.monotonic() + CONTENTION_SECONDS
-            with anyio.fail_after(2 * PATIENCE_SECONDS):
+            with anyio.fail_after(CONTENTION_PATIENCE_SECONDS):
                 while time.monotonic() < least_until or LEAST_TURNS - Counter(history.read_text().split()):
                     await anyio.sleep(0.1)
         finally:
@@ -355,11 +354,11 @@ async def test_hudis_writers_the_agent_and_lock_hold_take_turns_and_never_meet(
     turns = Counter(history.read_text().split())
     print(f"{dict(turns)} turns")
     assert statuses == {(side, 0): count for side, count in turns.items()}
-    assert int((witness / "counter").read_text()) == turns.total()
-    assert [each.name for each in witness.iterdir() if each.is_dir()] == []
+    assert int((shared / "counter").read_text()) == turns.total()
+    assert [each.name for each in shared.iterdir() if each.is_dir()] == []
 
 
-async def test_what_a_killed_hudi_writer_held_is_ours_after_its_lease_and_the_drift(
+async def test_the_lock_of_a_killed_hudi_writer_is_acquired_after_its_lease_and_the_drift(
     mortal: HudiWriters, lake: Lake, scene: World
 ) -> None:
     held, granted = lake.table("held"), lake.table("granted")
@@ -384,7 +383,7 @@ async def test_what_a_killed_hudi_writer_held_is_ours_after_its_lease_and_the_dr
         assert written[table] - LEASE_SECONDS * 1000 > record.valid_until + OUR_DRIFT_MS
 
 
-async def test_what_a_killed_holder_of_ours_held_is_hudis_after_our_lease_and_its_drift(
+async def test_hudi_acquires_the_lock_of_a_killed_holder_after_its_lease_and_the_drift(
     hudi: HudiWriters, lake: Lake, scene: World
 ) -> None:
     held, granted = lake.table("held"), lake.table("granted")
@@ -405,9 +404,9 @@ async def test_what_a_killed_holder_of_ours_held_is_hudis_after_our_lease_and_it
 
     for table, record in left.items():
         assert not record.expired
-        taken = lake.record(table)
-        assert taken.owner != record.owner
-        assert taken.valid_until - LEASE_SECONDS * 1000 > record.valid_until + HUDI_DRIFT_MS
+        acquired_by_hudi = lake.record(table)
+        assert acquired_by_hudi.owner != record.owner
+        assert acquired_by_hudi.valid_until - LEASE_SECONDS * 1000 > record.valid_until + HUDI_DRIFT_MS
 
 
 def _command(*arguments: str) -> list[str]:

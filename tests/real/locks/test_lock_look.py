@@ -15,7 +15,7 @@ from tests.real.lock_places import NOWHERE, QUICK, ROOMY, Place, failed, held, r
 from tests.real.writers import environment
 from tests.servers.faulty_http import Reply, faulty_server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real]
 
 
 def test_the_probe_of_a_sound_store_reports_its_requests(on_s3: Place, tmp_path: Path) -> None:

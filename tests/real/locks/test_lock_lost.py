@@ -12,7 +12,7 @@ import pytest
 from tests.real.lock_places import Place, held, runs, wait_until
 from tests.real.writers import PATIENCE_SECONDS
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real]
 
 STOPPED_TRIES = 3
 

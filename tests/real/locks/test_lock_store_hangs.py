@@ -11,7 +11,7 @@ from lakewarden.events import Abort, CommitGranted, LockLost
 from tests.real.chaos import Chaos
 from tests.real.writers import World, Writer
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real]
 OVERTAKEN = 8
 """Requests for other locks while the request for one lock hangs: about four grants."""
 ROOMY = {

@@ -30,7 +30,7 @@ from tests.real.writers import PATIENCE_SECONDS, QUICK, World, Writer, world
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real]
 
 NEVER_SECONDS = 600.0
 VALIDITY_SECONDS = 3_000.0

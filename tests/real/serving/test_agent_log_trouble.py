@@ -1,4 +1,4 @@
-"""The log is not what it was: its beginning was lost, its partitions were changed, a topic is gone."""
+"""A log that has lost its beginning, got more partitions, or lost a topic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, world
+from tests.real.writers import PATIENCE_SECONDS, World, world
 
 pytestmark = [pytest.mark.real]
 
@@ -37,24 +37,24 @@ async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
     await client.close()
 
 
-async def test_transactions_whose_intent_retention_has_removed_are_aborted_and_it_is_said(
+async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_and_logged(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
-    """The agents were down for longer than the topic keeps its records."""
+    """The agents were down for longer than the topic's retention."""
     with scene.process() as process:
         await process.ready()
         lost = scene.writer("lost")
         await lost.begin(heartbeat_seconds=100)
         await lost.touch("x")
         await scene.settle()
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE_SECONDS):
             while not await scene.committed():
                 await anyio.sleep(0.2)
         process.kill()
     await _remove_all(scene, admin)
 
     with scene.process() as process:
-        said = await process.logged("log.beginning-lost")
+        lost_line = await process.logged("log.beginning-lost")
         await process.ready()
         await lost.heartbeat()
         abort = await lost.wait_for(Abort)
@@ -63,19 +63,19 @@ async def test_transactions_whose_intent_retention_has_removed_are_aborted_and_i
         await again.touch("x")
         await again.obtain_grant()
 
-    assert said["beginning"] > said["committed"]
+    assert lost_line["beginning"] > lost_line["committed"]
     assert (abort.reason, abort.retriable) == ("unknown-transaction", True)
-    assert "older than the log" in str(abort.detail)
+    assert "no longer contains its intent" in str(abort.detail)
 
 
-async def test_an_agent_does_not_start_where_tables_have_moved_between_partitions(
+async def test_an_agent_does_not_start_after_the_number_of_partitions_has_changed(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
     with scene.process() as process:
         await process.ready()
         writer = scene.writer("before")
         await writer.begin(heartbeat_seconds=100)
-        with anyio.fail_after(30):
+        with anyio.fail_after(PATIENCE_SECONDS):
             while not await scene.committed():
                 await anyio.sleep(0.2)
         process.kill()
@@ -90,10 +90,10 @@ async def test_an_agent_does_not_start_where_tables_have_moved_between_partition
     assert scene.prefix in line
 
 
-async def test_an_agent_stops_when_tables_move_while_it_runs(
+async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_runs(
     scene: World, admin: AIOKafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever went on would decide on half of a table's events."""
+    """It would decide on a part of a table's events."""
     monkeypatch.setattr(agent_module, "METADATA_SECONDS", 1)
     agent = Agent(scene.settings())
     ended: list[BaseException] = []
@@ -111,17 +111,15 @@ async def test_an_agent_stops_when_tables_move_while_it_runs(
         await writer.begin(heartbeat_seconds=100)
         assert scene.lock_object().exists()
         await _add_partitions(scene, admin)
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE_SECONDS):
             while not ended:
                 await anyio.sleep(0.1)
 
-    assert b'"expired":true' in scene.lock_object().read_bytes(), "its lock was given back"
+    assert b'"expired":true' in scene.lock_object().read_bytes(), "its lock was released"
 
 
-async def test_an_agent_makes_the_topics_again_that_somebody_removed(
-    scene: World, admin: AIOKafkaAdminClient
-) -> None:
-    """Nothing is left of the log, and the agent serves what comes."""
+async def test_an_agent_creates_missing_topics_again(scene: World, admin: AIOKafkaAdminClient) -> None:
+    """An operator has deleted them. The agent starts with an empty log."""
     with scene.process() as process:
         await process.ready()
         await scene.writer("before").begin()

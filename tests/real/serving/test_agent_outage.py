@@ -1,4 +1,4 @@
-"""Kafka is not there yet, goes, and comes back, while the agent runs."""
+"""Kafka is not up yet, or goes down and comes back, while the agent runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort, Admitted, CommitGranted, LockAcquired
 from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
 from tests.real.promises import check, transactions
-from tests.real.writers import AgentProcess, World, world
+from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
 
 
-async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_path: Path) -> None:
+async def test_an_agent_that_starts_before_kafka_serves_when_kafka_is_up(tmp_path: Path) -> None:
     port = free_port()
     scene = World(f"127.0.0.1:{port}", "early", tmp_path, producer=None, consumer=None)
     with scene.process() as process:
@@ -28,7 +28,7 @@ async def test_an_agent_that_is_there_before_kafka_serves_when_kafka_comes(tmp_p
             await process.ready()
 
 
-async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+async def test_an_agent_logs_an_outage_of_kafka_and_continues_after_it(tmp_path: Path) -> None:
     async with (
         EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka,
         world(kafka.bootstrap_servers, "outage", tmp_path) as scene,
@@ -41,7 +41,8 @@ async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back
             await scene.settle()
 
             kafka.stop()
-            await _says_so(process)
+            silent = await process.logged("kafka.silent")
+            assert silent["bootstrap_servers"]
             kafka.start()
 
             await before.obtain_grant()
@@ -58,19 +59,19 @@ async def test_an_agent_says_that_it_waits_for_kafka_and_goes_on_when_it_is_back
         assert scene.events(Abort, before.mine) == []
 
 
-async def test_a_decision_that_kafka_does_not_take_is_decided_again_from_the_log(
+async def test_an_event_whose_decision_kafka_rejected_is_decided_again_from_the_log(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session ends in order: its locks are given back, so the next one need not wait for them to lapse."""
-    failures = [KafkaError("the broker is out of sorts")]
+    """The session ends in order and releases its locks, so that the next one does not wait for their leases to end."""
+    failures = [KafkaError("rejected by the test")]
 
-    class Moody(AIOKafkaProducer):  # type: ignore[misc]
+    class FailingProducer(AIOKafkaProducer):  # type: ignore[misc]
         async def send(self, topic: str, value: bytes, **more: Any) -> Any:
             if failures and b'"admitted"' in value and b"unlucky" in value:
                 raise failures.pop()
             return await super().send(topic, value=value, **more)
 
-    monkeypatch.setattr("lakewarden.agent.kafka.AIOKafkaProducer", Moody)
+    monkeypatch.setattr("lakewarden.agent.kafka.AIOKafkaProducer", FailingProducer)
     patient = {"validity_seconds": 1_000, "renew_seconds": 10}
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as scene, scene.agent():
         other, unlucky = scene.writer("other"), scene.writer("unlucky")
@@ -83,8 +84,3 @@ async def test_a_decision_that_kafka_does_not_take_is_decided_again_from_the_log
     assert failures == []
     topics = scene.settings().topics
     check(transactions(log[topics.writers], log[topics.decisions]))
-
-
-async def _says_so(process: AgentProcess) -> None:
-    silent = await process.logged("kafka.silent")
-    assert silent["bootstrap_servers"]

@@ -1,4 +1,4 @@
-"""What the agent refuses, and that nothing else stops for it. One behaviour a test."""
+"""Events, locks and stores that the agent refuses. Everything else continues."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-async def test_rubbish_goes_to_the_dead_letters_and_stops_nothing(scene: World) -> None:
+async def test_an_undecodable_event_goes_to_the_dead_letters_and_other_events_are_served(
+    scene: World,
+) -> None:
     async with scene.agent():
         offset = await scene.send_raw(b"rubbish", scene.table.encode())
         writer = scene.writer("good")
@@ -57,7 +59,7 @@ async def test_rubbish_goes_to_the_dead_letters_and_stops_nothing(scene: World) 
     assert letter.reason
 
 
-async def test_a_record_that_is_too_long_is_refused_unread(scene: World) -> None:
+async def test_a_record_above_the_size_limit_is_refused(scene: World) -> None:
     await _allow_long_records(scene)
     async with scene.agent():
         writer = scene.writer("long")
@@ -70,8 +72,8 @@ async def test_a_record_that_is_too_long_is_refused_unread(scene: World) -> None
     assert len(base64.b64decode(letter.value)) == 1024
 
 
-async def test_what_is_said_of_a_record_as_long_as_any_may_be_still_fits_into_one(scene: World) -> None:
-    """A dead letter that Kafka refuses would end every session in which the record is read."""
+async def test_the_dead_letter_of_the_longest_possible_record_fits_into_a_record(scene: World) -> None:
+    """A dead letter that Kafka rejects would end every session that consumes the record."""
     async with scene.agent():
         value = encode(scene.writer("bad").event(CommitIntent))
         key = b"k" * (MAX_EVENT_BYTES - len(value) - 150)
@@ -82,7 +84,7 @@ async def test_what_is_said_of_a_record_as_long_as_any_may_be_still_fits_into_on
     assert letter.offset == offset
 
 
-async def test_an_event_under_another_key_is_refused_and_its_writer_told(scene: World) -> None:
+async def test_an_event_under_another_key_is_refused_and_its_transaction_aborted(scene: World) -> None:
     async with scene.agent():
         writer = scene.writer("misrouted")
         await scene.send(writer.event(CommitIntent), key=f"{scene.table}-other")
@@ -94,7 +96,9 @@ async def test_an_event_under_another_key_is_refused_and_its_writer_told(scene: 
     assert abort.detail == letter.reason
 
 
-async def test_a_table_that_is_not_canonical_is_refused_and_its_writer_told(scene: World) -> None:
+async def test_an_event_with_a_table_uri_that_is_not_canonical_is_refused_and_its_transaction_aborted(
+    scene: World,
+) -> None:
     async with scene.agent():
         writer = scene.writer("sloppy")
         sloppy = scene.table + "/"
@@ -106,8 +110,8 @@ async def test_a_table_that_is_not_canonical_is_refused_and_its_writer_told(scen
     assert "not canonical" in str(abort.detail)
 
 
-async def test_an_open_transaction_with_an_unreadable_event_is_aborted_and_stays_so(scene: World) -> None:
-    """Part of what it touches is unknown, so it can't be judged; the state knows, and so does the next agent."""
+async def test_an_undecodable_event_aborts_its_open_transaction_for_good(scene: World) -> None:
+    """A part of what it touches is unknown, so conflicts can't be detected. The abort is in the log for the next agent, too."""
     async with scene.agent():
         broken, other = scene.writer("broken"), scene.writer("other")
         await broken.begin(heartbeat_seconds=100)
@@ -127,7 +131,7 @@ async def test_an_open_transaction_with_an_unreadable_event_is_aborted_and_stays
     assert scene.events(Abort, other.mine) == []
 
 
-async def test_a_granted_transaction_is_no_victim_of_an_unreadable_event(scene: World) -> None:
+async def test_an_undecodable_event_does_not_abort_its_granted_transaction(scene: World) -> None:
     async with scene.agent():
         writer = scene.writer("granted")
         await writer.begin(heartbeat_seconds=100)
@@ -142,7 +146,7 @@ async def test_a_granted_transaction_is_no_victim_of_an_unreadable_event(scene: 
     assert scene.events(Abort, writer.mine) == []
 
 
-async def test_a_table_outside_the_allow_list_is_never_touched(scene: World) -> None:
+async def test_a_table_that_is_not_allowed_is_never_touched(scene: World) -> None:
     outside = f"file://{scene.root}/elsewhere/t"
     async with scene.agent():
         writer = scene.writer("stranger", outside)
@@ -159,8 +163,8 @@ async def test_a_table_outside_the_allow_list_is_never_touched(scene: World) -> 
     assert len(scene.events(Abort, writer.mine)) == 1
 
 
-async def test_tables_beyond_the_bound_are_refused_and_the_others_go_on(scene: World) -> None:
-    """A glob allows endlessly many names; each would take memory for ever."""
+async def test_tables_above_the_limit_are_refused_and_the_others_are_served(scene: World) -> None:
+    """A glob allows any number of names, and each table would take memory for ever."""
     async with scene.agent(max_tables=1):
         for number in range(3):  # two of them share one of the two partitions
             await scene.writer(f"w{number}", f"{scene.table}-{number}").send_intent()
@@ -185,7 +189,7 @@ async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> 
     assert not named.exists()
 
 
-async def test_a_folder_that_can_not_be_made_refuses_that_lock_and_nothing_else(scene: World) -> None:
+async def test_a_folder_that_can_not_be_created_refuses_only_its_own_lock(scene: World) -> None:
     (scene.root / "tables" / "file").write_text("not a folder")
     allow = (f"file://{scene.root}/tables/file/*", f"file://{scene.root}/tables/*")
     async with scene.agent(allow=allow):
@@ -199,10 +203,12 @@ async def test_a_folder_that_can_not_be_made_refuses_that_lock_and_nothing_else(
     assert abort.reason == "not-allowed"
 
 
-async def test_an_object_that_is_no_lock_is_left_alone_and_its_writers_told(scene: World) -> None:
+async def test_an_object_that_is_no_lock_record_is_not_changed_and_its_writers_get_an_abort(
+    scene: World,
+) -> None:
     lock = scene.lock_object()
     lock.parent.mkdir(parents=True)
-    lock.write_bytes(b"somebody's notes")
+    lock.write_bytes(b"a text file")
     async with scene.agent():
         writer = scene.writer("waiting")
         await writer.send_intent(heartbeat_seconds=100)
@@ -212,11 +218,11 @@ async def test_an_object_that_is_no_lock_is_left_alone_and_its_writers_told(scen
 
     assert (abort.reason, abort.retriable) == ("not-allowed", False)
     assert "no lock record" in str(abort.detail)
-    assert lock.read_bytes() == b"somebody's notes"
+    assert lock.read_bytes() == b"a text file"
 
 
-async def test_while_a_foreign_writer_holds_the_lock_nobody_is_granted(scene: World) -> None:
-    """A Java Hudi writer's own bytes, at Hudi's own path."""
+async def test_no_transaction_is_granted_while_a_foreign_writer_holds_the_lock(scene: World) -> None:
+    """The lock object has the bytes and the location of a Java Hudi writer's."""
     lock = scene.root / "tables/t/.hoodie/.locks/table_lock.json"
     lock.parent.mkdir(parents=True)
     held = LockRecord(expired=False, valid_until=_in_ms(3600), owner="0f8fad5b-d9cb-469f-a165-70867728950e")
@@ -239,23 +245,25 @@ async def test_while_a_foreign_writer_holds_the_lock_nobody_is_granted(scene: Wo
     assert grant.transaction == writer.transaction
 
 
-async def test_a_foreign_takeover_while_a_grant_runs_is_told_at_once(scene: World) -> None:
+async def test_an_acquisition_by_a_foreign_writer_during_a_grant_aborts_the_granted_transaction(
+    scene: World,
+) -> None:
     async with scene.agent():
         writer = scene.writer("overtaken")
         await writer.begin(heartbeat_seconds=100)
         await writer.obtain_grant()
         lock = scene.lock_object()
-        lock.write_bytes(render(LockRecord(expired=False, valid_until=_in_ms(3600), owner="somebody-else")))
+        lock.write_bytes(render(LockRecord(expired=False, valid_until=_in_ms(3600), owner="another-owner")))
         abort = await writer.wait_for(Abort)
         [lost] = await scene.wait_for(LockLost)
 
     assert abort.reason == "lease-lost"
-    assert lost.holder == "somebody-else"
-    assert b"somebody-else" in lock.read_bytes()
+    assert lost.holder == "another-owner"
+    assert b"another-owner" in lock.read_bytes()
 
 
-async def test_a_table_and_a_root_with_a_space_have_their_lock_where_the_name_says(scene: World) -> None:
-    """`Path.as_uri()` writes %20, and so does whoever starts `lakewarden dev --data 'My Data'`."""
+async def test_a_table_and_a_lock_root_with_a_space_in_the_name_work(scene: World) -> None:
+    """`Path.as_uri()` writes %20, and so does `lakewarden dev --data 'My Data'`."""
     root = scene.root / "my locks"
     async with scene.agent(lock_root=root.as_uri()):
         writer = scene.writer("spacious", f"file://{scene.root}/tables/my%20table")
@@ -267,7 +275,7 @@ async def test_a_table_and_a_root_with_a_space_have_their_lock_where_the_name_sa
     assert [each.suffix for each in (root / "locks").iterdir() if each.suffix == ".json"] == [".json"]
 
 
-async def test_locks_are_kept_in_a_bucket_as_well(
+async def test_locks_can_be_in_a_bucket(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:
     bucket = s3_credentials.bucket()

@@ -1,4 +1,4 @@
-"""What writers are told over a real broker: one behaviour a test."""
+"""The agent's decisions about transactions, over a real broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-async def test_of_two_writers_of_one_file_group_the_later_is_stopped_before_it_asks(scene: World) -> None:
+async def test_the_later_of_two_writers_of_a_file_group_is_aborted_before_it_requests_its_commit(
+    scene: World,
+) -> None:
     async with scene.agent():
         first, second = scene.writer("first"), scene.writer("second")
         await first.begin()
@@ -51,8 +53,10 @@ async def test_of_two_writers_of_one_file_group_the_later_is_stopped_before_it_a
     assert len(scene.events(ConflictDetected)) == 1
 
 
-async def test_who_began_before_a_commit_and_touches_the_same_afterwards_is_stopped(scene: World) -> None:
-    """RFC-56, figure 4: the other has committed and gone, and its markers with it."""
+async def test_a_transaction_that_began_before_a_commit_and_then_touches_the_same_is_aborted(
+    scene: World,
+) -> None:
+    """RFC-56, figure 4: the other transaction has committed, and its markers are removed."""
     async with scene.agent():
         early, other = scene.writer("early"), scene.writer("other")
         await early.begin()
@@ -71,7 +75,7 @@ async def test_who_began_before_a_commit_and_touches_the_same_afterwards_is_stop
     assert [entry.kind for entry in abort.conflicts] == ["commit"]
 
 
-async def test_a_batch_that_was_committed_is_never_granted_again(scene: World) -> None:
+async def test_a_committed_batch_is_never_granted_again(scene: World) -> None:
     async with scene.agent():
         once = scene.writer("job")
         await once.begin(batch_id=7)
@@ -92,7 +96,7 @@ async def test_a_batch_that_was_committed_is_never_granted_again(scene: World) -
     assert scene.events(Admitted, again.mine) == []
 
 
-async def test_the_ledger_outlives_the_agent(scene: World) -> None:
+async def test_the_ledger_survives_a_restart_of_the_agent(scene: World) -> None:
     async with scene.agent():
         once = scene.writer("job")
         await once.begin(batch_id=7)
@@ -107,7 +111,7 @@ async def test_the_ledger_outlives_the_agent(scene: World) -> None:
     assert done.committed_transaction == once.transaction
 
 
-async def test_a_grant_that_lapsed_unheard_is_told_and_the_next_is_granted(scene: World) -> None:
+async def test_a_lapsed_grant_is_published_before_the_next_grant(scene: World) -> None:
     async with scene.agent(grant_seconds=2):
         silent, overlapping, next_one = scene.writer("silent"), scene.writer("over"), scene.writer("next")
         for each in (silent, overlapping, next_one):
@@ -127,7 +131,7 @@ async def test_a_grant_that_lapsed_unheard_is_told_and_the_next_is_granted(scene
 
 
 async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
-    """Its writer lived: it read back that its commit is in the table."""
+    """Its writer was alive, and found its commit in the table."""
     async with scene.agent(grant_seconds=2):
         slow = scene.writer("slow")
         await slow.begin(batch_id=3, heartbeat_seconds=100)
@@ -143,7 +147,9 @@ async def test_a_completion_after_the_lapse_counts(scene: World) -> None:
     assert (entry.batch_id, entry.transaction) == (3, slow.transaction)
 
 
-async def test_a_silent_writer_is_lost_and_whoever_waits_behind_it_is_admitted(scene: World) -> None:
+async def test_a_silent_writer_is_lost_and_the_next_transaction_in_the_queue_is_admitted(
+    scene: World,
+) -> None:
     async with scene.agent():
         silent, behind = scene.writer("silent"), scene.writer("behind")
         await silent.begin(heartbeat_seconds=0.4)
@@ -155,8 +161,8 @@ async def test_a_silent_writer_is_lost_and_whoever_waits_behind_it_is_admitted(s
     assert (abort.reason, abort.retriable) == ("writer-lost", True)
 
 
-async def test_a_silent_writer_is_lost_also_while_others_write_without_a_pause(scene: World) -> None:
-    """On a log that is written to there is always something newer unread: that is no lag."""
+async def test_a_silent_writer_is_lost_while_others_write_without_a_pause(scene: World) -> None:
+    """A busy log always has unread events, which is not a lag."""
     async with scene.agent():
         silent = scene.writer("silent")
         await silent.begin(heartbeat_seconds=0.4)
@@ -173,7 +179,7 @@ async def test_a_silent_writer_is_lost_also_while_others_write_without_a_pause(s
     assert scene.events(Abort, silent.mine)[0].reason == "writer-lost"
 
 
-async def test_a_writer_that_restarted_supersedes_its_older_transaction(scene: World) -> None:
+async def test_a_restarted_writer_supersedes_its_older_transaction(scene: World) -> None:
     async with scene.agent():
         older, newer = scene.writer("job"), scene.writer("job")
         await older.begin()
@@ -183,7 +189,7 @@ async def test_a_writer_that_restarted_supersedes_its_older_transaction(scene: W
     assert (abort.reason, abort.retriable) == ("superseded", False)
 
 
-async def test_a_queued_writer_waits_for_its_scope_and_for_nothing_else(scene: World) -> None:
+async def test_a_queued_transaction_waits_only_for_transactions_that_overlap_its_scope(scene: World) -> None:
     async with scene.agent():
         first, elsewhere, queued = scene.writer("first"), scene.writer("elsewhere"), scene.writer("queued")
         await first.begin()

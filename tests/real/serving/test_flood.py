@@ -1,4 +1,4 @@
-"""A writer without measure harms its own transaction, and nobody else: not the other tables of its partition, not the agent."""
+"""A writer that exceeds the limits harms only its own table, neither the other tables of its partition nor the agent."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from tests.real.writers import AgentProcess, World, Writer, world
 
 pytestmark = [pytest.mark.real]
 
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 480.0
 BATCH = 1_000
-"""Markers of an event."""
+"""Markers per event."""
 MAX_MARKERS = 200_000
 FLOOD = 5 * MAX_MARKERS
 MAX_OPEN = 300
 CROWD = 3_000
 AT_ONCE = 50
-"""Events handed to Kafka before the first of them is waited for."""
+"""Events that are sent before the first acknowledgement is awaited."""
 AHEAD = 2
-"""So many times that many events may wait for the agent."""
+"""Rounds of events that the agent may be behind."""
 NEIGHBOURS_COMMITS = 5
 HEADROOM_MB = 400
-"""For all that the agent may keep: the markers up to the bound, some 300 bytes each, and what it is about to decide on."""
+"""The memory that the agent may use: the markers up to the limit, about 300 bytes each, and the events that it has fetched."""
 
 
 @pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    """One partition for all tables."""
+    """A world with one partition for all tables."""
     patient = {"partitions": 1, "max_markers": MAX_MARKERS, "max_open": MAX_OPEN, "log_level": "info"}
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, **patient) as made:
         yield made
@@ -44,15 +44,15 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
 
 @dataclass(slots=True)
 class Neighbour:
-    """A writer of another table, which commits again and again."""
+    """A writer of another table that commits repeatedly."""
 
     scene: World
     commits: int = 0
     granted_at: list[int] = field(default_factory=list)
-    """How far the agent had read of the log when it granted each."""
+    """The offset in `writers` of each grant's cause."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Commit until cancelled."""
         while True:
             writer = self.scene.writer("neighbour", f"{self.scene.table}-neighbour")
             await writer.begin(heartbeat_seconds=100)
@@ -63,7 +63,7 @@ class Neighbour:
             self.commits += 1
 
 
-async def test_endless_markers_end_their_own_transaction_and_nothing_else(scene: World) -> None:
+async def test_too_many_markers_abort_only_their_own_transaction(scene: World) -> None:
     with scene.process() as agent:
         await agent.ready()
         before = _memory(agent)
@@ -88,7 +88,7 @@ async def test_endless_markers_end_their_own_transaction_and_nothing_else(scene:
     assert peak - before < HEADROOM_MB
 
 
-async def test_a_crowd_of_transactions_fills_its_own_table_and_nothing_else(scene: World) -> None:
+async def test_too_many_transactions_fill_only_their_own_table(scene: World) -> None:
     with scene.process() as agent:
         await agent.ready()
         before = _memory(agent)
@@ -112,10 +112,10 @@ async def test_a_crowd_of_transactions_fills_its_own_table_and_nothing_else(scen
 
 
 async def _flood(scene: World, flooding: Writer, neighbour: Neighbour) -> tuple[int, int]:
-    """Markers, no two alike, until all are said and the neighbour has had its turns; first and last offset.
+    """Send distinct markers until all are sent and the neighbour has committed often enough. Return the first and last offset.
 
-    The agent is never without some to read, and never more than `AHEAD` behind: who sends faster than it reads keeps its whole
-    partition waiting, which only Kafka's quotas can prevent.
+    The agent always has events to consume, and is at most `AHEAD` rounds behind. Events that arrive faster than the agent
+    consumes them delay the whole partition, which only Kafka's quotas can prevent.
     """
     offsets: list[int] = []
     read: list[Writer] = []
@@ -131,12 +131,12 @@ async def _flood(scene: World, flooding: Writer, neighbour: Neighbour) -> tuple[
             read.append(scene.writer("stranger"))
             await read[-1].heartbeat()
             while len(read) > AHEAD and not scene.events(Abort, read[-1 - AHEAD].mine):
-                await anyio.sleep(0.01)  # the neighbour listens
+                await anyio.sleep(0.01)  # the neighbour polls the decisions
     return offsets[0], offsets[-1]
 
 
 async def _crowd(scene: World, neighbour: Neighbour) -> tuple[int, int]:
-    """Intents of as many writers, then heartbeats for as long as the neighbour has had too few turns; first and last offset."""
+    """Send intents, then heartbeats until the neighbour has committed often enough. Return the first and last offset."""
     offsets: list[int] = []
     crowd = [scene.writer(f"crowd-{number}") for number in range(CROWD)]
     with anyio.fail_after(PATIENCE_SECONDS):
@@ -158,7 +158,7 @@ async def _send_all(scene: World, values: list[bytes], table: str) -> list[int]:
 
 
 def _markers(writer: Writer, numbers: range) -> bytes:
-    """An event of `marker-created`, written without the product's types: the flood is to be fast."""
+    """An event `marker-created`, built without the product's types for speed."""
     event = {
         "type": "marker-created",
         "protocol": 1,
@@ -175,7 +175,7 @@ def _markers(writer: Writer, numbers: range) -> bytes:
 
 
 def _memory(agent: AgentProcess, *, peak: bool = False) -> float:
-    """Resident memory in MB (10⁶ bytes), now or, where the system tells, at its highest."""
+    """Resident memory in MB (10⁶ bytes), now or, where the system reports it, its maximum."""
     if peak and (status := Path(f"/proc/{agent.popen.pid}/status")).exists():
         [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
         return int(line.split()[1]) * 1024 / 1e6

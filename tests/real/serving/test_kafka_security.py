@@ -1,7 +1,7 @@
-"""Kafka that asks who we are: passwords, certificates, rights. One real broker with a listener for each, and an authorizer.
+"""Kafka with authentication and authorization: a real broker with a SASL listener, a TLS listener and an authorizer.
 
-A refusal ends the agent: only a person can mend it, and whoever starts agents again and again shows that it fails. A broker that
-doesn't answer is waited for (`test_agent_outage.py`). The writer's client fails within its own timeout, either way.
+A refusal ends the agent, because only an operator can resolve it. The agent waits for a broker that does not answer
+(`test_agent_outage.py`). The writer's client fails within its own timeout in both cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
-from tests.real.writers import AgentProcess, World, world
+from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, world
 
 pytestmark = [pytest.mark.real]
 
@@ -37,11 +37,13 @@ WRONG = "not-the-password"
 READ, WRITE, DESCRIBE = 3, 4, 8
 TOPIC, GROUP = 2, 3
 LITERAL, ALLOW = 3, 3
+SHORT_SECONDS = 15.0
+"""The timeout of writers that are expected to fail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guarded:
-    """A broker, and what clients need for each of its doors."""
+    """A broker, and what clients need for each of its listeners."""
 
     broker: EmbeddedKafka
     sasl: str
@@ -49,7 +51,7 @@ class Guarded:
     authority: Path
 
     def agent(self, **more: Any) -> dict[str, Any]:
-        """Settings of an agent that names itself."""
+        """The settings of an agent with user and password."""
         return {
             "bootstrap_servers": self.sasl,
             "kafka_security_protocol": "SASL_PLAINTEXT",
@@ -59,7 +61,7 @@ class Guarded:
         }
 
     def writer(self, **more: Any) -> dict[str, Any]:
-        """The same of a writer, for its gate."""
+        """The Kafka options of a writer with user and password."""
         return {
             "security_protocol": "SASL_PLAINTEXT",
             "sasl_mechanism": "PLAIN",
@@ -71,7 +73,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """PLAINTEXT is the administrator's door, open to all; on SASL everybody is somebody; TLS shows a certificate."""
+    """PLAINTEXT is the administrator's listener; SASL requires a password; TLS has a certificate."""
     folder = tmp_path_factory.mktemp("guarded")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
@@ -99,16 +101,16 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest_asyncio.fixture
 async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    """The topics are made, and heard, through the administrator's door."""
+    """The topics are created and consumed through the administrator's listener."""
     async with world(guarded.broker.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made
 
 
-async def test_a_transaction_commits_where_everybody_has_a_password(guarded: Guarded, scene: World) -> None:
+async def test_a_transaction_commits_with_passwords(guarded: Guarded, scene: World) -> None:
     with scene.process(**guarded.agent()) as agent:
         await agent.ready()
         await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer())
-        await _says_no_secret(agent)
+        await _logs_no_secret(agent)
 
     assert len(await scene.wait_for(CommitGranted)) == 1
 
@@ -120,25 +122,25 @@ async def test_a_transaction_commits_with_scram(guarded: Guarded, scene: World) 
     with scene.process(**guarded.agent(kafka_sasl_mechanism=scram)) as agent:
         await agent.ready()
         await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer(sasl_mechanism=scram))
-        await _says_no_secret(agent)
+        await _logs_no_secret(agent)
 
     assert len(await scene.wait_for(CommitGranted)) == 1
 
 
 async def test_a_transaction_commits_over_tls(guarded: Guarded, scene: World) -> None:
-    given = {
+    settings = {
         "bootstrap_servers": guarded.tls,
         "kafka_security_protocol": "SSL",
         "kafka_ssl_cafile": str(guarded.authority),
     }
 
-    def kafka() -> dict[str, Any]:  # made where it is used: a context does not pickle
+    def kafka() -> dict[str, Any]:  # a function, because an SSL context can't be pickled
         return {
             "security_protocol": "SSL",
             "ssl_context": ssl.create_default_context(cafile=str(guarded.authority)),
         }
 
-    with scene.process(**given) as agent:
+    with scene.process(**settings) as agent:
         await agent.ready()
         await to_thread.run_sync(_commit, scene, guarded.tls, kafka)
 
@@ -149,45 +151,47 @@ async def test_a_transaction_commits_over_tls(guarded: Guarded, scene: World) ->
 async def test_a_wrong_password_ends_the_agent_and_names_what_to_check(
     guarded: Guarded, scene: World, mechanism: str
 ) -> None:
-    given = guarded.agent(kafka_sasl_password=WRONG, kafka_sasl_mechanism=mechanism, log_level="error")
-    line = await _ends_with_one_line(scene, given)
+    settings = guarded.agent(kafka_sasl_password=WRONG, kafka_sasl_mechanism=mechanism, log_level="error")
+    line = await _ends_with_one_line(scene, settings)
 
     assert f"refuses user {AGENT}" in line
     assert f"kafka_sasl_password and kafka_sasl_mechanism ({mechanism})" in line
 
 
-async def test_a_mechanism_that_the_broker_has_not_ends_the_agent(guarded: Guarded, scene: World) -> None:
-    given = guarded.agent(kafka_sasl_mechanism="SCRAM-SHA-512", log_level="error")
-    line = await _ends_with_one_line(scene, given)
+async def test_a_mechanism_that_the_broker_does_not_offer_ends_the_agent(
+    guarded: Guarded, scene: World
+) -> None:
+    settings = guarded.agent(kafka_sasl_mechanism="SCRAM-SHA-512", log_level="error")
+    line = await _ends_with_one_line(scene, settings)
 
     assert "kafka_sasl_mechanism (SCRAM-SHA-512)" in line
 
 
 async def test_a_certificate_of_an_unknown_authority_ends_the_agent(guarded: Guarded, scene: World) -> None:
-    given = {"bootstrap_servers": guarded.tls, "kafka_security_protocol": "SSL", "log_level": "error"}
-    line = await _ends_with_one_line(scene, given)
+    settings = {"bootstrap_servers": guarded.tls, "kafka_security_protocol": "SSL", "log_level": "error"}
+    line = await _ends_with_one_line(scene, settings)
 
     assert "is not trusted" in line
     assert "kafka_ssl_cafile" in line
 
 
-@pytest.mark.parametrize("door", ["sasl", "tls"])
-async def test_an_agent_that_does_not_say_who_it_is_names_the_setting(
-    guarded: Guarded, scene: World, door: str
+@pytest.mark.parametrize("listener", ["sasl", "tls"])
+async def test_an_agent_with_the_wrong_security_protocol_logs_the_setting(
+    guarded: Guarded, scene: World, listener: str
 ) -> None:
-    """The broker hangs up without a word, as a dead one would: it is waited for."""
-    with scene.process(bootstrap_servers=getattr(guarded, door)) as agent:
+    """The broker closes the connection without an answer, as one that is down would, so the agent waits for it."""
+    with scene.process(bootstrap_servers=getattr(guarded, listener)) as agent:
         waiting = await agent.logged("kafka.waiting")
 
     assert "its listener uses PLAINTEXT (kafka_security_protocol)" in waiting["problem"]
 
 
-async def test_a_writer_with_a_wrong_password_fails_and_is_told_to_check_security(
+async def test_the_error_of_a_writer_with_a_wrong_password_names_the_security_settings(
     guarded: Guarded, scene: World
 ) -> None:
     kafka = guarded.writer(sasl_plain_password=WRONG)
     with pytest.raises(AgentUnreachable, match="security settings") as failure:
-        await to_thread.run_sync(_commit, scene, guarded.sasl, kafka)
+        await to_thread.run_sync(_commit, scene, guarded.sasl, kafka, SHORT_SECONDS)
 
     assert WRONG not in str(failure.value)
 
@@ -201,10 +205,10 @@ async def test_a_writer_with_a_wrong_password_fails_and_is_told_to_check_securit
         ("audit", ()),
     ],
 )
-async def test_an_agent_without_its_rights_to_a_topic_ends_and_names_topic_and_rights(
+async def test_the_error_of_an_agent_without_rights_to_a_topic_names_topic_and_rights(
     guarded: Guarded, scene: World, topic: str, rights: tuple[int, ...]
 ) -> None:
-    """Some rights are missed at the start, others when there is something to say."""
+    """Some rights are needed at the start, others only when there is an event to publish."""
     name = f"{scene.prefix}.{topic}"
     await _reserve(guarded, TOPIC, name, AGENT, rights)
     with scene.process(**guarded.agent(log_level="error")) as agent:
@@ -218,7 +222,9 @@ async def test_an_agent_without_its_rights_to_a_topic_ends_and_names_topic_and_r
     assert f"grant it read, write and describe on {scene.prefix}.*" in line
 
 
-async def test_an_agent_that_may_not_join_its_group_ends_and_names_it(guarded: Guarded, scene: World) -> None:
+async def test_the_error_of_an_agent_without_rights_to_its_group_names_the_group(
+    guarded: Guarded, scene: World
+) -> None:
     await _reserve(guarded, GROUP, scene.prefix, AGENT, (DESCRIBE,))
     line = await _ends_with_one_line(scene, guarded.agent(log_level="error"))
 
@@ -233,15 +239,15 @@ async def test_a_writer_without_its_rights_fails_within_its_timeout(
     with scene.process() as agent:
         await agent.ready()
         with pytest.raises(AgentUnreachable) as failure:
-            await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer())
+            await to_thread.run_sync(_commit, scene, guarded.sasl, guarded.writer(), SHORT_SECONDS)
 
     assert guarded.sasl in str(failure.value)
 
 
-def _commit(scene: World, servers: str, kafka: Any) -> None:
+def _commit(scene: World, servers: str, kafka: Any, timeout: float = PATIENCE_SECONDS) -> None:
     with (
         closing(
-            CommitGate(servers, topic_prefix=scene.prefix, kafka=kafka, admission_timeout_seconds=15.0)
+            CommitGate(servers, topic_prefix=scene.prefix, kafka=kafka, admission_timeout_seconds=timeout)
         ) as gate,
         gate.transaction(table=scene.table, writer="w", batch_id=1) as txn,
     ):
@@ -251,8 +257,8 @@ def _commit(scene: World, servers: str, kafka: Any) -> None:
 
 
 async def _complete_when_granted(scene: World, agent: AgentProcess) -> None:
-    """Say that the commit is durable, so that the agent has something to say to every topic; it may end before."""
-    with anyio.fail_after(60):
+    """Complete the transaction, so that the agent publishes to every topic. The agent may end before."""
+    with anyio.fail_after(PATIENCE_SECONDS):
         while agent.popen.poll() is None and not (granted := scene.events(CommitGranted)):
             await scene.poll()
     for each in granted if agent.popen.poll() is None else ():
@@ -261,8 +267,8 @@ async def _complete_when_granted(scene: World, agent: AgentProcess) -> None:
         await writer.complete(each.grant)
 
 
-async def _ends_with_one_line(scene: World, given: dict[str, Any]) -> str:
-    with scene.process(**given) as agent:
+async def _ends_with_one_line(scene: World, settings: dict[str, Any]) -> str:
+    with scene.process(**settings) as agent:
         return await _ended_with_one_line(agent)
 
 
@@ -273,14 +279,14 @@ async def _ended_with_one_line(agent: AgentProcess) -> str:
     return line
 
 
-async def _says_no_secret(agent: AgentProcess) -> None:
-    said = agent.log.read_text()
-    assert "agent.ready" in said
-    assert not any(secret in said for secret in SECRETS.values())
+async def _logs_no_secret(agent: AgentProcess) -> None:
+    text = agent.log.read_text()
+    assert "agent.ready" in text
+    assert not any(secret in text for secret in SECRETS.values())
 
 
 def _keystore(authority: trustme.CA) -> bytes:
-    """A certificate for this machine as Kafka reads it: the key in PKCS 8, then the chain."""
+    """A certificate for this machine in Kafka's format: the key in PKCS 8, then the chain."""
     issued = authority.issue_cert("127.0.0.1")
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), password=None)
     plain = key.private_bytes(
@@ -290,7 +296,7 @@ def _keystore(authority: trustme.CA) -> bytes:
 
 
 def _add_scram_user(guarded: Guarded, name: str, secret: str) -> None:
-    """By Kafka's own tool, from the broker's own jars."""
+    """Add a user with Kafka's own tool."""
     command = guarded.broker._command(
         "kafka.admin.ConfigCommand",
         *("--bootstrap-server", guarded.broker.bootstrap_servers, "--alter"),
@@ -301,12 +307,14 @@ def _add_scram_user(guarded: Guarded, name: str, secret: str) -> None:
 
 
 async def _reserve(guarded: Guarded, kind: int, name: str, user: str, rights: tuple[int, ...]) -> None:
-    """Take a topic or a group from everybody, and give one user these rights on it; the administrator keeps all."""
+    """Restrict a topic or a group to one user with these rights. The administrator keeps all rights."""
     admin = AIOKafkaAdminClient(bootstrap_servers=guarded.broker.bootstrap_servers)
     await admin.start()
     try:
-        for who, right in [("User:somebody-else", READ), *((f"User:{user}", right) for right in rights)]:
-            answer = await admin._send_request(CreateAclsRequest(kind, name, LITERAL, who, "*", right, ALLOW))
+        for principal, right in [("User:another", READ), *((f"User:{user}", right) for right in rights)]:
+            answer = await admin._send_request(
+                CreateAclsRequest(kind, name, LITERAL, principal, "*", right, ALLOW)
+            )
             assert [code for code, _ in answer.creation_responses] == [0]
     finally:
         await admin.close()

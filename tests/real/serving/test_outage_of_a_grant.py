@@ -1,4 +1,4 @@
-"""Kafka goes while writers of the product's own client begin, wait for a grant, or hold one. Nobody commits in the dark."""
+"""Kafka fails while writers with the product's client begin, wait for a grant or publish. No writer commits without a grant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
 PATIENCE_SECONDS = 90.0
 OUTAGE_SECONDS = 60.0
 TIMEOUT_SECONDS = 20.0
-"""Of writers in the long outage: for an agent's word, and for their grant."""
+"""The timeouts of the writers in the long outage, for their admission and their grant."""
 
 
 @pytest.fixture
@@ -47,10 +47,10 @@ async def scene(broker: EmbeddedKafka, tmp_path: Path) -> AsyncIterator[World]:
         yield made
 
 
-async def test_locks_without_a_grant_are_given_back_and_the_writer_that_waits_is_told(
+async def test_locks_without_a_grant_are_released_and_a_waiting_writer_gets_an_error(
     broker: EmbeddedKafka, scene: World
 ) -> None:
-    """An agent that can't hear whether its tables are another's by now must not hold their locks."""
+    """An agent that can't know whether its partitions were assigned to another agent must not hold their locks."""
     table = f"{scene.table}-waiting"
     with scene.process() as process, _gate(scene) as gate:
         await process.ready()
@@ -71,7 +71,9 @@ async def test_locks_without_a_grant_are_given_back_and_the_writer_that_waits_is
         await process.logged("kafka.waiting")
         await _until(lambda: _lock(scene, table).expired)
         held = _lock(scene, scene.table)
-        assert (held.owner, held.expired) == (grant.lock_owner, False), "the running grant is still covered"
+        assert (held.owner, held.expired) == (grant.lock_owner, False), (
+            "the lock still covers the running grant"
+        )
 
         broker.start()
         await to_thread.run_sync(_commit, gate, table)
@@ -82,41 +84,44 @@ async def test_locks_without_a_grant_are_given_back_and_the_writer_that_waits_is
     check(transactions(log[topics.writers], log[topics.decisions]))
 
 
-async def test_a_grant_that_nobody_can_extend_ends_by_the_writers_own_clock(
+async def test_a_grant_that_can_not_be_renewed_ends_by_the_writers_own_clock(
     broker: EmbeddedKafka, scene: World
 ) -> None:
-    """It stops before its lease is over; when Kafka is back the lapse is told, and the next one is granted."""
+    """The writer stops before its lease ends. After the outage the agent publishes the lapse, then the next grant."""
     with scene.process() as process, _gate(scene) as gate:
         await process.ready()
-        looked = 0
+        checks = 0
+        # In a thread of its own: on a busy machine the broker may need longer to stop than the grant lease lasts.
+        stopping = threading.Thread(target=broker.stop)
 
         def publish() -> None:
-            nonlocal looked
+            nonlocal checks
             with gate.transaction(table=scene.table, writer="publishing", batch_id=1) as txn:
                 txn.touch("p", "x", "merge")
                 with txn.commit() as grant:
-                    broker.stop()
+                    stopping.start()
                     while True:
                         grant.check()
-                        looked += 1
+                        checks += 1
                         threading.Event().wait(0.05)
 
         with pytest.raises(LeaseLost):
             await to_thread.run_sync(publish)
+        await to_thread.run_sync(stopping.join)
         broker.start()
         [lapse] = await scene.wait_for(Abort, lambda each: each.reason == "outcome-unknown")
         await to_thread.run_sync(_commit, gate, scene.table)
         log = await scene.read_log()
 
-    assert looked
+    assert checks
     [first, second] = await scene.wait_for(CommitGranted, count=2)
     assert lapse.transaction == first.transaction != second.transaction
     topics = scene.settings().topics
     check(transactions(log[topics.writers], log[topics.decisions]))
 
 
-async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -> None:
-    """Writers are told within their own timeouts, no lock is held beyond its lease, and all goes on without a hand."""
+async def test_kafka_is_down_for_a_minute(broker: EmbeddedKafka, scene: World) -> None:
+    """Writers get errors within their timeouts, no lock is held beyond its lease, and afterwards all continues without help."""
     steps: set[tuple[str, str]] = set()
     with (
         scene.process() as process,
@@ -135,47 +140,48 @@ async def test_kafka_is_gone_for_a_minute(broker: EmbeddedKafka, scene: World) -
             minute.outage.set()
             silent = await process.logged("kafka.silent")
             waiting = await process.logged("kafka.waiting", count=3)
-            await _until(lambda: minute.told.keys() == minute.writers.keys())
+            await _until(lambda: minute.errors.keys() == minute.writers.keys())
             await _until(lambda: all(_free(scene, each) for each in minute.locked))
             lost_by = _lock(scene, minute.tables["publishing"]).valid_until
-            await anyio.sleep(back_at - time.monotonic())
+            await anyio.sleep(max(0.0, back_at - time.monotonic()))
 
         broker.start()
         await process.logged("partitions.live", count=2)
-        for table in minute.locked:
-            await to_thread.run_sync(_commit, gate, table)
+        with _gate(scene) as patient:
+            for table in minute.locked:
+                await to_thread.run_sync(_commit, patient, table)
         log = await scene.read_log()
         assert process.popen.poll() is None
 
     for line in (silent, waiting):
         assert line["bootstrap_servers"] == scene.bootstrap_servers
     assert "no Kafka broker answers" in waiting["problem"]
-    kinds = {name: type(error) for name, error in minute.told.items()}
+    kinds = {name: type(error) for name, error in minute.errors.items()}
     assert kinds == {
         "publishing": LeaseLost,
         "waiting": GrantTimeout,
         "computing": AgentUnreachable,
         "beginning": AgentUnreachable,
     }
-    for name, error in minute.told.items():
+    for name, error in minute.errors.items():
         assert f"table={minute.tables[name]}" in str(error)
         assert f"writer={name}" in str(error)
         if isinstance(error, AgentUnreachable):
             assert f"brokers={scene.bootstrap_servers}" in str(error)
-    assert "this writer's heartbeats don't reach Kafka" in str(minute.told["waiting"])
-    assert minute.published_until * 1000 < lost_by, "it stopped before its lock could be another's"
+    assert "this writer's heartbeats don't reach Kafka" in str(minute.errors["waiting"])
+    assert minute.published_until * 1000 < lost_by, "it stopped before another agent could acquire its lock"
     topics = scene.settings().topics
     check(transactions(log[topics.writers], log[topics.decisions]))
 
 
 class Minute:
-    """Writers, each where the outage finds it: in its publish, in the line behind that, computing, and not begun yet."""
+    """Four writers: one publishes, one waits for its grant, one computes, and one begins during the outage."""
 
     def __init__(self, gate: CommitGate, table: str) -> None:
-        self.told: dict[str, GateError] = {}
+        self.errors: dict[str, GateError] = {}
         self.outage = threading.Event()
         self.published_until = 0.0
-        """When the publish was last allowed to go on; wall clock."""
+        """The wall-clock time of the last check that allowed the publish to continue."""
         self.writers = {
             "publishing": self._publish,
             "waiting": self._wait,
@@ -189,20 +195,20 @@ class Minute:
         self._gate = gate
 
     async def write(self, name: str) -> None:
-        """One writer, until it is told that it can't."""
+        """Run one writer until it gets an error."""
         try:
             await to_thread.run_sync(self.writers[name])
         except GateError as error:
-            self.told[name] = error
+            self.errors[name] = error
 
     def _publish(self) -> None:
         with self._open("publishing") as txn:
             txn.touch("p", "x", "merge")
             with txn.commit() as grant:
                 while True:
-                    looked_at = time.time()
+                    checked_at = time.time()
                     grant.check()
-                    self.published_until = looked_at
+                    self.published_until = checked_at
                     threading.Event().wait(0.05)
 
     def _wait(self) -> None:
@@ -230,12 +236,12 @@ class Minute:
 
 
 @pytest.mark.parametrize("stop", [stop_client, stop_quietly])
-async def test_a_reader_whose_broker_has_gone_can_be_stopped(
+async def test_a_consumer_whose_broker_is_down_can_be_stopped(
     broker: EmbeddedKafka,
     stop: Callable[[AIOKafkaConsumer], Awaitable[None]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """aiokafka lets the cancellation of its own fetch escape, for as long as it waits to try that fetch again."""
+    """While aiokafka waits to retry a fetch, the cancellation of that fetch escapes from its `stop`."""
     async with broker:
         settings = Settings.load(bootstrap_servers=broker.bootstrap_servers, topic_prefix="gone")
         await ensure_topics(settings, settings.topics, 1, 1)
@@ -273,7 +279,7 @@ def _commit(gate: CommitGate, table: str) -> None:
 
 
 def _free(scene: World, table: str) -> bool:
-    """Whether anybody may take the table's lock: given back, or lapsed."""
+    """Whether any contender may acquire the table's lock: it was released, or its lease has ended."""
     return not _lock(scene, table).held_at(int(time.time() * 1000), drift_ms=0)
 
 

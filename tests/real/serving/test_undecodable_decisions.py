@@ -30,9 +30,9 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
 
 
 async def publish_undecodable(scene: World) -> dict[str, Any]:
-    """Publish a decision of another protocol version in the table's partition. Returns where it is.
+    """Publish a decision of another protocol version in the table's partition. Return its topic, partition and offset.
 
-    The consumer of `scene`, which refuses what it can't decode, skips the record.
+    The consumer of `scene` skips the record, because it raises an error for undecodable ones.
     """
     topic = scene.settings().topics.decisions
     done = await scene.producer.send_and_wait(topic, FROM_A_LATER_VERSION, key=scene.table.encode())
@@ -41,7 +41,7 @@ async def publish_undecodable(scene: World) -> dict[str, Any]:
 
 
 def logged(lines: list[Any]) -> list[dict[str, Any]]:
-    """Where the undecodable records of these log lines are."""
+    """The undecodable records that these log lines name."""
     return [
         {name: line[name] for name in ("topic", "partition", "offset")}
         for line in lines
@@ -66,7 +66,7 @@ async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition
 
 
 async def test_an_agent_that_replays_an_undecodable_decision_logs_and_counts_it(scene: World) -> None:
-    """A newer agent was rolled back: the older one finds a decision that it does not know."""
+    """After a rollback, an older agent replays a decision that it does not know."""
     async with scene.agent():
         writer = scene.writer("ingest")
         await writer.begin(heartbeat_seconds=100)
