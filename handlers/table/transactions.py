@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lakewarden.events import AbortReason, Admission, ConflictEntry, ConflictRule, Operation
+from lakewarden.events import Admission, ConflictEntry, ConflictRule, Operation
 
 
 class Phase(Enum):
@@ -116,7 +116,7 @@ class Closed:
     phase: Phase
     writer: str
     batch_id: int | None
-    reason: AbortReason | None = None
+    reason: str | None = None
     retriable: bool = False
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None

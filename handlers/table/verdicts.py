@@ -53,7 +53,8 @@ class AbortTransaction:
     transaction: str
     writer: str
     cause: Cause
-    reason: AbortReason
+    reason: AbortReason | str
+    """Read back from the log, it may be one that a later version has added."""
     retriable: bool
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None

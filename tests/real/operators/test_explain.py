@@ -69,8 +69,7 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     assert (
         f"ABORTED (conflict) by agent agent-one, retriable, 1 conflict lost in a row: its marker-created at writers:{met} "
         f"touched day=1/a_b f (merge/merge), which winner ({winner.transaction}) had touched with marker-created "
-        f"at writers:{first}"
-        in text
+        f"at writers:{first}" in text
     )
     assert "and the younger transaction loses" in text
     assert "1 marker-created without effect: it was aborted" in text
