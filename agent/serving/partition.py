@@ -123,6 +123,8 @@ class PartitionOwner:
             last_offset=lambda: self.position - 1,
         )
         self._backlog: list[ConsumerRecord] = []
+        self._record: ConsumerRecord | None = None
+        """The record whose event is being decided."""
         self._replay_until = 0
         self._published = PublishedDecisions(Position(0, None), ())
         self._aborted: set[str] = set()
@@ -274,9 +276,13 @@ class PartitionOwner:
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
-            replay_event(state, event, record.offset, monotonic())
-        else:
-            self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+            ignored = replay_event(state, event, record.offset, monotonic())
+            if ignored is not None:
+                log.warning("event.ignored", table=event.table, offset=record.offset, detail=ignored)
+            return
+        self._record = record
+        self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+        self._record = None
 
     def _decisions_seen(self) -> Position:
         """A position in `decisions` before which no decision concerns the events from now on."""
@@ -297,18 +303,21 @@ class PartitionOwner:
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
         return self.tables[uri]
 
-    def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
-        value = record.value or b""
-        reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
+    def _keep_dead_letter(self, record: ConsumerRecord, reason: str) -> None:
         letter = DeadLetter(
-            reason=reason,
+            reason=reason[:MAX_REASON],
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
-            value=base64.b64encode(value[:DEAD_LETTER_BYTES]).decode(),
+            value=base64.b64encode((record.value or b"")[:DEAD_LETTER_BYTES]).decode(),
         )
-        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=reason)
+        key = (record.key or b"")[:MAX_KEY_BYTES]
         self._publisher.put(Outgoing(self._topics.dead_letters, key, encode(letter)))
+
+    def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
+        reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
+        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=reason)
+        self._keep_dead_letter(record, reason)
         if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
             return
         state = None if bad.table in self.stopped else self.tables.get(bad.table)
@@ -322,6 +331,8 @@ class PartitionOwner:
         elif transaction.phase not in OPEN - {Phase.GRANTED}:
             # A granted transaction is never aborted for it. If this was its completion, its grant lease lapses.
             return
+        elif bad.writer != transaction.writer:
+            return  # The record is not of this transaction: its writer is another one, or can't be read.
         abort = Abort(
             event_id=fresh_id(),
             table=bad.table,
@@ -406,8 +417,10 @@ class PartitionOwner:
                 self._publisher.put(
                     Outgoing(self._topics.ledger, ledger_key(uri, writer, "losses"), entry, self.number)
                 )
-            case verdicts.Warn(event=event, transaction=transaction, writer=writer):
-                log.warning(event, table=uri, transaction=transaction, writer=writer)
+            case verdicts.Warn(event=event, transaction=transaction, writer=writer, detail=detail):
+                log.warning(event, table=uri, transaction=transaction, writer=writer, detail=detail)
+                if self._record is not None:
+                    self._keep_dead_letter(self._record, f"{event}: {detail}")
             case _:
                 _log_verdict(uri, effect)
                 self._publish_decision(key, encode(wire_events.decision(agent, self.term, uri, effect)))
@@ -432,7 +445,10 @@ class PartitionOwner:
         """The checkpoint that may be committed now, or None before the end of the replay."""
         if self.phase != "live" or self.replaced:
             return None
-        needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
+        now = monotonic()
+        needed = [
+            oldest for state in self.tables.values() if (oldest := state.oldest_needed(now)) is not None
+        ]
         offset = min(needed, default=self.position)
         last = Position(self._decisions_next, self.term)
         decisions = self._decisions_at.get(offset, last) if needed else last

@@ -44,7 +44,7 @@ from lakewarden.handlers.table.admission import (
     judge_unanswered_intents,
 )
 from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
-from lakewarden.handlers.table.facts import apply_event, apply_verdict
+from lakewarden.handlers.table.facts import apply_event, apply_verdict, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
     grant_next,
@@ -160,9 +160,15 @@ def step(state: TableState, input_: Input) -> list[Effect]:
     return context.effects
 
 
-def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
-    """Apply an event during a replay: its facts, without decisions."""
+def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> str | None:
+    """Apply an event during a replay: its facts, without decisions. Returns why it doesn't count (`facts.py`), if it doesn't.
+
+    In a replay, an event of an unknown transaction is usual: its intent may be older than the checkpoint.
+    """
+    known = event.transaction in state.transactions or event.transaction in state.closed
+    ignored = why_ignored(state, event) if known else None
     apply_event(state, event, offset, now)
+    return ignored
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
@@ -199,7 +205,12 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     before = state.transactions.get(event.transaction)
     phase_before = before.phase if before is not None else None
     seq_before = before.seq if before is not None else -1
+    ignored = why_ignored(state, event)
     overlaps = apply_event(state, event, context.cause.offset, context.now)
+    if ignored is not None:
+        what = "commit-without-grant" if isinstance(event, CommitCompleted) else "event.another-writer"
+        context.emit([Warn(what, event.transaction, event.writer, ignored)])
+        return
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitIntent):
         if before is None and transaction is not None:
@@ -207,8 +218,6 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     elif before is None:
         _answer_unknown_transaction(context, event)
     if isinstance(event, CommitCompleted):
-        if phase_before in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
-            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
         abort_repeated_batch(context, event.writer)
@@ -231,8 +240,9 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
     state = context.state
     closed = state.closed.get(event.transaction)
     if isinstance(event, CommitCompleted):
-        if closed is None or closed.phase is Phase.ABORTED:
-            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
+        if closed is not None and closed.phase is Phase.ABORTED:
+            detail = "the writer had abandoned this transaction; the ledger has its batch as committed now"
+            context.emit([Warn("commit-after-abandonment", event.transaction, event.writer, detail)])
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":

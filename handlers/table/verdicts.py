@@ -153,12 +153,13 @@ class ReleaseLock:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Log a warning for operators."""
+    """Warn operators of the event that was just read: the shell logs it, and keeps the record among the dead letters."""
 
     event: str
     """Name of the log event."""
     transaction: str
     writer: str
+    detail: str
 
 
 Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | AcquireLock | ReleaseLock | Warn
