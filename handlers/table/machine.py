@@ -129,12 +129,16 @@ class Replayed:
 Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
 
 
-def step(state: TableState, input_: Input) -> list[Effect]:
-    """Apply one input and return its effects in order. The verdicts among them are already applied to the state."""
+def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
+    """Apply one input and return its effects in order. The verdicts among them are already applied to the state.
+
+    `effects`: the list to fill. If the step raises, it has what was decided until then, and the state must not be used any more.
+    """
     event_id = input_.event.event_id if isinstance(input_, EventRead) else None
     read_at = input_.read_at if isinstance(input_, EventRead) else input_.now
     offset = input_.offset
-    context = StepContext(state, input_.now, read_at, Cause(event_id, offset))
+    decided: list[Effect] = [] if effects is None else effects
+    context = StepContext(state, input_.now, read_at, Cause(event_id, offset), decided)
     match input_:
         case EventRead(event=event):
             _apply_and_judge(context, event)

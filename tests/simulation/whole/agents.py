@@ -29,7 +29,6 @@ from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.events import UndecodableRecords
 from lakewarden.handlers.table.state import TableState
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
@@ -91,8 +90,8 @@ def simulated(
     """
     owners: list[Watched] = []
 
-    def watched(*given: Any, undecodable: UndecodableRecords) -> Watched:
-        owner = Watched(broker, oracles, after_grant, *given, undecodable=undecodable)
+    def watched(*given: Any, **shared: Any) -> Watched:
+        owner = Watched(broker, oracles, after_grant, *given, **shared)
         owners.append(owner)
         return owner
 
@@ -147,19 +146,22 @@ class Watched(PartitionOwner):
         number: int,
         settings: Settings,
         *rest: Any,
-        undecodable: UndecodableRecords,
+        **shared: Any,
     ) -> None:
-        super().__init__(number, settings, *rest, undecodable=undecodable)
+        super().__init__(number, settings, *rest, **shared)
         self.node = here().node
         self.broker = broker
         self._oracles = oracles
         self._after_grant = after_grant
 
-    def _publish_decision(self, key: bytes, value: bytes) -> None:
+    def _publish(self, record: Outgoing) -> None:
+        if record.topic != TOPICS.decisions:
+            super()._publish(record)
+            return
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
-        self._oracles.decided(self.node, self.number, value, writers)
-        super()._publish_decision(key, value)
-        if b'"commit-granted"' in value:
+        self._oracles.decided(self.node, self.number, record.value, writers)
+        super()._publish(record)
+        if b'"commit-granted"' in record.value:
             self._after_grant(self.node)
 
     async def compare(self) -> None:
