@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from lakewarden.agent import wire_events
+from lakewarden.agent.operators.status import stopped_tables
 from lakewarden.agent.serving import partition
 from lakewarden.agent.serving.partition import STOPPED
 from lakewarden.events import (
@@ -84,6 +85,7 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert stopped["unpublished"] == ["GrantCommit A"]
     assert stopped["recent"][-1].endswith("LockConfirmed")
     assert list(table.owner.stopped) == [URI]
+    assert stopped_tables(table.log.of(TOPICS.decisions)) == {URI: "planted"}
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
 
@@ -120,9 +122,12 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
     assert table.log.of(TOPICS.ledger) == []
 
+    assert "planted" in stopped_tables(table.log.of(TOPICS.decisions))[URI]
+
     table.start()
 
     assert table.owner.stopped == {}
+    assert stopped_tables(table.log.of(TOPICS.decisions)) == {}
     assert len(table.log.of(TOPICS.ledger)) == 1
     table.send("commit-intent", 2, writer="w-A", batch_id=7)
     assert decisions(table)[-1][:2] == ("already-committed", "C")
