@@ -37,5 +37,9 @@ class PartitionsChangedError(AgentError):
     """
 
 
+class RecordTooLargeError(AgentError):
+    """A record would be larger than Kafka accepts. Its table is stopped; nothing of the step is published."""
+
+
 class PublishFailedError(AgentError):
     """Kafka rejected a record, so the state in memory is ahead of the log. The session ends; the next one replays the log."""

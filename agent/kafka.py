@@ -29,6 +29,8 @@ from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreacha
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
+BATCH_BYTES = 262_144
+"""Of one batch of the producer. A larger record has a batch of its own, so that a refusal of the batch concerns it alone."""
 FETCH_BYTES = 4 * 1024 * 1024
 """Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
 _TOPIC_EXISTS = 36
@@ -46,7 +48,7 @@ def producer(settings: KafkaSettings) -> AIOKafkaProducer:
         acks="all",
         enable_idempotence=True,
         max_request_size=MAX_EVENT_BYTES,
-        max_batch_size=262_144,
+        max_batch_size=BATCH_BYTES,
     )
 
 

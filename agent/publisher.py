@@ -5,6 +5,9 @@
 - `flush` returns when Kafka has acknowledged every record that was queued before the call. Offsets are committed, and partitions
   released, only after a flush.
 - A record that Kafka does not accept ends the session (`PublishFailedError`): a decision that is not in the log does not count.
+- The agent measures each record before it queues it. If a broker accepts less (`max.message.bytes`), `on_too_large` names the
+  record to its owner, which stops the table in the next session. This session ends: the producer has given the record a
+  sequence number, and the broker would refuse what follows it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 import anyio
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from lakewarden.agent.errors import PublishFailedError
 
@@ -34,13 +37,16 @@ class Outgoing:
     value: bytes
     partition: int | None = None
     on_offset: Callable[[int], None] | None = None
+    on_too_large: Callable[[Exception], None] | None = None
+    """Called if Kafka refuses this record for its size."""
 
 
 class Publisher:
-    """The queue in front of the producer."""
+    """The queue in front of the producer, whose batches have at most `batch_bytes`."""
 
-    def __init__(self, producer: AIOKafkaProducer) -> None:
+    def __init__(self, producer: AIOKafkaProducer, *, batch_bytes: int) -> None:
         self._producer = producer
+        self._batch_bytes = batch_bytes
         self._waiting: deque[Outgoing] = deque()
         self._unacknowledged: set[asyncio.Future[Any]] = set()
         self._queued = 0
@@ -105,6 +111,7 @@ class Publisher:
                 record.topic, value=record.value, key=record.key, partition=record.partition
             )
         except KafkaError as error:
+            self._report_too_large(record, error)
             self._fail(error)
             return
         self._unacknowledged.add(future)
@@ -116,8 +123,15 @@ class Publisher:
             if done.cancelled():
                 self._fail(RuntimeError("the producer was closed"))
             elif (error := done.exception()) is not None:
+                self._report_too_large(record, error)
                 self._fail(error)
             elif record.on_offset is not None:
                 record.on_offset(done.result().offset)
 
         future.add_done_callback(acknowledged)
+
+    def _report_too_large(self, record: Outgoing, error: BaseException) -> None:
+        """Call the record's `on_too_large`, if it is the only one of its batch."""
+        alone = len(record.key) + len(record.value) >= self._batch_bytes
+        if alone and record.on_too_large is not None and isinstance(error, MessageSizeTooLargeError):
+            record.on_too_large(error)

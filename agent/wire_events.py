@@ -1,4 +1,8 @@
-"""Turns the core's verdicts and lock steps into wire events, with the ids, times and names that the core does not know."""
+"""Turns the core's verdicts and lock steps into wire events, with the ids, times and names that the core does not know.
+
+Whatever the core decides about events that the decoder accepts becomes a record of at most `MAX_RECORD_BYTES`, key included.
+Texts that may come from elsewhere (a store's answer, an entry of the ledger) are cut here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import assert_never
 
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.events import (
+    MAX_VERSION,
     Abort,
     Admitted,
     AlreadyCommitted,
@@ -38,6 +43,10 @@ from lakewarden.handlers.table.verdicts import (
 
 MAX_EVIDENCE_CHARACTERS = 128_000
 """Of all names in one record. In JSON a character takes up to six bytes (a control character), so the record stays below 1 MB."""
+MAX_DETAIL = 4_000
+"""Characters of a text for people: a store's answer can be a page."""
+MAX_RECORD_BYTES = 1_000_000
+"""Of key and value. Kafka's default limit is 1,048,588 bytes of a batch, which adds less than 1 KB to one record."""
 
 
 def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEventUnion:
@@ -65,7 +74,7 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
                     "reason": reason,
                     "retriable": retriable,
                     "conflicts": _fitting(conflicts),
-                    "detail": detail,
+                    "detail": _cut(detail),
                     "losses": losses,
                 }
             )
@@ -81,10 +90,15 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
             )
         case SkipBatch(committed_transaction=committed_transaction, version=version):
             return AlreadyCommitted.model_validate(
-                common | {"committed_transaction": committed_transaction, "version": version}
+                common
+                | {"committed_transaction": committed_transaction, "version": _cut(version, MAX_VERSION)}
             )
         case _:
             assert_never(verdict)
+
+
+def _cut(text: str | None, limit: int = MAX_DETAIL) -> str | None:
+    return text if text is None else text[:limit]
 
 
 def _fitting(conflicts: tuple[ConflictEntry, ...]) -> tuple[ConflictEntry, ...]:
@@ -128,7 +142,7 @@ def ledger_entry(term: str, table: str, batch: RecordBatch) -> BatchCommitted:
         writer=batch.writer,
         at=utc_now(),
         batch_id=batch.batch_id,
-        version=batch.version,
+        version=_cut(batch.version, MAX_VERSION),
         term=term,
     )
 
@@ -176,11 +190,17 @@ def lock_event(
             )
         case lease.Released(owner=owner, valid_until=valid_until, why=why):
             return LockReleased.model_validate(
-                common | {"owner": owner, "valid_until": valid_until, "detail": why}
+                common | {"owner": owner, "valid_until": valid_until, "detail": _cut(why)}
             )
         case lease.LeaseEnded(owner=owner, valid_until=valid_until, why=why, holder=holder):
             return LockLost.model_validate(
-                common | {"owner": owner, "valid_until": valid_until, "detail": why, "holder": holder}
+                common
+                | {
+                    "owner": owner,
+                    "valid_until": valid_until,
+                    "detail": _cut(why),
+                    "holder": _cut(holder),
+                }
             )
         case lease.LockDenied(why=why, fatal=fatal, holder=holder, held_until=held_until):
             return LockRefused.model_validate(
@@ -188,8 +208,8 @@ def lock_event(
                 | {
                     "owner": "",
                     "valid_until": held_until or 0,
-                    "detail": why,
-                    "holder": holder,
+                    "detail": _cut(why),
+                    "holder": _cut(holder),
                     "waiting": not fatal,
                 }
             )

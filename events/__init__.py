@@ -4,7 +4,7 @@ Nothing in this package reads a clock, draws a random number or does I/O. For pe
 and `asyncapi.json` in this folder.
 """
 
-from lakewarden.events.base import PROTOCOL, EventBase, Wire
+from lakewarden.events.base import MAX_VERSION, PROTOCOL, EventBase, Wire
 from lakewarden.events.codec import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -85,6 +85,7 @@ __all__ = [
     "LEDGER_EVENT",
     "MAX_EVENT_BYTES",
     "MAX_MARKERS_PER_EVENT",
+    "MAX_VERSION",
     "PROTOCOL",
     "TABLE_SERVICE_PRIORITY",
     "WRITER_EVENT",

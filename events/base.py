@@ -4,6 +4,9 @@ A model is strict when an event is built and tolerant when it is read (`codec.de
 protocol version 1: they never change, but fields may be added. The caller supplies ids and times, because nothing in this
 package reads a clock or draws a random number.
 
+Limits belong to the events that others publish: `decode` refuses what is beyond them. An event of an agent repeats what it has
+read, so its model has no limit of its own: every event that the agent accepts can be answered.
+
 The string below a field is its description in `schema.json`, `asyncapi.json` and docs/protocol.md.
 """
 
@@ -11,19 +14,47 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
 from lakewarden.events.tables import require_canonical
 
 PROTOCOL = 1
 
 MAX_NAME = 512
-"""Characters of an id or a writer's name. Both are keys in every index of the agent and appear in every message."""
+"""Bytes (UTF-8) of an id or a writer's name. Both are keys in every index of the agent and appear in every message."""
+
+MAX_GRANT = 128
+"""Bytes of a grant's id. An agent's own ids have up to about 40."""
+
+MAX_VERSION = 1024
+"""Characters of a version. The ledger and `already-committed` repeat it."""
+
+MAX_REASON = 1000
+"""Characters of a reason that people read."""
+
+INTEGER_BITS = 64
+"""Of a signed integer: every client and every store of numbers has these."""
 
 MAX_PATH = 1024
 """Characters of a table URI, a partition or a file group: the length limit of an S3 key."""
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=r"^[^\n\r]+$")]
+
+def _at_most(limit: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if len(text) * 4 > limit and (size := len(text.encode())) > limit:
+            raise ValueError(f"{size} bytes, at most {limit} are allowed")
+        return text
+
+    return AfterValidator(check)
+
+
+_LINE = r"^[^\n\r]+$"
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_LINE), _at_most(MAX_NAME)]
+GrantId = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_GRANT, pattern=_LINE), _at_most(MAX_GRANT)
+]
+Integer = Annotated[int, Field(ge=-(2 ** (INTEGER_BITS - 1)), le=2 ** (INTEGER_BITS - 1) - 1)]
+Counter = Annotated[int, Field(ge=0, le=2 ** (INTEGER_BITS - 1) - 1)]
 TableUri = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_PATH), AfterValidator(require_canonical)
 ]
@@ -40,13 +71,13 @@ class EventBase(Wire):
 
     protocol: Literal[1] = 1
     """Version of the protocol. Readers refuse an event of another version."""
-    event_id: Name
+    event_id: Annotated[str, StringConstraints(min_length=1)]
     """Unique. A repeated id is a duplicate delivery and changes nothing."""
     table: TableUri
     """Canonical URI of the table."""
-    transaction: Annotated[str, StringConstraints(max_length=MAX_NAME)]
+    transaction: str
     """Id of the transaction, unique for each attempt. Empty where an event of an agent concerns no transaction."""
-    writer: Annotated[str, StringConstraints(max_length=MAX_NAME)]
+    writer: str
     """Name of the writing job, the same after a restart. Empty where an event of an agent concerns no writer."""
     at: AwareDatetime
     """Time at which the event was built, RFC 3339 with an offset. Informative: no reader orders events by it."""

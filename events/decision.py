@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
-from pydantic import Field
+from pydantic import Field, StringConstraints, WithJsonSchema
 
-from lakewarden.events.base import EventBase, Name
+from lakewarden.events.base import EventBase
 from lakewarden.events.markers import ConflictEntry, Marker
 
 AbortReason: TypeAlias = Literal[
@@ -17,23 +17,29 @@ AbortReason: TypeAlias = Literal[
     "superseded",
     "not-allowed",
     "unknown-transaction",
+    "lock-refused",
+    "timed-out",
+    "operator",
 ]
+"""The reasons that this version knows. Later versions may add others, and a reader accepts every string."""
+
+Text = Annotated[str, StringConstraints(min_length=1)]
 
 
 class DecisionEvent(EventBase):
     """The fields that every decision has besides those of an event."""
 
-    transaction: Name
+    transaction: Text
     """Id of the transaction that the decision is about."""
-    writer: Annotated[str, Field(max_length=512)]
+    writer: str
     """Its writer. Empty in an abort that answers a record whose writer could not be read."""
-    agent: Name
+    agent: Text
     """Id of the agent that decided."""
     cause: str | None = None
     """`event_id` of the event that led to the decision. Null for a periodic check."""
     cause_offset: int
     """Offset in `writers` up to which the agent had read when it decided."""
-    term: Name | None = None
+    term: Text | None = None
     """The agent's ownership of the partition when it decided, see `partition-taken`."""
 
 
@@ -49,8 +55,13 @@ class Abort(DecisionEvent):
     """Stop now and commit nothing."""
 
     type: Literal["abort"] = "abort"
-    reason: AbortReason
-    """Why the agent aborts the transaction."""
+    reason: Annotated[
+        str,
+        WithJsonSchema(
+            {"anyOf": [{"enum": list(get_args(AbortReason)), "type": "string"}, {"type": "string"}]}
+        ),
+    ]
+    """Why the agent aborts the transaction. Further reasons may be added: act on `retriable`."""
     retriable: bool
     """Whether a new transaction with the same data can succeed."""
     conflicts: tuple[ConflictEntry, ...] = ()
@@ -65,7 +76,7 @@ class CommitGranted(DecisionEvent):
     """Commit now. The Kafka offset of this record is the fencing token: it rises with every grant of a table."""
 
     type: Literal["commit-granted"] = "commit-granted"
-    grant: Name
+    grant: Text
     """Opaque id of the grant."""
     lease_seconds: Annotated[float, Field(gt=0)]
     """Length of the grant lease, counted from when the writer *sent* `seq`."""
@@ -79,7 +90,7 @@ class GrantRenewed(DecisionEvent):
     """The lease of a running grant is extended, or another lock owner covers the grant from now on."""
 
     type: Literal["grant-renewed"] = "grant-renewed"
-    grant: Name
+    grant: Text
     """As in `commit-granted`."""
     lease_seconds: Annotated[float, Field(gt=0)]
     """Length of the grant lease, counted from when the writer *sent* `seq`."""
@@ -93,7 +104,7 @@ class AlreadyCommitted(DecisionEvent):
     """The batch of this intent, or a later one of the same writer, is committed: skip it."""
 
     type: Literal["already-committed"] = "already-committed"
-    committed_transaction: Name
+    committed_transaction: Text
     """The transaction that committed the writer's last batch."""
     version: str | None = None
     """The version that it committed, as in its `commit-completed`."""
@@ -110,9 +121,9 @@ class PartitionTaken(EventBase):
     """Empty."""
     writer: str = ""
     """Empty."""
-    agent: Name
+    agent: Text
     """Id of the agent."""
-    term: Name
+    term: Text
     """Unique. The same agent draws a new one whenever it takes over a partition."""
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from lakewarden.events.base import MAX_PATH, Name, Wire
+from lakewarden.events.base import MAX_PATH, Wire
 
 Operation: TypeAlias = Literal["create", "append", "merge", "delete"]
 ConflictKind: TypeAlias = Literal["marker", "commit"]
@@ -43,9 +43,9 @@ class ConflictEntry(Wire):
     """Operation of the aborted transaction."""
     other_operation: Operation
     """Operation of the other transaction."""
-    other_transaction: Name
+    other_transaction: str
     """Id of the other transaction."""
-    other_writer: Name
+    other_writer: str
     """Writer of the other transaction."""
     kind: ConflictKind
     """`marker`: the other transaction was open. `commit`: it had committed since the aborted one was admitted."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from lakewarden.events.base import EventBase, Name, Wire
+from lakewarden.events.base import EventBase, Wire
 from lakewarden.events.decision import PartitionTaken
 from lakewarden.events.markers import ConflictEntry, ConflictKind, Marker
 from lakewarden.events.writer import ConflictRule
@@ -16,13 +16,13 @@ class ConflictDetected(EventBase):
     """Two transactions overlap, and the agent aborted `victim`. `transaction` and `writer` are the victim's."""
 
     type: Literal["conflict-detected"] = "conflict-detected"
-    victim: Name
+    victim: str
     """The aborted transaction."""
-    victim_writer: Name
+    victim_writer: str
     """Its writer."""
-    winner: Name
+    winner: str
     """The transaction that continues or has committed."""
-    winner_writer: Name
+    winner_writer: str
     """Its writer."""
     rule: ConflictRule
     """The conflict rule that applied to the two."""
@@ -43,7 +43,7 @@ class LockEvent(EventBase):
     """Empty."""
     writer: str = ""
     """Empty."""
-    agent: Name
+    agent: str
     """Id of the agent."""
     lock: Annotated[str, Field(min_length=1)]
     """URI of the lock object."""

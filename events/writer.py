@@ -6,7 +6,15 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from lakewarden.events.base import EventBase, Name
+from lakewarden.events.base import (
+    MAX_REASON,
+    MAX_VERSION,
+    Counter,
+    EventBase,
+    GrantId,
+    Integer,
+    Name,
+)
 from lakewarden.events.markers import Markers
 
 Admission: TypeAlias = Literal["optimistic", "queued"]
@@ -18,27 +26,27 @@ TABLE_SERVICE_PRIORITY = -100
 """Priority of compaction, clustering and other table services. They can run again at any time, so they lose against ingestion
 (priority 0), until they have lost `max_losses` times in a row."""
 
-Seq = Annotated[int, Field(ge=0)]
-
 
 class WriterEvent(EventBase):
-    """An event of a transaction. Both names are present."""
+    """An event of a transaction. All three names are present and bounded, because decisions repeat them."""
 
+    event_id: Name
+    """Unique. A repeated id is a duplicate delivery and changes nothing."""
     transaction: Name
     """Id of the transaction, unique for each attempt."""
     writer: Name
-    """Name of the writing job, the same after a restart."""
+    """Name of the writing job, the same after a restart. The same in all events of a transaction; others don't count."""
 
 
 class CommitIntent(WriterEvent):
     """Opens the transaction. The broker has acknowledged it before the writer reads its base version or starts a task."""
 
     type: Literal["commit-intent"] = "commit-intent"
-    batch_id: int | None = None
+    batch_id: Integer | None = None
     """The writer's own number of this batch. It rises from batch to batch and stays the same when a batch is repeated."""
     admission: Admission = "optimistic"
     """`optimistic`: start at once. `queued`: start when no transaction ahead in the queue overlaps `scope`."""
-    priority: int = 0
+    priority: Integer = 0
     """Of two transactions in conflict, the one with the smaller priority is aborted."""
     conflict_rule: ConflictRule = "file-group"
     """`file-group`: any two operations on a file group conflict. `deleted-file`: only a delete does, with a delete or a merge."""
@@ -62,7 +70,7 @@ class WriterHeartbeat(WriterEvent):
     """The writer is alive."""
 
     type: Literal["writer-heartbeat"] = "writer-heartbeat"
-    seq: Seq
+    seq: Counter
     """A counter that rises with every heartbeat and request of the transaction."""
 
 
@@ -70,7 +78,7 @@ class CommitRequested(WriterEvent):
     """Everything is staged, and the writer requests the grant to commit."""
 
     type: Literal["commit-requested"] = "commit-requested"
-    seq: Seq
+    seq: Counter
     """The same counter as that of `writer-heartbeat`."""
     markers: Markers = ()
     """The last markers of the transaction, if any are left to send."""
@@ -80,19 +88,19 @@ class CommitCompleted(WriterEvent):
     """The commit is durable in the table."""
 
     type: Literal["commit-completed"] = "commit-completed"
-    grant: Name
-    """The grant under which the writer published, as in `commit-granted`."""
-    version: str | None = None
+    grant: GrantId
+    """The grant under which the writer published, as in `commit-granted`. A completion that names another doesn't count."""
+    version: Annotated[str, Field(max_length=MAX_VERSION)] | None = None
     """What the table format calls the new version: a snapshot id, an instant."""
-    batch_id: int | None = None
-    """As in the intent. It lets an agent that no longer knows the transaction record the batch as committed."""
+    batch_id: Integer | None = None
+    """As in the intent, for people and tools: the agent records the batch that the intent named."""
 
 
 class TransactionAbandoned(WriterEvent):
     """The writer ends the transaction, and nothing was committed."""
 
     type: Literal["transaction-abandoned"] = "transaction-abandoned"
-    reason: str
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
     """Why, for people."""
 
 

@@ -346,6 +346,8 @@ def _print_table(view: TableView) -> None:
         text = f"lock: {lock.last_step.removeprefix('lock-')}" + (f" ({lock.detail})" if lock.detail else "")
     tree = Tree(view.table)
     tree.add(text)
+    if view.stopped is not None:
+        tree.add(f"STOPPED by the agent: {view.stopped}")
     if view.transactions:
         rows = Table(
             "writer",

@@ -46,6 +46,7 @@ class TableLocks:
         *,
         step_table: Callable[[str, LockConfirmed | LockGone | LockForbidden], None],
         last_offset: Callable[[], int],
+        on_failure: Callable[[str, Exception], None],
     ) -> None:
         self._settings = settings
         self._placement = settings.placement()
@@ -55,6 +56,7 @@ class TableLocks:
         self._watch = watch
         self._step_table = step_table
         self._last_offset = last_offset
+        self._on_failure = on_failure
         self._places: dict[str, LockPlace] = {}
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
@@ -122,7 +124,7 @@ class TableLocks:
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)
-            self._tasks.start_soon(_run_within, scope, keeper, name=f"lock of {uri}")
+            self._tasks.start_soon(self._run_within, scope, keeper, uri, name=f"lock of {uri}")
         return self._keepers[uri][0]
 
     def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
@@ -149,6 +151,14 @@ class TableLocks:
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
                 log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
 
+    async def _run_within(self, scope: anyio.CancelScope, keeper: LockKeeper, uri: str) -> None:
+        """Run a keeper. An unexpected error in it stops its table, not the agent."""
+        with scope:
+            try:
+                await keeper.run()
+            except Exception as error:  # noqa: BLE001 - the callback logs it, and stops the table
+                self._on_failure(uri, error)
+
 
 async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
     try:
@@ -156,8 +166,3 @@ async def _release(keeper: LockKeeper, scope: anyio.CancelScope) -> None:
         await keeper.wait_released()
     finally:
         scope.cancel()
-
-
-async def _run_within(scope: anyio.CancelScope, keeper: LockKeeper) -> None:
-    with scope:
-        await keeper.run()

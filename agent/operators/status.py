@@ -6,7 +6,7 @@ contains: decisions that an agent has made and not published yet are missing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,18 +24,21 @@ from lakewarden.agent.kafka import (
     stop_client,
 )
 from lakewarden.agent.serving.checkpoint import decisions_position
-from lakewarden.agent.serving.partition import decoded_decisions
+from lakewarden.agent.serving.partition import STOPPED, decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
+    DECISION_RECORD,
     WRITER_EVENT,
+    Abort,
     AuditEventUnion,
     CommitIntent,
     CommitRequested,
     ConflictDetected,
     LockAcquired,
     LockRenewed,
+    PartitionTaken,
     Topics,
     Undecodable,
     decode,
@@ -86,6 +89,8 @@ class TableView:
     table: str
     lock: LockHolder | None
     transactions: tuple[TransactionView, ...]
+    stopped: str | None = None
+    """Why the agent stopped the table, if it has aborted a transaction for it since it took the partition over."""
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -110,8 +115,11 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             records[TopicPartition(topics.writers, number)],
             decoded_decisions(decided[number], records[TopicPartition(topics.decisions, number)]),
         )
+    stopped: dict[str, str] = {}
+    for number in partitions:
+        stopped |= stopped_tables(records[TopicPartition(topics.decisions, number)])
     locks = await _last_lock_steps(settings, topics)
-    uris = {uri for uri, state in states.items() if state.open()} | set(locks)
+    uris = {uri for uri, state in states.items() if state.open()} | set(locks) | set(stopped)
     if table is not None:
         uris = {table}
     return [
@@ -119,9 +127,25 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             uri,
             _holder(locks[uri]) if uri in locks else None,
             tuple(_view(state, each, opened) for each in state.open()) if (state := states.get(uri)) else (),
+            stopped.get(uri),
         )
         for uri in sorted(uris)
     ]
+
+
+def stopped_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
+    """The tables of a partition that its present owner has stopped, each with the reason, from the aborts that name it."""
+    found: dict[str, str] = {}
+    for record in decisions:
+        decision = decode(DECISION_RECORD, record.value)
+        match decision:
+            case PartitionTaken():
+                found.clear()
+            case Abort(detail=str(detail)) if detail.startswith(STOPPED):
+                found[decision.table] = detail.removeprefix(STOPPED)
+            case _:
+                pass
+    return found
 
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:

@@ -44,6 +44,7 @@ from lakewarden.agent.errors import (
     SuspendedError,
 )
 from lakewarden.agent.kafka import (
+    BATCH_BYTES,
     FETCH_BYTES,
     ensure_topics,
     missing_right,
@@ -70,7 +71,9 @@ TURN_SECONDS = 0.05
 """If deciding takes longer, the next batch is smaller: a heartbeat to the group needs about ten turns of the event loop."""
 COMMIT_SECONDS = 1.0
 RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
-"""Back-off between sessions; the last value repeats."""
+"""Back-off between sessions; the last value repeats, until a session was healthy for `HEALTHY_SECONDS`."""
+HEALTHY_SECONDS = 60.0
+"""A session that was ready for so long before it ended. One that ends earlier may end for the same reason again."""
 STORE_RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Back-off between probes of a store that does not answer at the start; the last value repeats."""
 METADATA_SECONDS = 30
@@ -93,6 +96,10 @@ class Agent:
         self.ready = anyio.Event()
         self.undecodable = UndecodableRecords()
         """Counts the decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
+        self.unpublishable: dict[str, str] = {}
+        """Tables whose record a broker refused for its size, with the reason. Each is stopped in all later sessions."""
+        self._ready_at: float | None = None
+        """When this session became ready for the first time."""
         self._stopping = anyio.Event()
 
     def stop(self) -> None:
@@ -103,6 +110,15 @@ class Agent:
         """Replace `ready` if it is set. An event that is not set stays, because a caller may wait for it."""
         if self.ready.is_set():
             self.ready = anyio.Event()
+
+    def mark_ready(self) -> None:
+        """Set `ready`: every assigned partition is live."""
+        self.ready.set()
+        if self._ready_at is None:
+            self._ready_at = monotonic()
+
+    def _was_healthy(self) -> bool:
+        return self._ready_at is not None and monotonic() - self._ready_at >= HEALTHY_SECONDS
 
     async def run(self) -> None:
         """Serve in session after session until stopped. Raises only errors that a retry would not resolve."""
@@ -117,8 +133,9 @@ class Agent:
                     continue
                 if (right := missing_right(problem, settings)) is not None:
                     raise KafkaRefusedError(right)
+                failures = 0 if self._was_healthy() else failures
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
-                failures = 0 if self.ready.is_set() else failures + 1
+                failures += 1
                 self.mark_not_ready()
                 log.warning(
                     "kafka.waiting",
@@ -132,6 +149,7 @@ class Agent:
     async def _run_session(self, stores: Stores) -> Exception | None:
         """Run one session. Return the error that ended it, or None after an orderly stop."""
         session = KafkaSession(self, stores)
+        self._ready_at = None
         ended_by: Exception | None = None
         try:
             async with anyio.create_task_group() as background:
@@ -241,7 +259,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._peers = PeerListener(settings, self._owners, self._agent.undecodable)
         self._clients = [self._consumer, sender, self._peers.consumer]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
-        self._publisher = Publisher(sender)
+        self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES)
         await start_client(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
@@ -279,6 +297,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._tasks,
                 self._watch,
                 undecodable=self._agent.undecodable,
+                unpublishable=self._agent.unpublishable,
             )
         self._assigned, self._assigned_at = True, monotonic()
 
@@ -338,7 +357,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 last = monotonic()
             live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
             if live and not self._agent.ready.is_set():
-                self._agent.ready.set()
+                self._agent.mark_ready()
                 log.info(
                     "partitions.live",
                     partitions=sorted(self._owners),

@@ -10,8 +10,28 @@
 - An event that can't be decoded, or that names a table or a lock that is not allowed, goes to the dead letters. If its
   transaction can be decoded, the owner publishes one `abort(not-allowed)`. An open transaction is aborted by it, because part of
   what it touches is unknown; a granted one is not.
-- A table whose state violates an invariant is stopped: the owner refuses its events and leaves its lock to expire. Its writers
-  get `abort(not-allowed)` at their next event. The other tables continue.
+
+**A table is stopped** by any unexpected exception: in deciding, in building or encoding what was decided, in its lock's task, in
+the replay, by a violated invariant, and by a record that is too large for Kafka. The agent and the other tables continue.
+
+1. A step publishes all of its records or none. They are built, encoded and measured before the first of them is queued.
+2. Verdicts are applied to the state while the step decides. So a step that fails leaves a state that is ahead of the log. That
+   state is never used again, except for the names of its open transactions. What the failed step decided is not published, and
+   the next owner rebuilds the state from the log, where it never happened.
+3. Every transaction that is open in the log gets an abort: those that the state has as open, those about which the failed step
+   had decided, and the one whose intent it was reading. The reason is `not-allowed`, of a granted transaction `lease-lost`,
+   because its lock is not renewed any more. These records are written without models, so that what failed before can't fail
+   again. Their `cause_offset` is that of the failed event: a replay applies the event, which is a fact, and then closes the
+   transactions.
+4. The lock is left to expire, as a grant may run under it.
+5. The owner refuses later events of the table (dead letter, `abort(not-allowed)`).
+6. The partition's checkpoint doesn't move while one of its tables is stopped. It stays where it was computed last, before the
+   failed step. So the next owner finds every event since, also the completion of a commit that ran during the stop.
+7. A table that fails during a replay is stopped too, and its transactions are aborted when the owner goes live.
+8. A table whose record a *broker* refused for its size is stopped at the end of the next session's replay: the agent would
+   decide the same again.
+
+The next owner of the partition starts the table again: after a restart of the agent, or when the partition moves.
 
 The rules about conflicts, grants and locks are in `handlers/`, the tables' locks in `agent/locks/table_locks.py`.
 """
@@ -19,9 +39,11 @@ The rules about conflicts, grants and locks are in `handlers/`, the tables' lock
 from __future__ import annotations
 
 import base64
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from typing import Literal, assert_never
+import json
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Literal, TypeVar, assert_never
 
 import anyio
 import anyio.abc
@@ -31,6 +53,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
+from lakewarden.agent.errors import RecordTooLargeError
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
@@ -39,6 +62,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
     LEDGER_EVENT,
+    PROTOCOL,
     WRITER_EVENT,
     Abort,
     BatchCommitted,
@@ -58,7 +82,6 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.table import verdicts
-from lakewarden.handlers.table.invariants import InvariantBrokenError
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import (
     EventRead,
@@ -87,6 +110,14 @@ MAX_KEY_BYTES = 4_096
 """Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
 
 
+MAX_RECENT = 200
+"""Latest inputs of all tables that are kept for the log line of a stopped table."""
+STOPPED = "table is stopped: "
+"""Begins the `detail` of each abort because of a stopped table. `lakewarden status` finds stopped tables by it."""
+
+T = TypeVar("T")
+
+
 class PartitionOwner:
     """The states and locks of one partition's tables."""
 
@@ -100,7 +131,9 @@ class PartitionOwner:
         watch: SleepWatch | None = None,
         *,
         undecodable: UndecodableRecords | None = None,
+        unpublishable: dict[str, str] | None = None,
     ) -> None:
+        """`unpublishable`: tables whose record a broker refused for its size, with the reason. An agent's owners share it."""
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "released"] = "loading"
         self._was_live = False
@@ -110,6 +143,11 @@ class PartitionOwner:
         """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
         self.tables: dict[str, TableState] = {}
         self.stopped: dict[str, str] = {}
+        """The stopped tables, each with the reason."""
+        self._unpublishable = {} if unpublishable is None else unpublishable
+        self._recent: deque[str] = deque(maxlen=MAX_RECENT)
+        self._safe = Checkpoint(0, Position(0, None))
+        """The last checkpoint that was computed."""
         self._settings = settings
         self._topics = settings.topics
         self._placement = settings.placement()
@@ -123,8 +161,11 @@ class PartitionOwner:
             watch,
             step_table=self._step,
             last_offset=lambda: self.position - 1,
+            on_failure=lambda uri, error: self._stop_table(uri, self.tables[uri], error),
         )
         self._backlog: list[ConsumerRecord] = []
+        self._record: ConsumerRecord | None = None
+        """The record whose event is being decided."""
         self._replay_until = 0
         self._published = PublishedDecisions(Position(0, None), ())
         self._aborted: set[str] = set()
@@ -201,9 +242,10 @@ class PartitionOwner:
     ) -> None:
         """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read."""
         self.position, self._replay_until = start, end
+        self._safe = Checkpoint(start, decisions_position)
         self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
         for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable)):
-            self._remember(entry, again=not is_last)
+            self._guard(entry.table, partial(self._remember, entry, again=not is_last))
         if self._published.term not in (None, self.term):
             self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
         self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
@@ -238,8 +280,13 @@ class PartitionOwner:
         self._apply_decisions(None)
         replayed = len(self._published)
         self._published = PublishedDecisions(Position(0, None), ())
-        self._aborted.clear()
         self.phase = "live"
+        for uri, state in list(self.tables.items()):
+            if uri in self.stopped:
+                self._abort_open(uri, state, (), unless=self._aborted)
+            elif uri in self._unpublishable:
+                self._stop_table(uri, state, RecordTooLargeError(self._unpublishable[uri]))
+        self._aborted.clear()
         for uri in list(self.tables):
             self._step(uri, Replayed(monotonic(), self.position - 1))
         log.debug(
@@ -260,8 +307,9 @@ class PartitionOwner:
     def _apply_decisions(self, up_to: int | None) -> None:
         for decision in self._published.pop_due(up_to):
             state = self.tables.get(decision.table)
-            if state is not None:
-                replay_verdict(state, verdicts.verdict_of(decision), monotonic())
+            if state is not None and decision.table not in self.stopped:
+                apply = partial(replay_verdict, state, verdicts.verdict_of(decision), monotonic())
+                self._guard(decision.table, apply)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -277,12 +325,13 @@ class PartitionOwner:
                 continue
             if self.phase == "replaying" and record.offset >= self._replay_until:
                 self.finish_replay(record.offset)
+            self._record = record
             event = decode(WRITER_EVENT, record.value, key=record.key or b"")
             if isinstance(event, Undecodable):
                 self._refuse(record, event)
             else:
                 self._consume_event(record, event, read_at)
-            self.position = record.offset + 1
+            self.position, self._record = record.offset + 1, None
             if self.phase == "replaying":
                 self._apply_decisions(record.offset)
 
@@ -290,7 +339,7 @@ class PartitionOwner:
         state = self._table(event.table)
         why = state if isinstance(state, str) else None
         if isinstance(state, TableState) and isinstance(event, CommitIntent):
-            why = self.locks.resolve_place(state, event.lock)
+            why = self._resolve_place(state, event.lock)
         if why is not None or isinstance(state, str):
             bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
             self._refuse(record, bad)
@@ -298,9 +347,20 @@ class PartitionOwner:
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
-            replay_event(state, event, record.offset, monotonic())
-        else:
-            self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+            ignored = self._guard(
+                event.table, partial(replay_event, state, event, record.offset, monotonic())
+            )
+            if ignored is not None:
+                log.warning("event.ignored", table=event.table, offset=record.offset, detail=ignored)
+            return
+        self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+
+    def _resolve_place(self, state: TableState, lock: str | None) -> str | None:
+        """As `TableLocks.resolve_place`. What an intent names must not stop the table, whatever it is."""
+        try:
+            return self.locks.resolve_place(state, lock)
+        except Exception as error:  # noqa: BLE001 - the event is refused with it
+            return f"the place of the lock can't be found: {error!r}; lock={lock} table={state.uri}"
 
     def _decisions_seen(self) -> Position:
         """A position in `decisions` before which no decision concerns the events from now on."""
@@ -309,9 +369,7 @@ class PartitionOwner:
     def _table(self, uri: str, *, known: bool = False) -> TableState | str:
         """The table's state, or why its events are refused. `known`: it is in the ledger, so `max_tables` does not apply."""
         if uri in self.stopped:
-            return (
-                f"table {uri} is stopped: {self.stopped[uri]}; restart the agent to rebuild it from the log"
-            )
+            return f"{STOPPED}{self.stopped[uri][: MAX_REASON // 2]}; restart the agent to rebuild it from the log; table={uri}"
         if uri not in self.tables:
             if not self._placement.allows(uri):
                 return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
@@ -321,18 +379,21 @@ class PartitionOwner:
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
         return self.tables[uri]
 
-    def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
-        value = record.value or b""
-        reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
+    def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
         letter = DeadLetter(
-            reason=reason,
+            reason=reason[:MAX_REASON],
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
-            value=base64.b64encode(value[:DEAD_LETTER_BYTES]).decode(),
+            value=base64.b64encode((record.value or b"")[:DEAD_LETTER_BYTES]).decode(),
         )
+        key = (record.key or b"")[:MAX_KEY_BYTES]
+        return Outgoing(self._topics.dead_letters, key, encode(letter))
+
+    def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
+        reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
         log.warning("event.refused", partition=record.partition, offset=record.offset, reason=reason)
-        self._publisher.put(Outgoing(self._topics.dead_letters, key, encode(letter)))
+        self._publisher.put(self._dead_letter(record, reason))
         if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
             return
         state = None if bad.table in self.stopped else self.tables.get(bad.table)
@@ -346,6 +407,8 @@ class PartitionOwner:
         elif transaction.phase not in OPEN - {Phase.GRANTED}:
             # A granted transaction is never aborted for it. If this was its completion, its grant lease lapses.
             return
+        elif bad.writer != transaction.writer:
+            return  # The record is not of this transaction: its writer is another one, or can't be read.
         abort = Abort(
             event_id=fresh_id(),
             table=bad.table,
@@ -363,7 +426,7 @@ class PartitionOwner:
         # The answer goes to this partition: its writer consumes the partition that it sent the record to.
         self._publish_decision(key or bad.table.encode(), encode(abort))
         if state is not None and transaction is not None:
-            replay_verdict(state, verdicts.verdict_of(abort), monotonic())
+            self._guard(bad.table, partial(replay_verdict, state, verdicts.verdict_of(abort), monotonic()))
             self._step(bad.table, Tick(monotonic(), record.offset, None))
 
     # -- time --------------------------------------------------------------------------------------------------------
@@ -393,62 +456,173 @@ class PartitionOwner:
         if self.phase != "live" or uri in self.stopped:
             return
         state = self.tables[uri]
+        self._recent.append(f"{uri} {_summary(step_input)}")
+        effects: list[verdicts.Effect] = []
         try:
-            effects = step(state, step_input)
-        except (InvariantBrokenError, AssertionError) as error:
-            self._stop_table(uri, state, error)
+            step(state, step_input, effects)
+            records = [self._record_of(uri, each) for each in effects]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this table alone
+            opened = step_input.event if isinstance(step_input, EventRead) else None
+            self._stop_table(uri, state, error, effects, opened if isinstance(opened, CommitIntent) else None)
             return
-        for effect in effects:
-            self._run_effect(uri, effect)
+        for effect, record in zip(effects, records, strict=True):
+            if record is not None:
+                self._publish(record)
+            _log_effect(uri, effect)
+        self._guard(uri, partial(self._run_lock_effects, uri, effects))
 
-    def _run_effect(self, uri: str, effect: verdicts.Effect) -> None:
+    def _guard(self, uri: str, action: Callable[[], T]) -> T | None:
+        """Do something with one table. An exception stops the table."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this table alone
+            if uri not in self.tables:
+                self.tables[uri] = TableState(uri, self._settings.table(shared=False))
+            self._stop_table(uri, self.tables[uri], error)
+            return None
+
+    def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case verdicts.AcquireLock(adopt=adopt):
+                    self.locks.start_acquire(uri, adopt)
+                case verdicts.ReleaseLock():
+                    self.locks.start_release(uri)
+                case _:
+                    pass
+
+    def _record_of(self, uri: str, effect: verdicts.Effect) -> Outgoing | None:
+        """The record of an effect, or None if it has none. Raises `RecordTooLargeError`."""
         key, agent = uri.encode(), self._settings.agent_id
+        too_large = partial(self._refused_by_broker, uri)
         match effect:
-            case verdicts.AcquireLock(adopt=adopt):
-                self.locks.start_acquire(uri, adopt)
-            case verdicts.ReleaseLock():
-                self.locks.start_release(uri)
+            case verdicts.AcquireLock() | verdicts.ReleaseLock():
+                return None
             case verdicts.ReportConflict():
-                event = wire_events.conflict(uri, effect)
-                log.info(
-                    "conflict.detected",
-                    table=uri,
-                    victim=effect.victim_writer,
-                    winner=effect.winner_writer,
-                    kind=effect.kind,
-                    overlaps=len(effect.conflicts),
-                    victim_age_seconds=event.victim_age_seconds,
-                )
-                self._publisher.put(Outgoing(self._topics.conflicts, key, encode(event)))
-            case verdicts.RecordBatch():
-                entry = encode(wire_events.ledger_entry(self.term, uri, effect))
-                self._publisher.put(
-                    Outgoing(self._topics.ledger, ledger_key(uri, effect.writer), entry, self.number)
-                )
+                value = encode(wire_events.conflict(uri, effect))
+                record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
+            case verdicts.RecordBatch(writer=writer):
+                value = encode(wire_events.ledger_entry(self.term, uri, effect))
+                key = ledger_key(uri, writer)
+                record = Outgoing(self._topics.ledger, key, value, self.number, on_too_large=too_large)
             case verdicts.RecordLosses(writer=writer):
-                entry = encode(wire_events.losses_entry(self.term, uri, effect))
-                self._publisher.put(
-                    Outgoing(self._topics.ledger, ledger_key(uri, writer, "losses"), entry, self.number)
-                )
-            case verdicts.Warn(event=event, transaction=transaction, writer=writer):
-                log.warning(event, table=uri, transaction=transaction, writer=writer)
+                value = encode(wire_events.losses_entry(self.term, uri, effect))
+                key = ledger_key(uri, writer, "losses")
+                record = Outgoing(self._topics.ledger, key, value, self.number, on_too_large=too_large)
+            case verdicts.Warn(event=event, detail=detail):
+                return None if self._record is None else self._dead_letter(self._record, f"{event}: {detail}")
             case _:
-                _log_verdict(uri, effect)
-                self._publish_decision(key, encode(wire_events.decision(agent, self.term, uri, effect)))
+                value = encode(wire_events.decision(agent, self.term, uri, effect))
+                acknowledged = self._decision_acknowledged
+                record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
+        size = len(record.key) + len(record.value)
+        if size > wire_events.MAX_RECORD_BYTES:
+            raise RecordTooLargeError(
+                f"a record for {record.topic} would have {size} bytes, at most {wire_events.MAX_RECORD_BYTES} are sent"
+            )
+        return record
+
+    def _refused_by_broker(self, uri: str, error: Exception) -> None:
+        self._unpublishable[uri] = (
+            f"a broker refuses a record for its size: {error!r}; raise max.message.bytes"
+        )
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
-        self._publisher.put(
+        self._publish(
             Outgoing(self._topics.decisions, key, value, self.number, on_offset=self._decision_acknowledged)
         )
+
+    def _publish(self, record: Outgoing) -> None:
+        self._publisher.put(record)
 
     def _decision_acknowledged(self, offset: int) -> None:
         self._decisions_next = max(self._decisions_next, offset + 1)
 
-    def _stop_table(self, uri: str, state: TableState, error: Exception) -> None:
+    def _stop_table(
+        self,
+        uri: str,
+        state: TableState,
+        error: Exception,
+        undecided: Sequence[verdicts.Effect] = (),
+        intent: CommitIntent | None = None,
+    ) -> None:
+        """Stop a table, as described at the top of the file.
+
+        `undecided`: what the failed step decided and the owner doesn't publish; `intent`: the one that it was reading.
+        """
+        if uri in self.stopped:
+            return
         reason = str(error) or repr(error)
         self.stopped[uri] = reason
-        log.error("table.stopped", table=uri, reason=reason, open=[each.id for each in state.open()])
+        log.error(
+            "table.stopped",
+            table=uri,
+            reason=reason,
+            open=[each.id for each in state.open()],
+            unpublished=[_effect_name(each) for each in undecided],
+            recent=[each for each in self._recent if each.startswith(f"{uri} ")],
+            exc_info=error,
+        )
         self.locks.leave_to_expire(uri)
+        if self.phase == "live":
+            self._abort_open(uri, state, undecided, intent)
+
+    def _abort_open(
+        self,
+        uri: str,
+        state: TableState,
+        undecided: Sequence[verdicts.Effect],
+        intent: CommitIntent | None = None,
+        *,
+        unless: Iterable[str] = (),
+    ) -> None:
+        """Abort the transactions of a stopped table that are open in the log."""
+        decided = [
+            each
+            for each in undecided
+            if not isinstance(each, verdicts.AcquireLock | verdicts.ReleaseLock | verdicts.Warn)
+            and not isinstance(each, verdicts.ReportConflict | verdicts.RecordBatch | verdicts.RecordLosses)
+        ]
+        granting = {each.transaction for each in decided if isinstance(each, verdicts.GrantCommit)}
+        lapsing = {
+            each.transaction
+            for each in decided
+            if isinstance(each, verdicts.AbortTransaction) and each.transaction in state.lapsed
+        }
+        writers = {each.transaction: each.writer for each in decided}
+        writers.update((each.id, each.writer) for each in state.open())
+        if intent is not None and intent.transaction not in state.closed:
+            writers.setdefault(intent.transaction, intent.writer)
+        offset = self.position - 1 if self._record is None else self._record.offset
+        for transaction, writer in writers.items():
+            if transaction in unless:
+                continue
+            kept = state.transactions.get(transaction)
+            running = kept is not None and kept.phase is Phase.GRANTED and transaction not in granting
+            running = running or transaction in lapsing
+            self._publish_decision(
+                uri.encode(),
+                json.dumps(
+                    {
+                        "protocol": PROTOCOL,
+                        "event_id": fresh_id(),
+                        "table": uri,
+                        "transaction": transaction,
+                        "writer": writer,
+                        "at": utc_now().isoformat(),
+                        "agent": self._settings.agent_id,
+                        "term": self.term,
+                        "cause": None,
+                        "cause_offset": offset,
+                        "type": "abort",
+                        "reason": "lease-lost" if running else "not-allowed",
+                        "retriable": running,
+                        "conflicts": [],
+                        "detail": STOPPED + self.stopped[uri][:MAX_REASON],
+                        "losses": None,
+                    }
+                ).encode(),
+            )
 
     # -- release -----------------------------------------------------------------------------------------------------
 
@@ -456,13 +630,19 @@ class PartitionOwner:
         """The checkpoint that may be committed now, or None before the end of the replay."""
         if self.phase != "live" or self.replaced:
             return None
-        needed = [oldest for state in self.tables.values() if (oldest := state.oldest_needed()) is not None]
+        if self.stopped:
+            return self._safe
+        now = monotonic()
+        needed = [
+            oldest for state in self.tables.values() if (oldest := state.oldest_needed(now)) is not None
+        ]
         offset = min(needed, default=self.position)
         last = Position(self._decisions_next, self.term)
         decisions = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        return Checkpoint(offset, decisions)
+        self._safe = Checkpoint(offset, decisions)
+        return self._safe
 
     def stop_deciding(self) -> None:
         """Decide on no further event."""
@@ -479,6 +659,40 @@ class PartitionOwner:
 
     def _without_grant(self) -> set[str]:
         return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
+
+
+def _summary(step_input: Input) -> str:
+    """One input, for the log line of a stopped table."""
+    if isinstance(step_input, EventRead):
+        event = step_input.event
+        return f"{step_input.offset} {event.type} {event.transaction} of {event.writer}"
+    return f"{step_input.offset} {type(step_input).__name__}"
+
+
+def _effect_name(effect: verdicts.Effect) -> str:
+    return f"{type(effect).__name__} {getattr(effect, 'transaction', '')}".strip()
+
+
+def _log_effect(uri: str, effect: verdicts.Effect) -> None:
+    match effect:
+        case (
+            verdicts.AcquireLock() | verdicts.ReleaseLock() | verdicts.RecordBatch() | verdicts.RecordLosses()
+        ):
+            pass
+        case verdicts.ReportConflict():
+            log.info(
+                "conflict.detected",
+                table=uri,
+                victim=effect.victim_writer,
+                winner=effect.winner_writer,
+                kind=effect.kind,
+                overlaps=len(effect.conflicts),
+                victim_age_seconds=round(effect.victim_age_seconds, 3),
+            )
+        case verdicts.Warn(event=event, transaction=transaction, writer=writer, detail=detail):
+            log.warning(event, table=uri, transaction=transaction, writer=writer, detail=detail)
+        case _:
+            _log_verdict(uri, effect)
 
 
 def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:

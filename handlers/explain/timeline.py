@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lakewarden.events import (
-    AbortReason,
     Admission,
     ConflictEntry,
     ConflictKind,
@@ -253,7 +252,7 @@ class Aborted:
 
     record: RecordRef
     agent: str
-    reason: AbortReason
+    reason: str
     retriable: bool
     detail: str | None
     losses: int | None
@@ -270,7 +269,7 @@ class Won:
 
     record: RecordRef
     victim: TransactionRef
-    reason: AbortReason
+    reason: str
     cause: Cause
     lost_conflict: LostConflict
 

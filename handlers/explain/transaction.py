@@ -56,7 +56,7 @@ from lakewarden.handlers.explain.timeline import (
 )
 from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
-from lakewarden.handlers.table.facts import apply_event
+from lakewarden.handlers.table.facts import apply_event, why_ignored
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.machine import replay_verdict
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
@@ -161,9 +161,14 @@ class Explainer:
         own = event.transaction == self._id
         phase_before = self._phase_of(event.transaction)
         markers_before = self._marker_count()
+        # An unknown transaction may have ended before the first event that was read.
+        ignored = phase_before is not None and why_ignored(self._state, event) is not None
         overlaps = apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
-        self._note_event(record, event)
-        if own:
+        if not ignored:
+            self._note_event(record, event)
+        if own and ignored:
+            self._add_ignored(record, event, phase_before)
+        elif own:
             self._add_event(record, event, phase_before, self._marker_count() - markers_before)
         met = list(self._met_steps(record, overlaps, own=own))
         at = len(self._steps)

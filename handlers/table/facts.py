@@ -2,10 +2,31 @@
 
 This module makes no decisions. The same code runs live and during a replay, so a replay rebuilds the same state. Every fact
 advances the table's `moment` by one, even if it changes nothing else.
+
+Which events count (`why_ignored`). A client may publish any transaction id, so an event counts only for what the log has:
+
+| event | counts if |
+| --- | --- |
+| any event of a transaction that the state has | its `writer` is the one of the intent |
+| `commit-completed` | it also names the grant of that transaction: a running or lapsed one, or that of an ended transaction |
+
+An event that doesn't count changes nothing but the moment; the agent reports it. In particular, the ledger changes only by a
+completion whose grant is in the log, and records the batch that the intent named.
+
+Why this loses no commit (promise G6): a completion that counts needs its intent and its grant.
+
+- The checkpoint holds the oldest open intent, and a granted transaction is open. So a batch that was committed while no agent
+  ran has its intent and its grant in the replay.
+- A lapsed transaction is not open. The checkpoint holds its intent for `LATE_COMPLETION_SECONDS` longer, because its writer may
+  still report. The state remembers the grants of the last `MAX_CLOSED` ended transactions.
+- A completion that is read in a replay and whose intent is older than the checkpoint belongs to a transaction that had ended
+  before the checkpoint was committed. The ledger had its batch by then.
+- A completion that is later than that is reported, and the batch is found in the table where the sink can look it up.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, islice, takewhile
 from typing import assert_never
 
@@ -22,10 +43,12 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.state import (
+    LATE_COMPLETION_SECONDS,
     MAX_CLOSED,
     MAX_LOST_ON,
     MAX_LOST_ON_CHARACTERS,
     CommittedBatch,
+    Lapsed,
     TableState,
 )
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Grant, Phase, Transaction
@@ -42,21 +65,25 @@ from lakewarden.handlers.table.verdicts import (
 def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
     """Apply a writer's event and return the overlaps of its markers with other transactions.
 
-    A repeated event changes at most `last_event_at`. An event of a closed transaction changes nothing, except that a late
-    `commit-completed` enters the ledger.
+    A repeated event changes at most `last_event_at`. An event of a closed transaction, or one that doesn't count, changes
+    nothing, except that a late `commit-completed` that counts enters the ledger.
     """
     state.moment += 1
+    if why_ignored(state, event) is not None:
+        return []
     if isinstance(event, CommitIntent):
         return _open_transaction(state, event, offset, now)
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitCompleted):
         _apply_completion(state, event, transaction)
         return []
+    if isinstance(event, TransactionAbandoned):
+        state.lapsed.pop(event.transaction, None)
     if transaction is None:
         return []
     if isinstance(event, TransactionAbandoned):
         if transaction.phase is not Phase.COMMITTED:
-            close(state, transaction, Closed(Phase.ABORTED, transaction.writer, transaction.batch_id))
+            close(state, transaction, _closed(Phase.ABORTED, transaction))
         return []
     if transaction.phase not in OPEN:
         return []
@@ -76,6 +103,20 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
             return state.footprints.add(transaction, markers)
         case _:
             assert_never(event)
+
+
+def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
+    """Why an event doesn't count, for people; None if it does."""
+    known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
+    completed = isinstance(event, CommitCompleted)
+    if known is None:
+        return "the agent knows no intent of this transaction" if completed else None
+    if known.writer != event.writer:
+        return f"the transaction is of writer {known.writer!r}, the event of {event.writer!r}"
+    if isinstance(event, CommitCompleted) and event.grant != known.granted:
+        found = "no grant" if known.granted is None else f"grant {known.granted!r}"
+        return f"the log has {found} for this transaction, and the completion names {event.grant!r}"
+    return None
 
 
 def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
@@ -98,7 +139,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
                 state.footprints.add(transaction, reserved)
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
-                transaction.phase = Phase.GRANTED
+                transaction.phase, transaction.granted = Phase.GRANTED, grant
                 transaction.grant = Grant(grant, now + lease_seconds, lock_owner, seq)
         case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             running = transaction.grant
@@ -107,9 +148,9 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
                 running.seq = max(running.seq, seq)
                 running.lock_owner = lock_owner or running.lock_owner
         case SkipBatch():
-            close(state, transaction, Closed(Phase.COMMITTED, transaction.writer, transaction.batch_id))
+            close(state, transaction, _closed(Phase.COMMITTED, transaction))
         case AbortTransaction():
-            _apply_abort(state, transaction, verdict)
+            _apply_abort(state, transaction, verdict, now)
         case _:
             assert_never(verdict)
 
@@ -140,7 +181,7 @@ def drop_old_evidence(state: TableState) -> None:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
             del state.transactions[each.id]
-            keep_closed(state, each.id, Closed(each.phase, each.writer, each.batch_id))
+            keep_closed(state, each.id, _closed(each.phase, each))
 
 
 def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
@@ -165,7 +206,9 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
 
 
 def _apply_completion(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
+    """Apply a completion that counts: its transaction is known, open or ended."""
     writer, batch_id = event.writer, None
+    state.lapsed.pop(event.transaction, None)
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
         batch_id = transaction.batch_id
         if transaction.phase is not Phase.UNKNOWN:
@@ -176,11 +219,11 @@ def _apply_completion(state: TableState, event: CommitCompleted, transaction: Tr
             del state.lost_on[writer]
             state.unrecorded_losses[writer] = ""
     elif transaction is None:
-        # The transaction has ended or is older than the log. Its commit is a fact and belongs in the ledger.
-        closed = state.closed.get(event.transaction)
-        batch_id = event.batch_id if closed is None else closed.batch_id
-        if closed is not None and closed.phase is Phase.UNKNOWN:
-            state.closed[event.transaction] = Closed(Phase.COMMITTED, closed.writer, closed.batch_id)
+        # The transaction has ended. Its commit is a fact and belongs in the ledger.
+        closed = state.closed[event.transaction]
+        batch_id = closed.batch_id
+        if closed.phase is Phase.UNKNOWN:
+            state.closed[event.transaction] = replace(closed, phase=Phase.COMMITTED)
     if batch_id is not None:
         known = state.ledger.get(writer)
         if known is None or known.batch_id < batch_id:
@@ -189,13 +232,14 @@ def _apply_completion(state: TableState, event: CommitCompleted, transaction: Tr
     drop_old_evidence(state)
 
 
-def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTransaction) -> None:
+def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTransaction, now: float) -> None:
     if transaction.phase in LANDED:
         return
     if transaction.phase is Phase.GRANTED:
         assert transaction.grant is not None
         if verdict.reason == "outcome-unknown":
             transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
+            _await_late_completion(state, transaction, now)
             drop_old_evidence(state)
         else:
             transaction.grant.revoked = True
@@ -206,6 +250,12 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         state.lost_on[transaction.writer] = _partitions_lost_on(state, transaction)
         state.unrecorded_losses[transaction.writer] = transaction.id
     close(state, transaction, _closed_by(verdict, transaction.writer, transaction.batch_id))
+
+
+def _await_late_completion(state: TableState, transaction: Transaction, now: float) -> None:
+    while state.lapsed and next(iter(state.lapsed.values())).until < now:
+        del state.lapsed[next(iter(state.lapsed))]
+    state.lapsed[transaction.id] = Lapsed(transaction.sequence, now + LATE_COMPLETION_SECONDS)
 
 
 def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
@@ -221,6 +271,10 @@ def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Ma
         lambda place: place[1] <= MAX_LOST_ON_CHARACTERS, zip(places, characters, strict=True)
     )
     return tuple(place for place, _ in islice(fitting, MAX_LOST_ON))
+
+
+def _closed(phase: Phase, transaction: Transaction) -> Closed:
+    return Closed(phase, transaction.writer, transaction.batch_id, granted=transaction.granted)
 
 
 def _closed_by(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:

@@ -5,7 +5,8 @@ Granting
 2. A grant needs the table's lock. `lease_seconds` is at most the rest of the lock lease, whose end has the drift subtracted.
 3. If less than half of the configured grant lease would remain, the agent waits for the next renewal of the lock.
 4. The grant names the writer's latest `seq` that the agent has read. The writer counts its lease from when it *sent* that
-   `seq`, so its deadline is never later than the agent's, whatever their clocks show.
+   `seq`, so its deadline is never later than the agent's, whatever their clocks show. Its id is short whatever the
+   transaction is called: the offset of the intent, and the offset up to which the agent had read.
 5. A heartbeat extends the running grant, as far as the lock lease reaches.
 6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
    may still be running. It would not know of an extension, and could grant another transaction after the first lease.
@@ -69,7 +70,7 @@ def grant_next(context: StepContext) -> None:
                 first.id,
                 first.writer,
                 Cause(first.requested_id, context.cause.offset),
-                grant=f"{first.id}:{context.cause.offset}",
+                grant=f"{first.sequence}:{context.cause.offset}",
                 lease_seconds=lease,
                 seq=first.seq,
                 lock_owner=lock.owner,

@@ -46,7 +46,7 @@ from lakewarden.handlers.table.admission import (
     judge_unanswered_intents,
 )
 from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
-from lakewarden.handlers.table.facts import apply_event, apply_verdict
+from lakewarden.handlers.table.facts import apply_event, apply_verdict, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
     grant_next,
@@ -131,12 +131,16 @@ class Replayed:
 Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
 
 
-def step(state: TableState, input_: Input) -> list[Effect]:
-    """Apply one input and return its effects in order. The verdicts among them are already applied to the state."""
+def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
+    """Apply one input and return its effects in order. The verdicts among them are already applied to the state.
+
+    `effects`: the list to fill. If the step raises, it has what was decided until then, and the state must not be used any more.
+    """
     event_id = input_.event.event_id if isinstance(input_, EventRead) else None
     read_at = input_.read_at if isinstance(input_, EventRead) else input_.now
     offset = input_.offset
-    context = StepContext(state, input_.now, read_at, Cause(event_id, offset))
+    decided: list[Effect] = [] if effects is None else effects
+    context = StepContext(state, input_.now, read_at, Cause(event_id, offset), decided)
     match input_:
         case EventRead(event=event):
             _apply_and_judge(context, event)
@@ -162,9 +166,15 @@ def step(state: TableState, input_: Input) -> list[Effect]:
     return context.effects
 
 
-def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
-    """Apply an event during a replay: its facts, without decisions."""
+def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> str | None:
+    """Apply an event during a replay: its facts, without decisions. Returns why it doesn't count (`facts.py`), if it doesn't.
+
+    In a replay, an event of an unknown transaction is usual: its intent may be older than the checkpoint.
+    """
+    known = event.transaction in state.transactions or event.transaction in state.closed
+    ignored = why_ignored(state, event) if known else None
     apply_event(state, event, offset, now)
+    return ignored
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
@@ -212,7 +222,12 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     before = state.transactions.get(event.transaction)
     phase_before = before.phase if before is not None else None
     seq_before = before.seq if before is not None else -1
+    ignored = why_ignored(state, event)
     overlaps = apply_event(state, event, context.cause.offset, context.now)
+    if ignored is not None:
+        what = "commit-without-grant" if isinstance(event, CommitCompleted) else "event.another-writer"
+        context.emit([Warn(what, event.transaction, event.writer, ignored)])
+        return
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitIntent):
         if before is None and transaction is not None:
@@ -220,8 +235,6 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     elif before is None:
         _answer_unknown_transaction(context, event)
     if isinstance(event, CommitCompleted):
-        if phase_before in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
-            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
         abort_repeated_batch(context, event.writer)
@@ -244,8 +257,9 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
     state = context.state
     closed = state.closed.get(event.transaction)
     if isinstance(event, CommitCompleted):
-        if closed is None or closed.phase is Phase.ABORTED:
-            context.emit([Warn("commit-without-grant", event.transaction, event.writer)])
+        if closed is not None and closed.phase is Phase.ABORTED:
+            detail = "the writer had abandoned this transaction; the ledger has its batch as committed now"
+            context.emit([Warn("commit-after-abandonment", event.transaction, event.writer, detail)])
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":

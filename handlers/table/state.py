@@ -15,6 +15,8 @@ from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Phase, 
 
 MAX_CLOSED = 1_000
 """Ended transactions kept per table. Late events arrive within seconds; the log has all others."""
+LATE_COMPLETION_SECONDS = 600.0
+"""After a lapse, how long a replay still finds the grant. A live writer reads its table and reports within seconds."""
 MAX_LOST_ON = 100
 """Partitions kept per losing writer. Conflicts in more partitions are rare."""
 MAX_LOST_ON_CHARACTERS = 100_000
@@ -60,6 +62,15 @@ class CommittedBatch:
     version: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Lapsed:
+    """A lapsed transaction whose writer may still report."""
+
+    sequence: int
+    until: float
+    """Until when the checkpoint holds its intent, in monotonic seconds."""
+
+
 @dataclass(slots=True)
 class TableState:
     """One table: its transactions, their footprints, the last batch of each writer, and the lock."""
@@ -69,6 +80,8 @@ class TableState:
     transactions: dict[str, Transaction] = field(default_factory=dict)
     """Open transactions, and landed ones that an open one may still conflict with. In the order of the log."""
     closed: dict[str, Closed] = field(default_factory=dict)
+    lapsed: dict[str, Lapsed] = field(default_factory=dict)
+    """Transactions without a report, in the order of their lapses."""
     footprints: Footprints = field(default_factory=Footprints)
     ledger: dict[str, CommittedBatch] = field(default_factory=dict)
     unrecorded_batches: set[str] = field(default_factory=set)
@@ -112,6 +125,11 @@ class TableState:
         """Whether nothing happens to this table until a writer's event arrives."""
         return not self.transactions and not self.lock_requested
 
-    def oldest_needed(self) -> int | None:
-        """Offset of the oldest intent that a replay needs: of an open transaction, or of a landed one that still matters."""
-        return min((each.sequence for each in self.transactions.values()), default=None)
+    def oldest_needed(self, now: float) -> int | None:
+        """Offset of the oldest intent that a replay needs.
+
+        Intents of open transactions are needed, of landed ones that still matter, and of lapsed ones that may still be reported.
+        """
+        needed = [each.sequence for each in self.transactions.values()]
+        needed += [each.sequence for each in self.lapsed.values() if each.until >= now]
+        return min(needed, default=None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from lakewarden.events import AbortReason, Admission, ConflictEntry, ConflictRule, Operation
+from lakewarden.events import Admission, ConflictEntry, ConflictRule, Operation
 
 
 class Phase(Enum):
@@ -96,6 +96,8 @@ class Transaction:
     """Moment of the first `commit-requested`: its place in the grant queue. -1: none yet."""
     requested_id: str | None = None
     grant: Grant | None = None
+    granted: str | None = None
+    """Id of its grant, kept after the grant's end: a completion counts only if it names it."""
     footprint: dict[str, list[str]] = field(default_factory=dict)
     """File groups by partition, each once, in the order of their first markers."""
     markers: int = 0
@@ -116,7 +118,9 @@ class Closed:
     phase: Phase
     writer: str
     batch_id: int | None
-    reason: AbortReason | None = None
+    reason: str | None = None
     retriable: bool = False
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
+    granted: str | None = None
+    """Id of its grant, if it had one. A late completion that names it still counts."""

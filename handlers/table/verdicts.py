@@ -53,7 +53,8 @@ class AbortTransaction:
     transaction: str
     writer: str
     cause: Cause
-    reason: AbortReason
+    reason: AbortReason | str
+    """Read back from the log, it may be one that a later version has added."""
     retriable: bool
     conflicts: tuple[ConflictEntry, ...] = ()
     detail: str | None = None
@@ -152,12 +153,13 @@ class ReleaseLock:
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Log a warning for operators."""
+    """Warn operators of the event that was just read: the shell logs it, and keeps the record among the dead letters."""
 
     event: str
     """Name of the log event."""
     transaction: str
     writer: str
+    detail: str
 
 
 Effect: TypeAlias = Verdict | ReportConflict | RecordBatch | RecordLosses | AcquireLock | ReleaseLock | Warn

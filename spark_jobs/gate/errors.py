@@ -89,7 +89,7 @@ class BaseChanged(GateError):
     retriable = True
 
 
-_REASON_TEXTS: dict[AbortReason, str] = {
+_REASON_TEXTS: dict[AbortReason | str, str] = {
     "conflict": "commit aborted: {overlaps} also written by {others}",
     "writer-lost": "commit aborted: no heartbeat of this writer reached the agent in time",
     "lease-lost": "commit aborted: the agent lost the table's lock",
@@ -97,6 +97,9 @@ _REASON_TEXTS: dict[AbortReason, str] = {
     "superseded": "commit aborted: the same writer opened a newer transaction; it was restarted, or two processes use its name",
     "not-allowed": "commit refused: the agent doesn't serve this table or its lock; allow it with --allow",
     "unknown-transaction": "commit aborted: the log no longer has the intent of this transaction",
+    "lock-refused": "commit aborted: the store refuses the agent the table's lock",
+    "timed-out": "commit aborted: the transaction was open for longer than the agent allows (max_transaction_seconds)",
+    "operator": "commit aborted by an operator",
 }
 
 
@@ -114,7 +117,7 @@ def _cause(abort: Abort, others: tuple[str, ...]) -> str:
     if abort.reason == "outcome-unknown" and not abort.conflicts:  # the lapse of this transaction's own grant
         text = "commit aborted: its outcome is unknown"
     else:
-        text = _REASON_TEXTS[abort.reason].format(
+        text = _REASON_TEXTS.get(abort.reason, "commit aborted").format(
             overlaps=named_overlaps(abort.conflicts),
             others=", ".join(f"writer {name!r}" for name in others) or "another writer",
         )

@@ -20,6 +20,7 @@ import anyio
 from aiokafka.errors import KafkaError
 
 from lakewarden.events import (
+    MAX_VERSION,
     Admission,
     CommitCompleted,
     CommitIntent,
@@ -154,9 +155,10 @@ class EventPublisher:
 
     def publish_completed(self, grant: str, version: str | None) -> None:
         """Report that the commit is durable."""
-        event = CommitCompleted(
-            **self._header(), grant=grant, version=version, batch_id=self._intent.batch_id
-        )
+        named = (
+            version if version is None else version[:MAX_VERSION]
+        )  # a durable commit must not fail for its name
+        event = CommitCompleted(**self._header(), grant=grant, version=named, batch_id=self._intent.batch_id)
         for remaining in reversed(range(COMPLETED_ATTEMPTS)):
             try:
                 self._channel.send(event)

@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.kafka import partitions_of, producer, reader, start_client, stop_client
+from lakewarden.agent.kafka import BATCH_BYTES, partitions_of, producer, reader, start_client, stop_client
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.peer_listener import RENEWAL
@@ -157,7 +157,7 @@ async def audit_log(settings: Settings) -> AsyncGenerator[AuditLog]:
         await consumer.seek_to_end(*partitions)
         for partition in partitions:
             await consumer.position(partition)  # fixes the start before any event is published
-        publisher = Publisher(sender)
+        publisher = Publisher(sender, batch_bytes=BATCH_BYTES)
         log = AuditLog(settings, publisher)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(publisher.run)

@@ -161,11 +161,14 @@ def _bounds(field: dict[str, Any]) -> str:
         return f", {field.get('minLength', 0)} to {field['maxLength']:,} characters"
     if "minLength" in field:
         return ", not empty"
+    largest = 2 ** (base.INTEGER_BITS - 1)
     limits = [
         f"{sign} {field[name]}"
         for name, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("maximum", "≤"))
-        if name in field
+        if name in field and field[name] not in (-largest, largest - 1)
     ]
+    if field.get("maximum") == largest - 1:
+        limits.append(f"{base.INTEGER_BITS} bits")
     return "".join(f", {each}" for each in limits)
 
 
@@ -206,6 +209,18 @@ def _reasons() -> str:
             "read `detail`; change the configuration or the client",
         ),
         "unknown-transaction": ("the agent knows no intent of this transaction", "begin a new transaction"),
+        "lock-refused": (
+            "the store refuses the agent the table's lock (not published by this version)",
+            "begin a new transaction later",
+        ),
+        "timed-out": (
+            "the transaction was open for too long (not published by this version)",
+            "read `detail`; begin a new transaction if retriable",
+        ),
+        "operator": (
+            "an operator ended the transaction (not published by this version)",
+            "read `detail`; begin a new transaction if retriable",
+        ),
     }
     assert set(meaning) == set(get_args(AbortReason)), "describe every reason"
     return _table(
@@ -225,10 +240,14 @@ def _limits() -> str:
         ("a record's value", f"{MAX_EVENT_BYTES:,} bytes", "refused before it is parsed"),
         ("markers in one event", f"{MAX_MARKERS_PER_EVENT:,}", "refused; split the list"),
         (
-            "`event_id`, `transaction`, `writer`, `grant`",
-            f"1 to {base.MAX_NAME} characters, no line break",
+            "`event_id`, `transaction`, `writer`",
+            f"1 to {base.MAX_NAME} bytes of UTF-8, no line break",
             "refused",
         ),
+        ("`grant` of a completion", f"1 to {base.MAX_GRANT} bytes of UTF-8, no line break", "refused"),
+        ("`version`", f"{base.MAX_VERSION:,} characters", "refused"),
+        ("`reason` of an abandonment", f"{base.MAX_REASON:,} characters", "refused"),
+        ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
         ("`table`, `partition`, `file_group`", f"{base.MAX_PATH:,} characters", "refused"),
         ("`lock`", f"{lock_length:,} characters", "refused"),
         ("`heartbeat_seconds`", f"more than 0, at most {longest_heartbeat:g}", "refused"),

@@ -11,6 +11,7 @@ from typing import Any
 import anyio.abc
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden.agent.kafka import BATCH_BYTES
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import decisions_position
@@ -64,7 +65,7 @@ class Log:
         owner = PartitionOwner(
             self.partition,
             self.scene.settings(),
-            Publisher(self.scene.producer),
+            Publisher(self.scene.producer, batch_bytes=BATCH_BYTES),
             Stores(self.scene.settings(), AsyncExitStack()),
             self.tasks,
         )

@@ -29,7 +29,6 @@ from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
-from lakewarden.events import UndecodableRecords
 from lakewarden.handlers.table.state import TableState
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
@@ -91,8 +90,8 @@ def simulated(
     """
     owners: list[ObservedOwner] = []
 
-    def make_owner(*arguments: Any, undecodable: UndecodableRecords) -> ObservedOwner:
-        owner = ObservedOwner(broker, oracles, after_grant, *arguments, undecodable=undecodable)
+    def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
+        owner = ObservedOwner(broker, oracles, after_grant, *arguments, **shared)
         owners.append(owner)
         return owner
 
@@ -147,21 +146,24 @@ class ObservedOwner(PartitionOwner):
         number: int,
         settings: Settings,
         *rest: Any,
-        undecodable: UndecodableRecords,
+        **shared: Any,
     ) -> None:
-        super().__init__(number, settings, *rest, undecodable=undecodable)
+        super().__init__(number, settings, *rest, **shared)
         self.node = current_process().node
         self.broker = broker
         self._oracles = oracles
         self._after_grant = after_grant
 
-    def _publish_decision(self, key: bytes, value: bytes) -> None:
+    def _publish(self, record: Outgoing) -> None:
+        if record.topic != TOPICS.decisions:
+            super()._publish(record)
+            return
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         caught_up = self._caught_up
         read_until = None if caught_up is None else self.node.clock.when(caught_up.until)
-        self._oracles.on_decision(self.node, value, writers, read_until)
-        super()._publish_decision(key, value)
-        if b'"commit-granted"' in value:
+        self._oracles.on_decision(self.node, record.value, writers, read_until)
+        super()._publish(record)
+        if b'"commit-granted"' in record.value:
             self._after_grant(self.node)
 
     async def compare(self) -> None:

@@ -92,7 +92,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     events.CommitIntent: st.builds(
         events.CommitIntent,
         **_common,
-        batch_id=st.none() | st.integers(-(2**63), 2**63),
+        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
         admission=st.sampled_from(["optimistic", "queued"]),
         priority=st.integers(-100, 100),
         conflict_rule=st.sampled_from(["file-group", "deleted-file"]),
@@ -108,7 +108,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         **_common,
         grant=names,
         version=st.none() | texts,
-        batch_id=st.none() | st.integers(-(2**63), 2**63),
+        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
     ),
     events.TransactionAbandoned: st.builds(events.TransactionAbandoned, **_common, reason=texts),
     events.Admitted: st.builds(events.Admitted, **_decision),

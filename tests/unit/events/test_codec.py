@@ -140,6 +140,12 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
         ("transaction", ""),
         ("writer", "two\nlines"),
         ("writer", "x" * 513),
+        ("writer", "é" * 257),
+        ("transaction", "\U0001f40b" * 129),
+        ("event_id", "e" * 513),
+        ("batch_id", 2**63),
+        ("batch_id", -(2**63) - 1),
+        ("priority", 10**4000),
         ("at", "2026-03-01T12:00:00"),
         ("at", "yesterday"),
         ("heartbeat_seconds", 0),
@@ -166,7 +172,56 @@ def test_an_event_without_a_common_field_is_refused(field: str) -> None:
     assert field in refused(json.dumps(fields).encode()).reason
 
 
-@pytest.mark.parametrize("seq", [-1, "many", 1.5, None])
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("grant", ""),
+        ("grant", "g" * 129),
+        ("grant", "é" * 65),
+        ("version", "v" * 1025),
+        ("batch_id", 2**63),
+    ],
+)
+def test_a_completion_beyond_its_limits_is_refused(field: str, value: object) -> None:
+    """The ledger and later answers repeat what it names, so they must fit into a record."""
+    completed = events.CommitCompleted(**COMMON, grant="g")
+
+    assert field in refused(changed(completed, **{field: value})).reason
+
+
+def test_an_abandonment_with_a_long_reason_is_refused() -> None:
+    """A writer in another language sends a whole stack trace."""
+    abandoned = events.TransactionAbandoned(**COMMON, reason="r" * 1000)
+
+    assert decode(WRITER_EVENT, encode(abandoned)) == abandoned
+    assert "reason" in refused(changed(abandoned, reason="r" * 1001)).reason
+
+
+@pytest.mark.parametrize("name", ["n" * 512, "é" * 256, "\U0001f40b" * 128, "\x01" * 512])
+def test_a_name_of_exactly_the_limit_is_decoded(name: str) -> None:
+    """The limit counts bytes: a name in any script has the same room in Kafka."""
+    event = an_intent(event_id=name, transaction=name, writer=name)
+
+    assert decode(WRITER_EVENT, encode(event)) == event
+
+
+def test_an_abort_for_a_reason_that_a_later_version_added_is_decoded() -> None:
+    """Reasons are added without notice. A writer that could not read the abort would go on computing."""
+    abort = events.Abort(**COMMON, agent="a", cause_offset=3, reason="eclipse", retriable=True)
+
+    assert decode(DECISION_RECORD, encode(abort)) == abort
+
+
+def test_what_an_agent_publishes_has_no_limit_that_an_input_could_break() -> None:
+    """An older agent granted under an id made of the transaction's: the log still has it."""
+    granted = events.CommitGranted(
+        **COMMON, agent="\U0001f40b" * 200, cause_offset=3, grant="g" * 600, lease_seconds=1.0, seq=2**70
+    )
+
+    assert decode(DECISION_RECORD, encode(granted)) == granted
+
+
+@pytest.mark.parametrize("seq", [-1, "many", 1.5, None, 2**63])
 def test_a_seq_that_is_not_a_counter_is_refused(seq: object) -> None:
     """The writer counts the deadline of its grant from when it sent this seq."""
     assert "seq" in refused(changed(WriterHeartbeat(**COMMON, seq=1), seq=seq)).reason

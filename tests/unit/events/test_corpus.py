@@ -82,11 +82,15 @@ def test_every_event_type_is_recorded() -> None:
     assert {each.type for each in recorded()} == TYPES
 
 
+AGREED = {"lock-refused", "timed-out", "operator"}
+"""Reasons that this version reads and doesn't publish yet. Released readers (`readers.json`) skip such an abort."""
+
+
 def test_every_abort_reason_is_recorded() -> None:
-    """A reason is a value of a closed set, like a type."""
+    """Each reason that is published has its example."""
     reasons = {json.loads(each.value)["reason"] for each in recorded() if each.type == "abort"}
 
-    assert reasons == set(get_args(events.AbortReason))
+    assert reasons | AGREED == set(get_args(events.AbortReason))
 
 
 def test_the_list_names_every_file() -> None:

@@ -457,7 +457,7 @@ def test_the_attempts_of_a_batch_are_listed_with_their_outcomes() -> None:
     w = world().lock().intent("A").touch("A", m("p/f"))
     for attempt in ("B1", "B2"):
         w.intent(attempt, writer="w-B", batch_id=3).touch(attempt, m("p/f"), writer="w-B")
-    w.abandon("A").intent("B3", writer="w-B", batch_id=3).request("B3").complete(
+    w.abandon("A").intent("B3", writer="w-B", batch_id=3).lock().request("B3").complete(
         "B3", writer="w-B", version="8"
     )
     w.intent("B4", writer="w-B", batch_id=4)
@@ -473,7 +473,7 @@ def test_the_attempts_of_a_batch_are_listed_with_their_outcomes() -> None:
 
 def test_a_skipped_batch_names_the_transaction_that_committed_it() -> None:
     """Spark replays a micro-batch after a restart."""
-    w = world().lock().intent("A", writer="w", batch_id=1).request("A").complete("A", writer="w", version="5")
+    w = world().intent("A", writer="w", batch_id=1).lock().request("A").complete("A", writer="w", version="5")
     w.intent("B", writer="w", batch_id=1)
 
     explanation = explanation_of(w, "B")

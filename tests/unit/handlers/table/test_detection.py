@@ -276,7 +276,7 @@ def test_a_commit_ends_the_protection() -> None:
     w = world(max_losses=1).lock().intent("A").touch("A", m("p/f"))
     w.intent("S0", writer="slow").touch("S0", m("p/f"), writer="slow")
     assert w.intent("S1", writer="slow").aborted == {"A": "conflict"}
-    w.request("S1", writer="slow").complete("S1", writer="slow")
+    w.lock().request("S1", writer="slow").complete("S1", writer="slow")
 
     w.intent("B").touch("B", m("p/f")).intent("S2", writer="slow").touch("S2", m("p/f"), writer="slow")
 
@@ -310,7 +310,7 @@ def test_a_scope_that_loses_aborts_only_its_own_transaction() -> None:
 
 def test_the_scope_of_a_committed_batch_aborts_no_other_transaction() -> None:
     """A replayed micro-batch of high priority has no work to do. It must not abort transactions that have."""
-    w = world().lock().intent("A", writer="w", batch_id=1, priority=5)
+    w = world().intent("A", writer="w", batch_id=1, priority=5).lock()
     w.request("A", writer="w").complete("A", writer="w")
     w.intent("B").touch("B", m("p/f"))
 

@@ -16,7 +16,7 @@ from lakewarden.handlers.table.verdicts import (
     RenewGrant,
     Warn,
 )
-from tests.unit.handlers.table.world import World, m, world
+from tests.unit.handlers.table.world import World, facts, m, world
 
 
 def granted(hold: Literal["while-active", "per-commit"] = "while-active") -> World:
@@ -356,12 +356,16 @@ def test_a_commit_missing_in_the_ledger_is_recorded_after_the_replay() -> None:
     assert w.of(RecordBatch) == [RecordBatch("A", "w-A", 4, "s-1")]
 
 
-def test_a_completion_without_a_grant_is_logged_and_counts() -> None:
-    """A writer violates the protocol. What it reports as durable must conflict with other transactions all the same."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B").complete("A")
+def test_a_completion_without_a_grant_is_reported_and_changes_nothing() -> None:
+    """A writer violates the protocol, or another client uses its names."""
+    w = world().intent("A", batch_id=4).touch("A", m("p/f")).intent("B")
+    before = facts(w.state)
+
+    w.complete("A")
 
     assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
-    assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}
+    assert facts(w.state) == before
+    assert w.touch("B", m("p/f")).aborted == {"B": "conflict"}, "A is still open"
 
 
 def test_a_completion_after_an_abort_is_logged() -> None:

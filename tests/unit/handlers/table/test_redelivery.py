@@ -70,9 +70,12 @@ def test_an_unknown_transaction_is_aborted_once_across_a_restart() -> None:
 
 def test_a_completion_of_an_unknown_transaction_is_logged() -> None:
     """Its writer violates the protocol, or its intent is older than the log."""
-    w = world().complete("X")
+    w = world().complete("X", batch_id=7)
 
-    assert w.effects == [Warn("commit-without-grant", "X", "w-X")]
+    assert w.effects == [
+        Warn("commit-without-grant", "X", "w-X", "the agent knows no intent of this transaction")
+    ]
+    assert w.state.ledger == {}
 
 
 def test_an_abandonment_of_an_unknown_transaction_needs_no_answer() -> None:

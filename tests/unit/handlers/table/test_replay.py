@@ -16,7 +16,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.machine import Tick, record_again, restore_batch, restore_losses, step
 from lakewarden.handlers.table.replay import entries_in_force
-from lakewarden.handlers.table.state import CommittedBatch
+from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, CommittedBatch
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
@@ -283,12 +283,28 @@ def test_a_commit_resets_the_losses_in_the_ledger() -> None:
     assert not w.state.lost_on
 
 
-def test_a_completion_of_an_unknown_transaction_is_recorded() -> None:
-    """Its outcome was unknown, and the replay began after it. The batch must not be written twice (G6)."""
-    w = world().complete("gone", writer="w-A", batch_id=7, version="v7")
+def test_a_completion_after_a_lapse_counts_across_a_restart() -> None:
+    """Its outcome was unknown, and the agent restarted meanwhile. The batch must not be written twice (G6)."""
+    w = world().intent("gone", writer="w-A", batch_id=7).lock().request("gone").tick(21)
+    assert w.aborted == {"gone": "outcome-unknown"}
+    assert w.state.transactions == {}, "nothing else is open"
+    assert w.state.oldest_needed(w.now) == 0, "the checkpoint holds its intent"
+
+    w = w.rebuilt().replayed()
+    w.complete("gone", version="v7")
 
     assert w.one(RecordBatch) == RecordBatch("gone", "w-A", 7, "v7")
     assert w.intent("again", writer="w-A", batch_id=7).one(SkipBatch).committed_transaction == "gone"
+    assert w.state.oldest_needed(w.now) is None
+
+
+def test_the_checkpoint_does_not_hold_the_intent_of_a_lapsed_transaction_for_ever() -> None:
+    """Its driver is dead, and the replay must not grow from day to day."""
+    w = world().intent("gone").lock().request("gone").tick(21)
+
+    assert w.state.oldest_needed(w.now + LATE_COMPLETION_SECONDS) == 0
+    assert w.state.oldest_needed(w.now + LATE_COMPLETION_SECONDS + 1) is None
+    assert w.intent("B").request("B").abandon("gone").state.oldest_needed(w.now) == 2
 
 
 def test_a_running_grant_survives_the_restart_and_stays_the_only_one() -> None:
@@ -345,7 +361,7 @@ def test_a_replay_starts_at_the_oldest_intent_that_is_needed(phase: str) -> None
     if phase == "nothing":
         w.commits("A")
 
-    assert w.state.oldest_needed() == (None if phase == "nothing" else 2)
+    assert w.state.oldest_needed(w.now) == (None if phase == "nothing" else 2)
     assert w.state.idle() is (phase == "nothing")
 
 

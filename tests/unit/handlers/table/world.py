@@ -95,11 +95,12 @@ class World:
     def event(
         self, kind: Callable[..., WriterEventUnion], transaction: str, **fields: Any
     ) -> WriterEventUnion:
+        known = self.state.transactions.get(transaction) or self.state.closed.get(transaction)
         common: dict[str, Any] = {
             "event_id": f"e-{self.offset + 1}-{transaction}",
             "table": TABLE,
             "transaction": transaction,
-            "writer": f"w-{transaction}",
+            "writer": f"w-{transaction}" if known is None else known.writer,
             "at": AT,
         }
         return kind(**{**common, **fields})
@@ -120,7 +121,10 @@ class World:
         return self.read(self.event(CommitRequested, transaction, markers=markers, **fields))
 
     def complete(self, transaction: str, **fields: Any) -> World:
-        return self.read(self.event(CommitCompleted, transaction, **{"grant": "g", **fields}))
+        """Report the commit under the transaction's own grant."""
+        known = self.state.transactions.get(transaction) or self.state.closed.get(transaction)
+        grant = None if known is None else known.granted
+        return self.read(self.event(CommitCompleted, transaction, **{"grant": grant or "g", **fields}))
 
     def abandon(self, transaction: str, **fields: Any) -> World:
         return self.read(self.event(TransactionAbandoned, transaction, reason="the writer failed", **fields))

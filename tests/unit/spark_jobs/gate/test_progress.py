@@ -244,3 +244,12 @@ def test_the_package_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "[]"]
+
+
+def test_an_abort_for_an_unknown_reason_is_raised_by_its_retriable() -> None:
+    """A later agent may have reasons that this client doesn't know."""
+    error = CommitAborted(Abort(**common(), reason="eclipse", retriable=True, detail="the sun is gone"))
+
+    assert error.retriable
+    assert "eclipse" in str(error)
+    assert "the sun is gone" in str(error)

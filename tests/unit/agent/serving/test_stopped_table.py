@@ -1,0 +1,239 @@
+"""An unexpected error in one table stops that table. The agent and the other tables continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from lakewarden.agent import wire_events
+from lakewarden.agent.operators.status import stopped_tables
+from lakewarden.agent.serving import partition
+from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.events import (
+    DECISION_RECORD,
+    Abort,
+    PartitionTaken,
+    Undecodable,
+    decode,
+)
+from lakewarden.handlers.table import machine, verdicts
+from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
+
+URI = "s3://lake/orders"
+OTHER = "s3://lake/trips"
+NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    made = Table(URI, NAMES)
+    monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+    return made
+
+
+def decisions(table: Table) -> list[tuple[str, str, str]]:
+    """Type, transaction and reason of each decision."""
+    found: list[tuple[str, str, str]] = []
+    for record in table.log.of(TOPICS.decisions):
+        event = decode(DECISION_RECORD, record.value)
+        assert not isinstance(event, Undecodable)
+        if not isinstance(event, PartitionTaken):
+            found.append((event.type, event.transaction, event.reason if isinstance(event, Abort) else ""))
+    return found
+
+
+def aborts_of_the_stop(table: Table) -> dict[str, tuple[str, bool]]:
+    found: dict[str, tuple[str, bool]] = {}
+    for record in table.log.of(TOPICS.decisions):
+        event = decode(DECISION_RECORD, record.value)
+        if isinstance(event, Abort) and (event.detail or "").startswith(STOPPED):
+            assert event.transaction not in found, "each is aborted once"
+            found[event.transaction] = (event.reason, event.retriable)
+    return found
+
+
+def fails_once(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **fields: Any) -> Any:
+        if when(*arguments):
+            raise ZeroDivisionError("planted")
+        return real(*arguments, **fields)
+
+    return wrapped
+
+
+def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state has the grant already, the log doesn't: nobody may be granted under it."""
+    for which in range(3):
+        table.send("commit-intent", which)
+    table.send("commit-intent", 0, table=OTHER, transaction="X")
+    table.send("commit-requested", 0, seq=1)
+    stamp = fails_once(wire_events.decision, lambda *given: isinstance(given[3], verdicts.GrantCommit))
+    monkeypatch.setattr(wire_events, "decision", stamp)
+
+    with capture_logs() as logs:
+        table.lock("confirmed")
+
+    assert "commit-granted" not in {kind for kind, _, _ in decisions(table)}
+    assert aborts_of_the_stop(table) == {name: ("not-allowed", False) for name, _ in NAMES}
+    (stopped,) = [each for each in logs if each["event"] == "table.stopped"]
+    assert (stopped["table"], stopped["reason"]) == (URI, "planted")
+    assert stopped["unpublished"] == ["GrantCommit A"]
+    assert stopped["recent"][-1].endswith("LockConfirmed")
+    assert list(table.owner.stopped) == [URI]
+    assert stopped_tables(table.log.of(TOPICS.decisions)) == {URI: "planted"}
+    table.send("commit-intent", 1, table=OTHER, transaction="Y")
+    assert ("admitted", "Y", "") in decisions(table)
+
+
+def test_what_a_failed_step_decided_is_not_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One conflict aborts B in the state, then the report fails: B gets the abort of the stop, which has no conflicts."""
+    for which in range(2):
+        table.send("commit-intent", which)
+    monkeypatch.setattr(wire_events, "conflict", fails_once(wire_events.conflict, lambda *_: True))
+    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
+    table.send("marker-created", 0, markers=marker)
+
+    table.send("marker-created", 1, markers=marker)
+
+    assert ("abort", "B", "conflict") not in decisions(table)
+    assert aborts_of_the_stop(table) == {"A": ("not-allowed", False), "B": ("not-allowed", False)}
+
+
+def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts_after_a_restart(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer may be publishing. The next owner finds the commit, although the stopped table's owner refused the event."""
+    table.send("commit-intent", 0, batch_id=7)
+    table.send("commit-requested", 0, seq=1)
+    table.lock("confirmed")
+    grant = table.grant_of(0)
+    before = table.owner.checkpoint()
+    with monkeypatch.context() as broken:
+        broken.setattr(partition, "step", fails_once(machine.step, lambda *_: True))
+        table.send("commit-intent", 1)
+
+    assert aborts_of_the_stop(table) == {"A": ("lease-lost", True), "B": ("not-allowed", False)}
+    table.send("commit-completed", 0, grant=grant, version="v7")
+    assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
+    assert table.log.ledger_entries() == []
+
+    assert "planted" in stopped_tables(table.log.of(TOPICS.decisions))[URI]
+
+    table.start()
+
+    assert table.owner.stopped == {}
+    assert stopped_tables(table.log.of(TOPICS.decisions)) == {}
+    assert len(table.log.ledger_entries()) == 1
+    table.send("commit-intent", 2, writer="w-A", batch_id=7)
+    assert decisions(table)[-1][:2] == ("already-committed", "C")
+
+
+def test_an_error_of_the_step_itself_aborts_what_it_had_decided_about(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed step had closed B already, so that the state alone would not name it."""
+    for which in range(2):
+        table.send("commit-intent", which)
+    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
+    table.send("marker-created", 0, markers=marker)
+    monkeypatch.setattr(
+        machine, "_decide_outstanding", fails_once(machine._decide_outstanding, lambda *_: True)
+    )
+
+    table.send("marker-created", 1, markers=marker)
+
+    assert set(aborts_of_the_stop(table)) == {"A", "B"}
+    assert ("abort", "B", "conflict") not in decisions(table)
+
+
+def test_a_record_that_is_too_large_for_kafka_stops_its_table(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published or not, it would come again in every session."""
+    monkeypatch.setattr(wire_events, "MAX_RECORD_BYTES", 700)
+    table.send("commit-intent", 0)
+
+    assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
+    assert "bytes" in table.owner.stopped[URI]
+
+
+def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agents would otherwise die of the same event one after the other."""
+    table.send("commit-intent", 0)
+    table.send("commit-intent", 1)
+    table.send("commit-intent", 0, table=OTHER, transaction="X")
+    fails = fails_once(machine.replay_event, lambda _, event, *__: event.transaction == "B")
+    with monkeypatch.context() as broken:
+        broken.setattr(partition, "replay_event", fails)
+        table.start()
+        assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
+        assert list(table.owner.stopped) == [URI]
+
+        table.start()
+        assert list(aborts_of_the_stop(table)) == ["A"], "the log has its abort"
+
+    table.start()
+    assert table.owner.stopped == {}
+
+
+def test_an_unpublishable_table_is_stopped_after_the_next_replay(table: Table) -> None:
+    """A broker accepts less than this agent sends. The same decision would end every session."""
+    table.send("commit-intent", 0)
+    (admitted,) = [each for each in table.log.records if b'"admitted"' in each.value]
+    assert admitted.on_too_large is not None
+
+    admitted.on_too_large(ValueError("too large"))
+    assert table.owner.stopped == {}, "this session ends"
+    table.start()
+
+    assert "max.message.bytes" in table.owner.stopped[URI]
+    assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
+
+
+@pytest.mark.parametrize("length", range(500, 513))
+def test_a_transaction_with_a_long_name_is_granted(table: Table, length: int) -> None:
+    """A grant that was named after its transaction had no room for it."""
+    table.names = [("t" * length, "w")]
+    table.send("commit-intent", 0)
+    table.send("commit-requested", 0, seq=1)
+
+    table.lock("confirmed")
+
+    grant = table.grant_of(0)
+    assert grant is not None
+    assert len(grant) < 42
+
+
+def test_an_unreadable_record_aborts_only_a_transaction_of_its_own_writer(table: Table) -> None:
+    """Any client can send rubbish that bears the id of another's transaction."""
+    table.send("commit-intent", 0)
+
+    table.send("marker-created", 0, writer="other", markers="rubbish")
+    assert [kind for kind, _, _ in decisions(table)] == ["admitted"]
+    table.send("marker-created", 0, markers="rubbish")
+
+    assert decisions(table)[-1] == ("abort", "A", "not-allowed")
+    assert len(table.log.of(TOPICS.dead_letters)) == 2
+
+
+def test_an_event_that_does_not_count_is_kept_among_the_dead_letters(table: Table) -> None:
+    """Operators find out who sent it."""
+    table.send("commit-intent", 0)
+    table.send("commit-completed", 0, grant="x", batch_id=10**12)
+    table.send("transaction-abandoned", 0, writer="other", reason="forged")
+    table.send("commit-completed", 1, grant="x")
+
+    letters = [record.value.decode() for record in table.log.of(TOPICS.dead_letters)]
+    assert [letter.partition('"reason":"')[2].partition(":")[0] for letter in letters] == [
+        "commit-without-grant",
+        "event.another-writer",
+        "commit-without-grant",
+    ]
+    assert table.log.ledger_entries() == []
