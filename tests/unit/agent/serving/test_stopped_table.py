@@ -67,7 +67,7 @@ def fails_once(real: Callable[..., Any], when: Callable[..., bool]) -> Callable[
 def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state has the grant already, the log doesn't: nobody may be granted under it."""
+    """The state has the grant already, the log doesn't: no transaction may publish under it."""
     for which in range(3):
         table.send("commit-intent", which)
     table.send("commit-intent", 0, table=OTHER, transaction="X")
