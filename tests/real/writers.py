@@ -270,8 +270,11 @@ class Writer:
         await self.request_commit()
         return await self.wait_for(CommitGranted)
 
-    async def complete(self, grant: str = "g", version: str | None = "1") -> int:
-        """Report that the commit is durable."""
+    async def complete(self, grant: str | None = None, version: str | None = "1") -> int:
+        """Report that the commit is durable, under this grant or the one that was received last."""
+        if grant is None:
+            received = [each for each in self.world.events(CommitGranted) if self.mine(each)]
+            grant = received[-1].grant if received else "none"
         return await self.world.send(self.event(CommitCompleted, grant=grant, version=version))
 
     async def abandon(self) -> int:
