@@ -25,13 +25,12 @@ from pydantic_settings import (
 )
 
 from lakewarden.agent.errors import SettingsError
+from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
 from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
 from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import Placement
 from lakewarden.handlers.table.state import TableSettings
 
-ENV_PREFIX = "LAKEWARDEN_"
-CONFIG_VARIABLE = "LAKEWARDEN_CONFIG"
 RENEWALS_PER_VALIDITY = 10
 """The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
 
@@ -100,11 +99,15 @@ class KafkaSettings(BaseSettings):
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: object) -> Self:
-        """Read all sources. `SettingsError` names every invalid setting. A flag that is None or empty counts as not set."""
+        """Read all sources. A flag that is None or empty counts as not set.
+
+        `SettingsError` names every invalid setting. An unknown variable of the environment or key of the file is one, too.
+        """
+        refuse_unknown_variables(os.environ, Settings.model_fields)
         path = config or _named_file()
         values: dict[str, Any] = {name: value for name, value in flags.items() if value not in (None, (), [])}
         if path is not None:
-            _check_file(path, set(cls.model_fields))
+            _check_file(path)
         reading = _config_file.set(path)
         try:
             return cls(**values)
@@ -249,6 +252,10 @@ class Settings(KafkaSettings):
         le=100,
         description="conflicts lost in a row after which a writer is protected and wins the next one",
     )
+    max_priority: int = Field(
+        default=0,
+        description="highest priority that an intent may have; the agent aborts the transactions of higher ones",
+    )
     check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
     max_open: int = Field(default=1_000, ge=1, description="most open transactions of one table")
     max_markers: int = Field(default=2_000_000, ge=1, description="most markers of one transaction")
@@ -351,6 +358,7 @@ class Settings(KafkaSettings):
             grant_lease=self.grant_seconds,
             heartbeat_misses=self.heartbeat_misses,
             max_losses=self.max_losses,
+            max_priority=self.max_priority,
             max_open=self.max_open,
             max_markers=self.max_markers,
         )
@@ -376,7 +384,7 @@ def _canonical_glob(glob: str) -> str:
     )
 
 
-def _check_file(path: Path, known: set[str]) -> None:
+def _check_file(path: Path) -> None:
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
@@ -384,9 +392,8 @@ def _check_file(path: Path, known: set[str]) -> None:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
-    unknown = sorted(set(values) - known - set(Settings.model_fields))
-    if unknown:
-        raise SettingsError(f"{path}: unknown setting: {', '.join(unknown)}")
+    if unknown := unknown_keys(values, Settings.model_fields):
+        raise SettingsError(f"{path}: unknown setting: {unknown}; docs/configuration.md lists all settings")
 
 
 def _explain(error: Any) -> str:

@@ -13,7 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from lakewarden.agent.settings import CONFIG_VARIABLE, ENV_PREFIX, Settings
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX
 
 _GROUPS = (
     (
@@ -32,6 +33,7 @@ Generated from `agent/settings.py` by `python -m lakewarden.agent.cli.configurat
 
 Every setting is an environment variable and a key of the TOML file that `--config` or `${CONFIG_VARIABLE}` names. Some are
 also flags. Flags override the environment, and the environment overrides the file. Durations are in seconds.
+An unknown key, or an unknown variable that begins with `{ENV_PREFIX}`, is an error that names the nearest setting.
 
 The agent checks all settings before it starts, including these ratios: `validity ≥ 10 × renew`,
 `request_timeout < renew`, `grant < validity − drift`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 from rich.console import Console
 
 from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.variables import refuse_unknown_variables
 
 
 class ReportForm(StrEnum):
@@ -89,6 +92,7 @@ def demo_command(
     """
     if s3_bucket is not None and s3_endpoint is None:
         raise typer.BadParameter("--s3-bucket needs --s3-endpoint", param_hint="--s3-bucket")
+    refuse_unknown_variables(os.environ, Settings.model_fields)
     console = Console(stderr=output is ReportForm.JSON, highlight=False)
     errors = Console(stderr=True, highlight=False)
     try:

@@ -4,6 +4,7 @@ Each intent is answered by the first rule that applies:
 
 | case | answer |
 | --- | --- |
+| its priority is above `max_priority` | `abort` (`not-allowed`, not retriable); the writer's older transactions stay |
 | the table has more than `max_open` open transactions | `abort` (`not-allowed`, retriable) |
 | an older transaction of its writer is granted | none yet: it waits until that one ends or its grant lapses |
 | the ledger has this batch, or a later one of the writer, as committed | `already-committed` |
@@ -40,9 +41,12 @@ from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch
 
 
 def judge_intent(context: StepContext, intent: CommitIntent) -> None:
-    """Abort the writer's older transactions, and refuse the new one if the table has too many."""
+    """Refuse a priority above the limit. Else abort the writer's older transactions; refuse the new one if there are too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
+    if transaction.priority > state.settings.max_priority:
+        _refuse_priority(context, transaction)
+        return
     for older in state.open():
         if older.writer == transaction.writer and older.sequence < transaction.sequence:
             _supersede(context, older, transaction)
@@ -56,6 +60,9 @@ def judge_unanswered_intents(context: StepContext) -> None:
     last: dict[str, Transaction] = {}
     count = 0
     for each in state.open():
+        if each.priority > state.settings.max_priority and each.phase is Phase.QUEUED:
+            _refuse_priority(context, each)
+            continue
         older = last.get(each.writer)
         if older is not None:
             _supersede(context, older, each)
@@ -70,6 +77,15 @@ def judge_unanswered_intents(context: StepContext) -> None:
 def _supersede(context: StepContext, older: Transaction, newer: Transaction) -> None:
     if older.grant is None or not older.grant.revoked:
         context.abort(older, "superseded", retriable=False, detail=f"the newer transaction is {newer.id}")
+
+
+def _refuse_priority(context: StepContext, transaction: Transaction) -> None:
+    limit = context.state.settings.max_priority
+    detail = (
+        f"its priority {transaction.priority} is above {limit}, the limit of the agent's setting max_priority; "
+        "lower the priority, or have an operator raise the setting"
+    )
+    context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
 def _refuse_over_limit(context: StepContext, transaction: Transaction) -> None:

@@ -34,6 +34,8 @@ class TableSettings:
     grant_lease: float = 20.0
     heartbeat_misses: int = 3
     max_losses: int = 3
+    max_priority: int = 0
+    """The highest priority that an intent may have."""
     max_open: int = 1_000
     """Open transactions per table. Each sweep visits all of them."""
     max_markers: int = 2_000_000

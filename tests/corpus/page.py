@@ -248,6 +248,11 @@ def _limits() -> str:
         ("`version`", f"{base.MAX_VERSION:,} characters", "refused"),
         ("`reason` of an abandonment", f"{base.MAX_REASON:,} characters", "refused"),
         ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
+        (
+            "`priority` of a transaction",
+            f"{defaults['max_priority']} (`max_priority`)",
+            "aborted, `not-allowed`",
+        ),
         ("`table`, `partition`, `file_group`", f"{base.MAX_PATH:,} characters", "refused"),
         ("`lock`", f"{lock_length:,} characters", "refused"),
         ("`heartbeat_seconds`", f"more than 0, at most {longest_heartbeat:g}", "refused"),

@@ -17,7 +17,7 @@ from tests.real.chaos import Chaos, chaos
 from tests.real.lock_places import QUICK, Place
 from tests.servers.s3 import S3Server
 
-SEED_VARIABLE = "LAKEWARDEN_CHAOS_SEED"
+SEED_VARIABLE = "LAKEWARDEN_TEST_CHAOS_SEED"
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import committed_offsets, ensure_topics, read_to_end, stop_client
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.agent.settings import ENV_PREFIX, Settings
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.variables import ENV_PREFIX
 from lakewarden.events import (
     EVENT,
     Abort,

@@ -1,8 +1,8 @@
 """Every promise under faults: three agents, twelve partitions, two hundred tables and fifty writers.
 
 The checks use the log, the evidence of the writers with times on CLOCK_MONOTONIC, and the tables. They request nothing from an
-agent. `LAKEWARDEN_STORM_SECONDS` is the least length of the faults (default: 120). `LAKEWARDEN_CHAOS_SEED` repeats the random
-choices of a run that has printed it.
+agent. `LAKEWARDEN_TEST_STORM_SECONDS` is the least length of the faults (default: 120). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the
+random choices of a run that has printed it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tests.real import evidence, promises, replays, storm_tables
 from tests.real.fleet import PARTITIONS, Fleet, Sample, fleet
 from tests.real.storm_writers import MAX_LOSSES, TABLES, WRITERS
 
-SECONDS_VARIABLE = "LAKEWARDEN_STORM_SECONDS"
+SECONDS_VARIABLE = "LAKEWARDEN_TEST_STORM_SECONDS"
 SECONDS = float(os.environ.get(SECONDS_VARIABLE, "") or 120)
-SEED_VARIABLE = "LAKEWARDEN_CHAOS_SEED"
+SEED_VARIABLE = "LAKEWARDEN_TEST_CHAOS_SEED"
 REPLAYS = 20
 """Checkpoints per partition from which the log is replayed."""
 

@@ -143,6 +143,7 @@ SETTINGS = Settings(
     hudi_drift_seconds=0.5,
     grant_seconds=6.0,
     heartbeat_misses=3,
+    max_priority=1,
     check_seconds=0.5,
     session_timeout_seconds=4.0,
     shutdown_seconds=3.0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lakewarden.agent import variables
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import KafkaSettings, Settings
 
@@ -109,6 +110,68 @@ def test_the_error_of_an_invalid_value_names_the_setting_and_its_variable(
 def test_one_error_names_every_invalid_setting() -> None:
     with pytest.raises(SettingsError, match=r"max_open .*; max_markers "):
         Settings.load(max_open=0, max_markers=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("LAKEWARDEN_KAFKA_SASL_PASWORD", " (did you mean LAKEWARDEN_KAFKA_SASL_PASSWORD?)"),
+        ("LAKEWARDEN_MAX_MARKER", " (did you mean LAKEWARDEN_MAX_MARKERS?)"),
+        ("LAKEWARDEN_CONFG", " (did you mean LAKEWARDEN_CONFIG?)"),
+        ("lakewarden_alow", " (did you mean LAKEWARDEN_ALLOW?)"),
+        ("LAKEWARDEN_ZZZZZZ", ""),
+    ],
+)
+@pytest.mark.parametrize("settings", [Settings, KafkaSettings])
+def test_an_unknown_variable_is_an_error_that_names_the_nearest_one(
+    settings: type[KafkaSettings], name: str, nearest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt password file would otherwise mean a connection without a password."""
+    monkeypatch.setenv(name, "a-secret-value")
+
+    with pytest.raises(SettingsError) as caught:
+        settings.load()
+
+    assert str(caught.value) == (
+        f"unknown environment variable: {name}{nearest}; docs/configuration.md lists all settings"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LAKEWARDEN_MAX_OPEN",
+        "lakewarden_max_tables",
+        "LAKEWARDEN_CACHE_DIR",
+        "LAKEWARDEN_TEST_KAFKA",
+        "LAKEWARDEN_SERVICE_HOST",
+        "LAKEWARDEN_AGENT_SERVICE_PORT_METRICS",
+        "LAKEWARDEN_PORT",
+        "LAKEWARDEN_PORT_9092_TCP",
+        "LAKEWARDEN_PORT_9092_TCP_ADDR",
+    ],
+)
+def test_variables_that_are_known_or_set_by_kubernetes_are_no_errors(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "7")
+
+    assert KafkaSettings.load().topic_prefix == "lakewarden"
+
+
+def test_no_setting_has_a_name_that_kubernetes_uses() -> None:
+    """Its misspelling would be ignored."""
+    names = [f"LAKEWARDEN_{name.upper()}" for name in Settings.model_fields]
+
+    assert [name for name in names if variables._is_ignored(name)] == []
+
+
+def test_an_unknown_key_of_the_file_is_an_error_that_names_the_nearest_one(tmp_path: Path) -> None:
+    config = tmp_path / "lakewarden.toml"
+    config.write_text('lock_rot = "/locks"\n')
+
+    with pytest.raises(SettingsError, match=r"unknown setting: lock_rot \(did you mean lock_root\?\)"):
+        Settings.load(config)
 
 
 def test_flags_override_the_environment_which_overrides_the_file(

@@ -125,7 +125,11 @@ class Table(RuleBasedStateMachine):
         format_records_batches: bool,
         computing: int = 0,
     ) -> None:
-        self.w = World(TableSettings(early_detection=early, policy=policy, hold=hold, max_losses=max_losses))
+        self.w = World(
+            TableSettings(
+                early_detection=early, policy=policy, hold=hold, max_losses=max_losses, max_priority=1
+            )
+        )
         self.format_records_batches = format_records_batches
         """Whether the table format records which batches it contains."""
         self.processes: list[Process] = []

@@ -52,6 +52,29 @@ def test_transactions_admitted_before_the_crash_stay_open_with_a_smaller_max_ope
     assert {each.phase for each in state.open()} == {Phase.ACTIVE}
 
 
+@pytest.mark.parametrize("priorities", [(0, 1), (1, 0), (1, 1), (0, 0), (1, 0, 1, 0)])
+def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities: tuple[int, ...]) -> None:
+    """Any client may name a priority. Above `max_priority` it would win every conflict."""
+    live, replayed = _state(), _state()
+    expected: list[Effect] = []
+    for offset, (intent, priority) in enumerate(
+        zip(_intents("a" * len(priorities)), priorities, strict=True)
+    ):
+        prior = intent.model_copy(update={"priority": priority})
+        expected += step(live, EventRead(prior, offset, 0.0, 0.0))
+        replay_event(replayed, prior, offset, 0.0)
+
+    effects = step(replayed, Replayed(0.0, len(priorities) - 1))
+
+    over = {f"t{number}" for number, priority in enumerate(priorities) if priority == 1}
+    assert _aborted(effects, "not-allowed") == _aborted(expected, "not-allowed") == over
+    refused = [each for each in expected if isinstance(each, AbortTransaction) and each.transaction in over]
+    assert all("max_priority" in (each.detail or "") and not each.retriable for each in refused)
+    assert _open(replayed) == _open(live)
+    allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
+    assert _open(live) == set(allowed[-1:])
+
+
 def _state(max_open: int = MAX_OPEN) -> TableState:
     return TableState(TABLE, TableSettings(max_open=max_open))
 

@@ -216,8 +216,8 @@ class World:
 
 
 def world(**settings: Any) -> World:
-    """Return a table with these settings and an empty log."""
-    return World(TableSettings(**settings))
+    """Return a table with these settings and an empty log. Priorities up to 9 are allowed."""
+    return World(TableSettings(**{"max_priority": 9, **settings}))
 
 
 def facts(state: TableState) -> dict[str, object]:
