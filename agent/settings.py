@@ -243,6 +243,17 @@ class Settings(KafkaSettings):
         description="which transaction wins a conflict: the one with the earlier intent, or the one that is granted first",
     )
     grant_seconds: Seconds = Field(default=20.0, description="length of a grant lease; heartbeats extend it")
+    max_grant_seconds: Seconds = Field(
+        default=600.0,
+        description="a grant as old as this is not extended any more; without a report, its outcome is unknown one grant lease "
+        "later",
+    )
+    max_transaction_seconds: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="a transaction that has been open for longer, and is not granted, is aborted; 0: no limit",
+    )
     heartbeat_misses: int = Field(
         default=3, ge=1, le=100, description="missed heartbeats after which a writer counts as lost"
     )
@@ -339,6 +350,19 @@ class Settings(KafkaSettings):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _ages(self) -> Self:
+        if self.max_grant_seconds < self.grant_seconds:
+            raise ValueError(
+                f"max_grant_seconds={self.max_grant_seconds:g} must be at least grant_seconds={self.grant_seconds:g}"
+            )
+        if 0 < self.max_transaction_seconds < self.grant_seconds:
+            raise ValueError(
+                f"max_transaction_seconds={self.max_transaction_seconds:g} must be 0 (no limit) or at least "
+                f"grant_seconds={self.grant_seconds:g}"
+            )
+        return self
+
     def lease(self, *, shared: bool) -> LeaseSettings:
         """The lease settings of a lock: those for Hudi (`hudi_…`) if the lock is shared with Hudi's writers."""
         return LeaseSettings(
@@ -356,6 +380,8 @@ class Settings(KafkaSettings):
             policy=self.policy,
             hold="per-commit" if shared else self.hold,
             grant_lease=self.grant_seconds,
+            max_grant=self.max_grant_seconds,
+            max_transaction=self.max_transaction_seconds,
             heartbeat_misses=self.heartbeat_misses,
             max_losses=self.max_losses,
             max_priority=self.max_priority,

@@ -7,7 +7,9 @@ Granting
 4. The grant names the writer's latest `seq` that the agent has read. The writer counts its lease from when it *sent* that
    `seq`, so its deadline is never later than the agent's, whatever their clocks show. Its id is short whatever the
    transaction is called: the offset of the intent, and the offset up to which the agent had read.
-5. A heartbeat extends the running grant, as far as the lock lease reaches.
+5. A heartbeat extends the running grant, as far as the lock lease reaches. It extends no grant that is `max_grant` old:
+   heartbeats come from a thread of their own, so they continue while the publish hangs. A grant ends after `max_grant` and one
+   grant lease at the latest.
 6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
    may still be running. It would not know of an extension, and could grant another transaction after the first lease.
 
@@ -37,7 +39,6 @@ from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import OPEN, Phase, Transaction
 from lakewarden.handlers.table.verdicts import (
-    AbortTransaction,
     AcquireLock,
     Cause,
     GrantCommit,
@@ -85,6 +86,8 @@ def extend_grant(context: StepContext, transaction: Transaction) -> None:
     lock = context.state.lock
     if grant is None or grant.revoked or lock is None or context.now < lock.quiet_until:
         return
+    if context.now - grant.since >= context.state.settings.max_grant:
+        return
     lease = _available_lease(context)
     if lease > 0 and context.now + lease > grant.deadline:
         context.decide(
@@ -107,16 +110,15 @@ def publish_lapse(context: StepContext, caught_up: CaughtUp | None) -> None:
         return
     if caught_up.until < running.grant.deadline:
         return
-    context.decide(
-        AbortTransaction(
-            running.id,
-            running.writer,
-            context.cause,
-            "outcome-unknown",
-            retriable=True,
-            detail="the grant lease expired without a report; check whether the table contains the batch before writing it again",
-        )
+    limit = context.state.settings.max_grant
+    too_old = context.now - running.grant.since >= limit and not running.grant.revoked
+    ended = (
+        f"the grant was not extended beyond {limit:g} s, the limit of max_grant_seconds, and its lease expired"
+        if too_old
+        else "the grant lease expired"
     )
+    detail = f"{ended} without a report; check whether the table contains the batch before writing it again"
+    context.abort(running, "outcome-unknown", detail=detail)
     judge_landing(context, running)
 
 

@@ -1,8 +1,11 @@
-"""Which writers are lost.
+"""Which writers are lost, and which transactions are open for too long.
 
 - A writer is lost when the agent reads no event of it for `heartbeat_misses` of its own heartbeat intervals. Its transaction is
   aborted (`writer-lost`). If the writer comes back, it finds that abort and must open a new transaction.
 - A granted transaction is judged by its grant lease alone (`grants.py`).
+- With `max_transaction`, a transaction that has been open for longer is aborted (`timed-out`), whatever its writer publishes.
+  Heartbeats continue while the writer's work hangs. The time counts from when this agent read or replayed the intent, so it
+  starts again with a take-over.
 
 Lag is not silence: an event may wait in Kafka, unread. So the agent counts silence on its own monotonic clock, and only over
 the span for which it has read the whole log (`CaughtUp`):
@@ -43,3 +46,15 @@ def abort_silent_writers(context: StepContext, caught_up: CaughtUp | None) -> No
         if transaction.phase is not Phase.GRANTED and silent > limit:
             detail = f"the agent read no event of this writer for {silent:.1f} s, limit {limit:.1f} s"
             context.abort(transaction, "writer-lost", detail=detail)
+
+
+def abort_overdue(context: StepContext) -> None:
+    """Abort the transactions that have been open for longer than `max_transaction`."""
+    limit = context.state.settings.max_transaction
+    if not limit:
+        return
+    for transaction in context.state.open():
+        age = context.now - transaction.opened_at
+        if transaction.phase is not Phase.GRANTED and age > limit:
+            detail = f"open for {age:.1f} s; limit {limit:g} s (max_transaction_seconds)"
+            context.abort(transaction, "timed-out", detail=detail)

@@ -17,7 +17,7 @@ The rules are in the modules that they call:
 | `detection.py` | When is a conflict looked for, and which transaction is aborted? |
 | `admission.py` | Which transaction may start to compute? |
 | `grants.py` | Which transaction may commit, and for how long? |
-| `liveness.py` | Which writers are lost? |
+| `liveness.py` | Which writers are lost, and which transactions are open for too long? |
 | `invariants.py` | Does the state agree with itself? |
 
 After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
@@ -57,7 +57,7 @@ from lakewarden.handlers.table.grants import (
     request_or_release_lock,
 )
 from lakewarden.handlers.table.invariants import check_invariants
-from lakewarden.handlers.table.liveness import CaughtUp, abort_silent_writers
+from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
@@ -147,6 +147,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
         case Tick(caught_up=caught_up):
             publish_lapse(context, caught_up)
             abort_silent_writers(context, caught_up)
+            abort_overdue(context)
             check_invariants(state)
         case LockConfirmed(lock=lock):
             on_lock_confirmed(context, lock)

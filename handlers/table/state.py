@@ -32,6 +32,10 @@ class TableSettings:
     policy: Literal["first-intent", "first-committer"] = "first-intent"
     hold: Literal["while-active", "per-commit"] = "while-active"
     grant_lease: float = 20.0
+    max_grant: float = 600.0
+    """A grant as old as this is not extended any more."""
+    max_transaction: float = 0.0
+    """A transaction that has been open for longer, and is not granted, is aborted. 0: no limit."""
     heartbeat_misses: int = 3
     max_losses: int = 3
     max_priority: int = 0

@@ -63,6 +63,8 @@ class Grant:
     """A running grant."""
 
     id: str
+    since: float
+    """When it was applied, in the agent's monotonic time."""
     deadline: float
     """When it expires, in the agent's monotonic time. Never earlier than the writer's own deadline."""
     lock_owner: str | None

@@ -214,7 +214,7 @@ def _reasons() -> str:
             "begin a new transaction later",
         ),
         "timed-out": (
-            "the transaction was open for too long (not published by this version)",
+            "the transaction was open for longer than the agent's `max_transaction_seconds`",
             "read `detail`; begin a new transaction if retriable",
         ),
         "operator": (
@@ -276,6 +276,16 @@ def _limits() -> str:
             "first lease of a grant",
             f"{defaults['grant_seconds']:g} s (`grant_seconds`)",
             "lapse; heartbeats extend it",
+        ),
+        (
+            "age of a grant that is extended",
+            f"{defaults['max_grant_seconds']:g} s (`max_grant_seconds`)",
+            "not extended; lapse",
+        ),
+        (
+            "age of a transaction that is not granted",
+            "no limit (`max_transaction_seconds`)",
+            "aborted, `timed-out`",
         ),
         (
             "entries in `conflicts`",

@@ -28,6 +28,7 @@ def test_defaults_are_those_of_the_design_document() -> None:
     hudi = settings.lease(shared=True)
     assert (hudi.validity, hudi.renew_interval, hudi.drift) == (300, 30, 1)
     assert (settings.grant_seconds, settings.heartbeat_misses, settings.max_losses) == (20, 3, 3)
+    assert (settings.max_grant_seconds, settings.max_transaction_seconds) == (600, 0)
     assert settings.table(shared=False).hold == "while-active"
     assert settings.table(shared=True).hold == "per-commit"
 
@@ -51,6 +52,11 @@ def test_defaults_are_those_of_the_design_document() -> None:
         (
             {"margin_seconds": 14.5},
             "margin_seconds + drift_seconds = 15 must be less than half of validity_seconds=30",
+        ),
+        ({"max_grant_seconds": 19.5}, "max_grant_seconds=19.5 must be at least grant_seconds=20"),
+        (
+            {"max_transaction_seconds": 5},
+            "max_transaction_seconds=5 must be 0 (no limit) or at least grant_seconds=20",
         ),
         (
             {"kafka_security_protocol": "SASL_SSL"},

@@ -114,6 +114,8 @@ class Table(RuleBasedStateMachine):
         max_losses=st.sampled_from([1, 2, 3]),
         format_records_batches=st.booleans(),
         computing=st.integers(0, 3),
+        max_grant=st.sampled_from([600.0, 600.0, 25.0]),
+        max_transaction=st.sampled_from([0.0, 0.0, 40.0]),
     )
     def start(
         self,
@@ -124,10 +126,18 @@ class Table(RuleBasedStateMachine):
         max_losses: int,
         format_records_batches: bool,
         computing: int = 0,
+        max_grant: float = 600.0,
+        max_transaction: float = 0.0,
     ) -> None:
         self.w = World(
             TableSettings(
-                early_detection=early, policy=policy, hold=hold, max_losses=max_losses, max_priority=1
+                early_detection=early,
+                policy=policy,
+                hold=hold,
+                max_losses=max_losses,
+                max_priority=1,
+                max_grant=max_grant,
+                max_transaction=max_transaction,
             )
         )
         self.format_records_batches = format_records_batches

@@ -374,3 +374,38 @@ def test_a_completion_after_an_abort_is_logged() -> None:
 
     assert [(each.event, each.transaction) for each in w.of(Warn)] == [("commit-without-grant", "B")]
     assert w.phase("B") is Phase.ABORTED
+
+
+def test_a_publish_that_hangs_does_not_own_the_table() -> None:
+    """Heartbeats come from a thread of their own, so they continue while the publish hangs on a socket without timeout."""
+    w = world(max_grant=600.0).intent("A").intent("B").lock().request("A").request("B")
+    assert w.phase("A") is Phase.GRANTED
+    began = w.now
+    while w.now - began < 599:
+        w.now += 5
+        w.lock().beat("A").beat("B").tick(0.0)
+        assert w.aborted == {}
+    renewed = w.now
+
+    while not w.aborted:
+        w.now += 5
+        w.lock().beat("A")
+        assert w.of(RenewGrant) == []
+        w.beat("B").tick(0.0)
+
+    assert w.now - renewed <= 30
+    abort = w.one(AbortTransaction)
+    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "outcome-unknown", True)
+    assert "not extended beyond 600 s, the limit of max_grant_seconds" in (abort.detail or "")
+    assert w.granted == ["B"]
+    assert facts(w.rebuilt().state) == facts(w.state), "the lapse is in the log, and a replay needs no clock"
+
+
+def test_a_grant_that_ends_for_its_age_may_still_be_reported() -> None:
+    """The publish came through after all: the same as after any lapse."""
+    w = world(max_grant=30.0).intent("A", batch_id=4).lock().request("A").tick(15).lock().beat("A").tick(15)
+    w.lock().beat("A").tick(5.1)
+    assert w.aborted == {"A": "outcome-unknown"}
+
+    assert w.complete("A").of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
+    assert w.phase("A") is Phase.COMMITTED

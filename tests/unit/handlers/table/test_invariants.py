@@ -26,11 +26,11 @@ def add_extra_entry(state: TableState) -> None:
 
 def grant_twice(state: TableState) -> None:
     state.transactions["C"].phase = Phase.GRANTED
-    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
+    state.transactions["C"].grant = Grant("g", 0.0, 0.0, None, 0)
 
 
 def grant_without_phase(state: TableState) -> None:
-    state.transactions["C"].grant = Grant("g", 0.0, None, 0)
+    state.transactions["C"].grant = Grant("g", 0.0, 0.0, None, 0)
 
 
 def keep_aborted(state: TableState) -> None:

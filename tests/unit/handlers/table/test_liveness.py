@@ -6,7 +6,7 @@ import pytest
 
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction
-from tests.unit.handlers.table.world import m, world
+from tests.unit.handlers.table.world import facts, m, world
 
 
 @pytest.mark.parametrize("heartbeat", [0.1, 5.0, 60.0])
@@ -88,3 +88,40 @@ def test_a_writer_that_comes_back_finds_its_abort() -> None:
     assert (abort.reason, abort.retriable) == ("writer-lost", True)
     assert abort.cause.event_id == "e-3-A"
     assert w.state.footprints.index == {}
+
+
+@pytest.mark.parametrize("phase", ["queued", "active", "waiting"])
+def test_a_transaction_that_is_open_for_too_long_times_out_whatever_its_writer_publishes(phase: str) -> None:
+    """Its work hangs. Heartbeats come from a thread of their own, so they continue."""
+    w = world(max_transaction=60.0).intent("other", m("p/f"))
+    w.intent("A", m("p/f"), admission="queued" if phase == "queued" else "optimistic", priority=1)
+    w.request("A") if phase == "waiting" else None
+    w.abandon("other") if phase != "queued" else None
+    for _ in range(6):
+        w.beat("A").beat("other").tick(9.9)
+        assert "A" not in w.aborted
+
+    w.beat("A").tick(0.6)
+
+    abort = w.one(AbortTransaction) if phase != "queued" else w.of(AbortTransaction)[-1]
+    assert (abort.transaction, abort.reason, abort.retriable) == ("A", "timed-out", True)
+    assert "limit 60 s (max_transaction_seconds)" in (abort.detail or "")
+    assert facts(w.rebuilt().state) == facts(w.state)
+
+
+def test_no_transaction_times_out_by_default() -> None:
+    """A batch may take a day."""
+    w = world().intent("A")
+    for _ in range(24 * 60):
+        w.now += 50
+        w.beat("A").tick(10)
+
+    assert w.phase("A") is Phase.ACTIVE
+
+
+def test_a_granted_transaction_does_not_time_out() -> None:
+    """Its writer may be publishing; `max_grant` bounds the grant."""
+    w = world(max_transaction=10.0).intent("A").lock().request("A")
+
+    assert w.beat("A").tick(12).aborted == {}
+    assert w.phase("A") is Phase.GRANTED
