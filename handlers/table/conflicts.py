@@ -69,17 +69,16 @@ def loser_of(
     """The victim of a conflict between the two. None if the loser is queued or granted and therefore not aborted."""
     if other.phase in LANDED:
         loser = mine
-    elif mine.phase is Phase.GRANTED or other.phase is Phase.GRANTED:
-        loser = mine if other.phase is Phase.GRANTED else other
     else:
-        rank_mine, rank_other = _rank(mine, losses, max_losses), _rank(other, losses, max_losses)
-        loser = mine if rank_mine < rank_other else other
+        loser = mine if rank(mine, losses, max_losses) < rank(other, losses, max_losses) else other
     return None if loser.phase in (Phase.QUEUED, Phase.GRANTED) else loser
 
 
-def _rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> tuple[bool, int, int]:
+def rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> tuple[bool, bool, int, int]:
+    """Sort key by rules 2 to 5: of two transactions that have not landed, the larger one wins."""
     protected = losses.get(transaction.writer, 0) >= max_losses
-    return (protected, 0 if protected else transaction.priority, -transaction.sequence)
+    granted = transaction.phase is Phase.GRANTED
+    return (granted, protected, 0 if protected else transaction.priority, -transaction.sequence)
 
 
 def touches_conflict(mine: Touch, other: Touch) -> bool:

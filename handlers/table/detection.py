@@ -25,15 +25,23 @@ Rules for all checks:
    of transactions with later intents.
 4. A granted transaction is never aborted for a conflict, whatever it touches later.
 5. After a replay, each combination of touches that share a place is checked once. Only the footprints of transactions that
-   are in a conflict are visited place by place.
+   are in a conflict are visited place by place: the strongest transaction first, in the order in which conflicts are won. So
+   no transaction is aborted for one that is itself aborted in the same check.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lakewarden.handlers.table.conflicts import conflicting, evidence, loser_of, rule_for, touches_conflict
-from lakewarden.handlers.table.footprints import Footprints, Overlap
+from lakewarden.handlers.table.conflicts import (
+    conflicting,
+    evidence,
+    loser_of,
+    rank,
+    rule_for,
+    touches_conflict,
+)
+from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
 from lakewarden.handlers.table.verdicts import ReportConflict
@@ -99,20 +107,21 @@ def judge_grant(context: StepContext, granted: Transaction) -> None:
 def sweep(context: StepContext) -> None:
     """Check the whole index, to decide the conflicts that a replay left undecided."""
     footprints = context.state.footprints
-    for transaction in _transactions_in_conflict(footprints):
+    for transaction in _transactions_in_conflict(context):
         if transaction.phase in COMPUTING:
             judge_markers(context, transaction, footprints.overlaps(transaction))
 
 
-def _transactions_in_conflict(footprints: Footprints) -> list[Transaction]:
-    """The computing transactions that are in a conflict, oldest first."""
+def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
+    """The computing transactions that are in a conflict, the strongest first."""
+    state = context.state
     found: set[Transaction] = set()
-    for touches in footprints.touch_combinations():
+    for touches in state.footprints.touch_combinations():
         for mine in touches:
             skip = mine.transaction in found or mine.transaction.phase not in COMPUTING
             if not skip and any(touches_conflict(mine, other) for other in touches):
                 found.add(mine.transaction)
-    return sorted(found, key=lambda each: each.sequence)
+    return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)
 
 
 def _split_by_loser(

@@ -463,9 +463,6 @@ class Table(RuleBasedStateMachine):
             if isinstance(effect, ReleaseLock):
                 self.lock_end = 0.0
         new_verdicts = [each for each in verdicts if each.transaction not in closed_before]
-        for verdict in verdicts:
-            if isinstance(verdict, Admit):
-                self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
         self.check_verdicts(new_verdicts, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
         self.check_state()
@@ -509,11 +506,13 @@ class Table(RuleBasedStateMachine):
         assert not both, f"G3: both transactions were aborted for each other: {both}"
 
     def publishing(self, verdicts: list[Any], now: float) -> None:
-        """Deliver verdicts to the writers, and compute the leases as the writers will."""
+        """Deliver verdicts to the writers, note their reservations, and compute the leases as the writers will."""
         for verdict in verdicts:
             process = next((each for each in self.processes if each.id == verdict.transaction), None)
             assert process is not None
             process.pending.append(verdict)
+            if isinstance(verdict, Admit):
+                self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
             if isinstance(verdict, GrantCommit):
                 deadline = process.sent[verdict.seq] + verdict.lease_seconds
                 self.leased.append(Leased(process, verdict.grant, deadline))

@@ -83,6 +83,17 @@ def test_a_verdict_missing_after_a_crash_is_decided_after_the_replay() -> None:
     assert w.reports == [("B", "A")]
 
 
+def test_after_a_replay_no_transaction_is_aborted_for_one_that_is_aborted_with_it() -> None:
+    """B has the larger priority than A, and had lost to K's commit when the agent died. A must not lose to B."""
+    w = world().intent("A").intent("K").intent("B", priority=1).touch("A", m("p/ab")).touch("K", m("p/kb"))
+    w.lock().commits("K").touch("B", m("p/ab"), m("p/kb"))
+    assert w.aborted == {"B": "conflict"}
+
+    w = w.rebuilt(w.log[: -len(w.of(AbortTransaction))]).replayed()
+
+    assert w.aborted == {"B": "conflict"}
+
+
 def test_intents_published_while_no_agent_ran_are_answered_after_the_replay() -> None:
     """All agents were down for a minute."""
     w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
