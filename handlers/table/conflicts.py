@@ -67,10 +67,8 @@ def loser_of(
     mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
 ) -> Transaction | None:
     """The victim of a conflict between the two. None if the loser is queued or granted and therefore not aborted."""
-    if other.phase in LANDED:
-        loser = mine
-    else:
-        loser = mine if rank(mine, losses, max_losses) < rank(other, losses, max_losses) else other
+    loses = other.phase in LANDED or rank(mine, losses, max_losses) < rank(other, losses, max_losses)
+    loser = mine if loses else other
     return None if loser.phase in (Phase.QUEUED, Phase.GRANTED) else loser
 
 

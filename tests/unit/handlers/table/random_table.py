@@ -472,6 +472,7 @@ class Table(RuleBasedStateMachine):
     ) -> None:
         limit = self.w.settings.max_losses
         landed = (Phase.COMMITTED, Phase.UNKNOWN)
+        granted = {each.transaction for each in verdicts if isinstance(each, GrantCommit)}
         victims: set[str] = set()
         winners: set[str] = set()
         for verdict in verdicts:
@@ -488,7 +489,9 @@ class Table(RuleBasedStateMachine):
             assert phases.get(verdict.transaction) is not Phase.GRANTED, (
                 "G3: a granted transaction was aborted for a conflict"
             )
-            victims.add(verdict.transaction)
+            if granted.isdisjoint(entry.other_transaction for entry in verdict.conflicts):
+                # Under first-committer, a protected writer may win against one and lose to the grant that follows.
+                victims.add(verdict.transaction)
             for entry in verdict.conflicts:
                 self.lost_conflicts.add((verdict.transaction, entry.other_transaction))
                 if entry.kind == "marker":
