@@ -11,6 +11,8 @@
   because a sequence number is missing.
 - *A consumer survives errors.* It logs the error, waits and continues at its position. The callers' timeouts bound the wait.
 - *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched.
+- *A decision counts in its table's partition only.* The agent answers an unreadable record in the partition that has it, and
+  any client can send such a record to any partition. (`progress.py` compares the names.)
 """
 
 from __future__ import annotations
@@ -279,7 +281,7 @@ class Channel:
             )
             return
         on_decision = self._subscribers.get(decision.transaction)
-        if on_decision is None:
+        if on_decision is None or self._partition(decision.table) != record.partition:
             return
         try:
             on_decision(decision, record.offset)

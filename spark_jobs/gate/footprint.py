@@ -21,7 +21,7 @@ def as_marker(entry: ConflictEntry) -> Marker:
 
 
 def published_markers(
-    channel: Channel, table: str, transaction: str, since: int, timeout: float
+    channel: Channel, table: str, writer: str, transaction: str, *, since: int, timeout: float
 ) -> tuple[Marker, ...]:
     """Return the transaction's markers in `writers` from offset `since` on. If Kafka doesn't answer, log it; return none."""
     try:
@@ -32,6 +32,7 @@ def published_markers(
     return tuple(
         marker
         for event in events
-        if isinstance(event, MarkerCreated | CommitRequested) and event.transaction == transaction
+        if isinstance(event, MarkerCreated | CommitRequested)
+        and (event.table, event.writer, event.transaction) == (table, writer, transaction)
         for marker in event.markers
     )

@@ -8,8 +8,9 @@
 The caller holds the transaction's lock during each call, so each transition is atomic. Six rules settle the races between
 decisions, which arrive at any time, and the body:
 
-1. *No answer is missed.* The channel subscribes before the intent is published. Decisions are matched by transaction id, so
-   an answer to an earlier attempt never counts for this one.
+1. *No answer is missed, and no other counts.* The channel subscribes before the intent is published. A decision counts only
+   if it names the transaction, its table and its writer, so an answer to an earlier attempt doesn't. The id alone is no proof:
+   any client can read it in the log, open a transaction with the same id on another table, and get it granted or aborted.
 2. *An abort counts until the publish begins.* `begin_publish` checks for an abort and for the deadline in one step, so an
    abort is either found by it or arrives after it. A later abort is only recorded (`late_abort`): `check_lease` then
    returns it, and only the table knows the outcome.
@@ -83,9 +84,10 @@ class ExpiredLease:
 class Progress:
     """The state of one transaction; the module has the rules."""
 
-    __slots__ = ("abort", "committed", "late_abort", "lease", "phase", "send_times")
+    __slots__ = ("_names", "abort", "committed", "late_abort", "lease", "phase", "send_times")
 
-    def __init__(self, margin_seconds: float) -> None:
+    def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
+        self._names = (table, writer)
         self.phase = Phase.OPENING
         self.send_times = SendTimes(margin_seconds)
         self.abort: Abort | None = None
@@ -94,8 +96,8 @@ class Progress:
         self.lease: GrantLease | None = None
 
     def apply(self, decision: DecisionEventUnion, offset: int) -> Change:
-        """Apply a decision that was read at `offset` of `decisions`."""
-        if self.phase is Phase.ENDED:
+        """Apply a decision on this transaction's id, which was read at `offset` of `decisions`."""
+        if self.phase is Phase.ENDED or not self._concerns(decision):
             return Change.NONE
         match decision:
             case Admitted():
@@ -124,6 +126,10 @@ class Progress:
                 return Change.NONE
             case _:
                 assert_never(decision)
+
+    def _concerns(self, decision: DecisionEventUnion) -> bool:
+        """Whether a decision on this id is on this transaction (rule 1)."""
+        return (decision.table, decision.writer) == self._names
 
     def _apply_abort(self, abort: Abort) -> Change:
         if self.phase is Phase.PUBLISHING:

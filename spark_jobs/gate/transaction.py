@@ -75,7 +75,7 @@ class Transaction:
         self._clock = clock
         self._observer = observer
         self._changed = threading.Condition()
-        self._progress = Progress(timing.margin_seconds)
+        self._progress = Progress(intent.table, intent.writer, timing.margin_seconds)
         self._publisher = EventPublisher(channel, intent, self.id, timing, self._next_seq)
         self._callbacks = AbortCallbacks(self.id)
         self._touched: dict[Marker, None] = {}
@@ -217,7 +217,9 @@ class Transaction:
         named = abort.conflicts if abort else ()
         known = dict.fromkeys((*self._touched, *map(as_marker, named)))
         if self._intent_offset is not None:
-            published = published_markers(self._channel, self.table, self.id, self._intent_offset, timeout)
+            published = published_markers(
+                self._channel, self.table, self.writer, self.id, since=self._intent_offset, timeout=timeout
+            )
             known.update(dict.fromkeys(published))
         return tuple(known)
 

@@ -291,7 +291,7 @@ class Attempt:
         self._node = driver.process.node
         self._timing = driver.timing
         self._oracles = driver.oracles
-        self._progress = Progress(driver.timing.margin)
+        self._progress = Progress(self.job.table.uri, self.job.writer, driver.timing.margin)
         self._changed = anyio.Event()
         self._order = anyio.Lock()
         self._intent_offset: int | None = None

@@ -56,7 +56,7 @@ def renewed(seq: int, lease: float = 20.0, grant: str = "g") -> GrantRenewed:
 
 
 def requested(*, sent_at: float = 100.0) -> tuple[Progress, int]:
-    progress = Progress(margin_seconds=1.0)
+    progress = Progress("file:///lake/t", "w", margin_seconds=1.0)
     progress.apply(ADMITTED, 0)
     progress.request()
     return progress, progress.send_times.next_seq(sent_at)
@@ -126,8 +126,21 @@ def test_the_first_decision_wins() -> None:
     assert progress.lease is None
 
 
+@pytest.mark.parametrize("name", ["table", "writer"])
+def test_a_decision_on_the_same_id_of_another_table_or_writer_changes_nothing(name: str) -> None:
+    """Any client can open a transaction with an id that it read in the log, and have its own grant or abort decided."""
+    progress, seq = requested(sent_at=100.0)
+    before = granted(seq)
+    others = {name: "file:///lake/other"}
+
+    assert progress.apply(before.model_copy(update=others), 77) is Change.NONE
+    assert progress.apply(ABORT.model_copy(update=others), 78) is Change.NONE
+    assert (progress.lease, progress.abort) == (None, None)
+    assert progress.apply(before, 79) is Change.ANSWER
+
+
 def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
-    early = Progress(1.0)
+    early = Progress("file:///lake/t", "w", 1.0)
     early.apply(ADMITTED, 0)
     assert early.apply(granted(early.send_times.next_seq(1.0)), 1) is Change.NONE
 
@@ -137,7 +150,7 @@ def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
 
 
 def test_already_committed_ends_the_transaction() -> None:
-    progress = Progress(1.0)
+    progress = Progress("file:///lake/t", "w", 1.0)
     assert progress.apply(COMMITTED, 0) is Change.ANSWER
     assert progress.phase is Phase.ENDED
     assert progress.apply(ADMITTED, 1) is Change.NONE
