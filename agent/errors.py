@@ -30,6 +30,10 @@ class ReplacedError(AgentError):
     """
 
 
+class DuplicateInstanceError(AgentError):
+    """Another running agent has the same `instance`, and has replaced this one in the consumer group."""
+
+
 class PartitionsChangedError(AgentError):
     """The number of partitions has changed, so tables have moved between partitions and lost the order of their events.
 

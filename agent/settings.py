@@ -188,6 +188,12 @@ class Settings(KafkaSettings):
     agent_id: str = Field(
         default_factory=_agent_id, min_length=1, max_length=200, description="name of this agent in events"
     )
+    instance: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description="name of this agent in the consumer group that stays the same when it restarts (static membership): its "
+        "partitions wait for it for session_timeout_seconds; unique among the running agents; default: none",
+    )
     partitions: int = Field(
         default=DEFAULT_PARTITIONS,
         ge=1,

@@ -125,6 +125,8 @@ class PartitionTaken(EventBase):
     """Id of the agent."""
     term: Text
     """Unique. The same agent draws a new one whenever it takes over a partition."""
+    instance: Text | None = None
+    """The agent's name in the consumer group, if it has one that stays the same when it restarts (setting `instance`)."""
 
 
 DecisionEventUnion: TypeAlias = Admitted | Abort | CommitGranted | GrantRenewed | AlreadyCommitted

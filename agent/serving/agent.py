@@ -23,6 +23,7 @@ grant runs, commit the checkpoints, close the clients. A lock that is not releas
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -54,6 +55,7 @@ from lakewarden.agent.kafka import (
 )
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.serving.assignor import StickyAssignor
 from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.serving.peer_listener import PeerListener, require_not_replaced
@@ -79,7 +81,11 @@ STORE_RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 METADATA_SECONDS = 30
 """How often Kafka's metadata is refreshed, and so the longest time until a change of the number of partitions is noticed."""
 HEARTBEAT_SHARE = 0.3
-"""Of the session timeout: the interval of heartbeats to the group. A suspension for the rest of it may end the membership."""
+"""Of the session timeout: the longest interval of heartbeats to the group."""
+MAX_HEARTBEAT_SECONDS = 1.0
+"""An agent learns of a rebalance with its next heartbeat, and the other agents wait for it until then."""
+MAX_TERMS = 10_000
+"""Own terms that are remembered. Of older ones, no record is on its way to the log any more."""
 REVOKE_SHARE = 0.5
 """Of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
 
@@ -98,6 +104,8 @@ class Agent:
         """Counts the decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
         self.unpublishable: dict[str, str] = {}
         """Tables whose record a broker refused for its size, with the reason. Each is stopped in all later sessions."""
+        self.terms: deque[str] = deque(maxlen=MAX_TERMS)
+        """The terms of all partition owners that this process has had."""
         self._ready_at: float | None = None
         """When this session became ready for the first time."""
         self._stopping = anyio.Event()
@@ -216,6 +224,11 @@ def _first_leaf(problems: BaseExceptionGroup[Exception]) -> Exception:
     return leaf
 
 
+def heartbeat_seconds(settings: Settings) -> float:
+    """The interval of heartbeats to the group. A suspension for the rest of the session timeout may end the membership."""
+    return min(MAX_HEARTBEAT_SECONDS, settings.session_timeout_seconds * HEARTBEAT_SHARE)
+
+
 class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     """The clients and the partitions of one session."""
 
@@ -248,15 +261,17 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             **settings.kafka_client(),
             client_id=settings.agent_id,
             group_id=settings.group,
+            group_instance_id=settings.instance,
+            partition_assignment_strategy=(StickyAssignor(self._topic),),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=FETCH_BYTES,
             metadata_max_age_ms=METADATA_SECONDS * 1000,
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
-            heartbeat_interval_ms=round(settings.session_timeout_seconds * HEARTBEAT_SHARE * 1000),
+            heartbeat_interval_ms=round(heartbeat_seconds(settings) * 1000),
         )
         sender = producer(settings)
-        self._peers = PeerListener(settings, self._owners, self._agent.undecodable)
+        self._peers = PeerListener(settings, self._owners, self._agent.undecodable, self._agent.terms)
         self._clients = [self._consumer, sender, self._peers.consumer]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES)
@@ -289,7 +304,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Create their owners, in the order of their numbers. The consuming task loads them."""
         for number in sorted(each.partition for each in assigned):
-            self._owners[number] = PartitionOwner(
+            owner = self._owners[number] = PartitionOwner(
                 number,
                 self._settings,
                 self._publisher,
@@ -299,6 +314,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 undecodable=self._agent.undecodable,
                 unpublishable=self._agent.unpublishable,
             )
+            self._agent.terms.append(owner.term)
         self._assigned, self._assigned_at = True, monotonic()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
@@ -371,7 +387,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             batches = await self._consumer.getmany(timeout_ms=200, max_records=at_once)
             read_at = monotonic()
             gap, last = read_at - last, read_at
-            if gap > self._settings.session_timeout_seconds * (1 - HEARTBEAT_SHARE):
+            if gap > self._settings.session_timeout_seconds - heartbeat_seconds(self._settings):
                 # Another agent may have decided the events that were fetched before the suspension.
                 raise SuspendedError(
                     f"nothing was consumed for {gap:.0f} s: the process or its machine was suspended"

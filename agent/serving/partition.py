@@ -192,6 +192,7 @@ class PartitionOwner:
             at=utc_now(),
             agent=self._settings.agent_id,
             term=self.term,
+            instance=self._settings.instance,
         )
         key, value = taken.table.encode(), encode(taken)
         for topic, acknowledged in (

@@ -3,7 +3,7 @@
 | topic | event | use |
 | --- | --- | --- |
 | `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
-| `decisions` | `partition-taken` | detects that this agent was replaced |
+| `decisions` | `partition-taken` | detects that this agent was replaced, or that another one runs under its `instance` |
 | `ledger` | an entry of another agent | the owner records its own entry again: compaction keeps the last one only |
 
 An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
@@ -12,12 +12,12 @@ An owner is *replaced* when another agent's `partition-taken` follows its own in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.errors import ReplacedError
+from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
 from lakewarden.agent.kafka import partitions_of, reader, start_client
 from lakewarden.agent.serving.partition import PartitionOwner, skip_undecodable
 from lakewarden.agent.settings import Settings
@@ -33,6 +33,8 @@ from lakewarden.events import (
 
 RENEWAL = b'"type":"lock-renewed"'
 """Identifies a renewal without decoding the record."""
+TAKE_OVER = b'"type":"partition-taken"'
+"""Identifies a take-over without decoding the record."""
 
 
 class PeerListener:
@@ -43,12 +45,15 @@ class PeerListener:
         settings: Settings,
         owners: Mapping[int, PartitionOwner],
         undecodable: UndecodableRecords | None = None,
+        terms: Collection[str] = (),
     ) -> None:
+        """`terms`: those of all partition owners that this process has had."""
         self.consumer = reader(settings)
         self._settings = settings
         self._topics = settings.topics
         self._owners = owners
         self._undecodable = undecodable or UndecodableRecords()
+        self._terms = terms
 
     async def open(self, partitions: int) -> None:
         """Start the consumer. It reads every event that is published after this returns."""
@@ -88,14 +93,16 @@ class PeerListener:
             owner.locks.observe(event)
 
     def _on_decision(self, record: ConsumerRecord) -> None:
-        owner = self._owners.get(record.partition)
-        if owner is None or owner.term.encode() in (record.value or b""):
-            return  # nearly all records: this agent published them
+        owner, value = self._owners.get(record.partition), record.value or b""
+        if TAKE_OVER not in value if owner is None else owner.term.encode() in value:
+            return  # nearly all records: decisions of this agent, or of another one about its own partitions
         decision = decode(DECISION_RECORD, record.value)
         if isinstance(decision, Undecodable):
             skip_undecodable(record, decision, self._undecodable)
         elif isinstance(decision, PartitionTaken):
-            owner.on_partition_taken(decision, record.offset)
+            require_unique_instance(decision, self._settings, self._terms)
+            if owner is not None:
+                owner.on_partition_taken(decision, record.offset)
 
     def _on_ledger_record(self, record: ConsumerRecord) -> None:
         owner = self._owners.get(record.partition)
@@ -106,6 +113,20 @@ class PeerListener:
             skip_undecodable(record, entry, self._undecodable)
         elif not isinstance(entry, PartitionTaken):
             owner.on_others_entry(entry, record.offset)
+
+
+def require_unique_instance(taken: PartitionTaken, settings: Settings, terms: Collection[str]) -> None:
+    """Raise `DuplicateInstanceError` if another process took a partition over under this agent's `instance`.
+
+    aiokafka's heartbeats don't name the instance, so Kafka doesn't report the duplicate: the two would take turns for ever.
+    The agent that was there first ends: it is the one that a restart has left behind, if one of the two is.
+    """
+    if settings.instance is not None and taken.instance == settings.instance and taken.term not in terms:
+        raise DuplicateInstanceError(
+            f"agent {taken.agent} has the same instance as this agent, {settings.instance}, and has replaced it in group "
+            f"{settings.group}; give each running agent an instance of its own ($LAKEWARDEN_INSTANCE), "
+            "or end the other process"
+        )
 
 
 def require_not_replaced(owners: Iterable[PartitionOwner]) -> None:

@@ -1,0 +1,69 @@
+"""The agent's assignor for aiokafka: a sticky one, by the rules of `handlers/group/assignment.py`.
+
+aiokafka's own `StickyPartitionAssignor` is not used:
+
+- Its claims never have a generation (aiokafka doesn't call `on_generation_assignment`), so the claim of a member that missed a
+  round is as good as that of the present owner.
+- It keeps its state in the class, so all consumers of a process share it.
+- A consumer of aiokafka that offers two assignors joins each round twice, so agents can't move from one to the other in a rolling
+  restart.
+
+For the last reason this assignor has the name `roundrobin`, that of earlier releases: agents of both form one group. The leader
+of a round assigns for all. A leader of an earlier release ignores the claims, and its assignment has no round.
+
+Claims and rounds are JSON in the `user_data` of the members' metadata and of the assignments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+
+from lakewarden.handlers.group.assignment import Claim, assign
+
+VERSION = 0
+
+
+class StickyAssignor:
+    """The assignor of one consumer, which consumes one topic. aiokafka takes an object like this in place of a class."""
+
+    name = "roundrobin"
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+        self._claim = Claim()
+
+    def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
+        """What this member sends when it joins a round."""
+        claim = {"round": self._claim.round, "partitions": self._claim.partitions}
+        return ConsumerProtocolMemberMetadata(VERSION, list(topics), json.dumps(claim).encode())
+
+    def assign(
+        self, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
+    ) -> dict[str, ConsumerProtocolMemberAssignment]:
+        """The assignment that the leader of a round sends to the members."""
+        claims = {name: _claim(metadata.user_data) for name, metadata in members.items()}
+        partitions = assign(cluster.partitions_for_topic(self._topic) or (), claims)
+        this_round = json.dumps({"round": 1 + max(each.round for each in claims.values())}).encode()
+        return {
+            name: ConsumerProtocolMemberAssignment(VERSION, [(self._topic, mine)], this_round)
+            for name, mine in partitions.items()
+        }
+
+    def on_assignment(self, assignment: ConsumerProtocolMemberAssignment) -> None:
+        """Remember the assignment, for the claim of the next round."""
+        mine = tuple(each.partition for each in assignment.partitions() if each.topic == self._topic)
+        self._claim = Claim(_claim(assignment.user_data).round, mine)
+
+
+def _claim(user_data: bytes) -> Claim:
+    """The claim in `user_data`. A member of an earlier release sends none; what can't be read is none."""
+    try:
+        fields: Any = json.loads(user_data or b"{}")
+        return Claim(int(fields.get("round", 0)), tuple(int(each) for each in fields.get("partitions", ())))
+    except (ValueError, TypeError, AttributeError):
+        return Claim()

@@ -1,0 +1,1 @@
+"""Which agent of the consumer group owns which partition."""

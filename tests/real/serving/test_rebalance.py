@@ -1,0 +1,72 @@
+"""Agents that join, leave and restart: which partitions move."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from lakewarden.events import PartitionTaken
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, world
+
+pytestmark = [pytest.mark.real]
+
+PARTITIONS = 6
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=PARTITIONS) as made:
+        yield made
+
+
+def owners(scene: World) -> dict[str, str]:
+    """The agent that took each partition over last."""
+    return {each.table: each.agent for each in scene.events(PartitionTaken)}
+
+
+def owned_by(scene: World, agent: str) -> set[str]:
+    return {partition for partition, owner in owners(scene).items() if owner == agent}
+
+
+async def wait_until_owned(scene: World, agent: str, count: int) -> set[str]:
+    """Wait until the agent owns this many partitions. Return them."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while len(owned := owned_by(scene, agent)) < count:
+            await scene.poll()
+    return owned
+
+
+async def test_an_agent_that_restarts_under_its_instance_moves_no_partition_of_the_others(
+    scene: World,
+) -> None:
+    """A rolling restart: Kafka gives the agent its partitions back, and the others don't notice."""
+    async with scene.agent(agent_id="a", instance="i-a"):
+        async with scene.agent(agent_id="b", instance="i-b"):
+            moved = await wait_until_owned(scene, "b", PARTITIONS // 2)
+            kept = await wait_until_owned(scene, "a", PARTITIONS // 2)
+            before = len(scene.events(PartitionTaken, lambda taken: taken.agent == "a"))
+        async with scene.agent(agent_id="b again", instance="i-b"):
+            await wait_until_owned(scene, "b again", len(moved))
+
+    assert (owned_by(scene, "a"), owned_by(scene, "b again")) == (kept, moved)
+    assert len(scene.events(PartitionTaken, lambda taken: taken.agent == "a")) == before
+    assert {each.instance for each in scene.events(PartitionTaken)} == {"i-a", "i-b"}
+
+
+async def test_of_two_agents_with_one_instance_the_first_ends_with_an_error_that_names_both(
+    scene: World,
+) -> None:
+    """Two deployments were copied from each other."""
+    with scene.process(agent_id="first", instance="the-one", log_level="error") as first:
+        await wait_until_owned(scene, "first", PARTITIONS)
+        async with scene.agent(agent_id="second", instance="the-one"):
+            assert await first.ended() == 1
+
+    [line] = first.log.read_text().splitlines()
+    assert "agent second has the same instance as this agent, the-one" in line
+    assert "LAKEWARDEN_INSTANCE" in line
