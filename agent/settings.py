@@ -218,6 +218,11 @@ class Settings(KafkaSettings):
     margin_seconds: Seconds = Field(
         default=2.0, description="an unconfirmed lease counts as lost this long before its end"
     )
+    refusal_seconds: Seconds = Field(
+        default=120.0,
+        description="after a store has refused a table's lock for this long, the table's open transactions are aborted "
+        "(lock-refused); until then they wait",
+    )
     request_timeout_seconds: Seconds = Field(
         default=2.0, description="timeout of one request to the object store"
     )
@@ -376,6 +381,7 @@ class Settings(KafkaSettings):
             renew_interval=self.hudi_renew_seconds if shared else self.renew_seconds,
             drift=self.hudi_drift_seconds if shared else self.drift_seconds,
             margin=self.margin_seconds,
+            refusal_seconds=self.refusal_seconds,
             strict=self.strict_takeover,
         )
 

@@ -202,7 +202,7 @@ def lock_event(
                     "holder": _cut(holder),
                 }
             )
-        case lease.LockDenied(why=why, fatal=fatal, holder=holder, held_until=held_until):
+        case lease.LockDenied(why=why, kind=kind, holder=holder, held_until=held_until):
             return LockRefused.model_validate(
                 common
                 | {
@@ -210,7 +210,7 @@ def lock_event(
                     "valid_until": held_until or 0,
                     "detail": _cut(why),
                     "holder": _cut(holder),
-                    "waiting": not fatal,
+                    "waiting": kind == "waiting",
                 }
             )
         case _:

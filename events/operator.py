@@ -92,7 +92,7 @@ class LockRefused(LockEvent):
 
     type: Literal["lock-refused"] = "lock-refused"
     waiting: bool = False
-    """True: the agent waits for the lock. False: an operator has to change something first."""
+    """True: the agent waits in the queue for the lock. False: the store refuses the agent, or the object is no lock record."""
 
 
 class BatchCommitted(EventBase):

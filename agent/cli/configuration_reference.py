@@ -22,7 +22,7 @@ _GROUPS = (
         ("bootstrap_servers", "topic_prefix", "kafka_", "group", "partitions", "replication", "session_"),
     ),
     ("Tables and locks", ("allow", "lock_root", "s3_", "gcs_", "azure_", "hold")),
-    ("Lock lease", ("validity_", "renew_", "drift_", "margin_", "strict_", "request_", "hudi_")),
+    ("Lock lease", ("validity_", "renew_", "drift_", "margin_", "strict_", "request_", "refusal_", "hudi_")),
     ("Conflicts, grants and writers", ("early_", "policy", "grant_", "heartbeat_", "max_", "check_")),
     ("The process", ("agent_id", "instance", "shutdown_", "log_")),
 )

@@ -231,7 +231,7 @@ def _lock_lines(lock: LockReport) -> Iterator[str]:
         yield f"  … and {lock.lost - MOST_LINES} more"
     for each in lock.permanent_refusals[:MOST_LINES]:
         yield (
-            f"  needs an operator: {each.why} ({_count(each.times, 'time')}, last {timestamp(each.at)} by agent {each.agent}, "
+            f"  may need an operator: {each.why} ({_count(each.times, 'time')}, last {timestamp(each.at)} by agent {each.agent}, "
             f"at {_offset(each.position)})"
         )
     if lock.truncated_owners:

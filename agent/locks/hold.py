@@ -217,17 +217,19 @@ class _Holder:
         # There is always one complete try.
         until = max(self._deadline, monotonic() + ONE_TRY_REQUESTS * self._settings.request_timeout_seconds)
         printed = why = "the store did not answer"
+        refused = False
         self._keeper.acquire(None)
         while True:
             match await self._inbox.get(until):
                 case lease.Confirmed(lease=held):
                     self._lease = held
                     return None
-                case lease.LockDenied(fatal=True, why=reason):
+                case lease.LockDenied(kind="unusable" | "lasting", why=reason):
                     await self._release()
                     raise AgentError(f"the lock {self._uri} can't be acquired: {reason}")
                 case lease.LockDenied() as denied:
                     why, until = describe_holder(denied), self._deadline
+                    refused = denied.kind == "refused"
                 case Unreachable(why=why):
                     until = self._deadline
                 case Signalled(number=number):
@@ -235,6 +237,8 @@ class _Holder:
                 case _:
                     pass
             if monotonic() >= until:
+                if refused:
+                    raise AgentError(f"the lock {self._uri} can't be acquired: {why}")
                 options.warn(f"could not acquire {self._uri}: {why}")
                 return EXIT_NOT_ACQUIRED
             if why != printed:

@@ -30,6 +30,7 @@ from lakewarden.agent.stores import (
     ConditionalStore,
     LocationError,
     StoreProbeError,
+    StoreRefusedError,
     StoreUnreachableError,
     open_store,
     probe,
@@ -187,10 +188,8 @@ class LockKeeper:
         try:
             store = await self._open_store()
         except (StoreProbeError, LocationError) as error:
-            # An unreachable store may answer the next request; a refusal lasts.
-            outcome = Unknown(str(error)) if isinstance(error, StoreUnreachableError) else Refused(str(error))
             done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
-            self._enqueue(done(self._clock(), outcome))
+            self._enqueue(done(self._clock(), _not_opened(error)))
             return
         if isinstance(effect, lease.Get):
             found = await store.read(self.place.uri)
@@ -198,6 +197,13 @@ class LockKeeper:
         else:
             written = await store.write(self.place.uri, effect.body, effect.condition)
             self._enqueue(lease.WriteDone(self._clock(), written))
+
+
+def _not_opened(error: StoreProbeError | LocationError) -> Unknown | Refused:
+    """The outcome of a request whose store could not be opened."""
+    if isinstance(error, StoreUnreachableError):
+        return Unknown(str(error))
+    return Refused(str(error), unusable=not isinstance(error, StoreRefusedError))
 
 
 def store_at(root: str, settings: Settings) -> ConditionalStore:
@@ -236,8 +242,9 @@ class Stores:
     async def for_lock(self, uri: str) -> ConditionalStore:
         """The store of a lock object.
 
-        Raises `StoreUnreachableError` if the store does not answer, `StoreProbeError` if it refuses access or ignores conditions,
-        and `LocationError` if there is no store for the URI. The next call after an error probes the store again.
+        Raises `StoreUnreachableError` if the store does not answer, `StoreRefusedError` if it refuses access, another
+        `StoreProbeError` if it ignores conditions, and `LocationError` if there is no store for the URI. The next call after an
+        error probes the store again.
         """
         root = self._root_of(uri)
         if root not in self._open:
@@ -264,14 +271,14 @@ class Stores:
             try:
                 await anyio.Path(folder).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise StoreProbeError(
+                raise StoreRefusedError(
                     f"the folder for locks can't be created: {error.strerror}; create it, or use another: folder={folder}"
                 ) from error
         async with AsyncExitStack() as attempt:
             try:
                 entered = await attempt.enter_async_context(LimitedStore(store_at(root, self._settings)))
             except (OSError, ValueError) as error:
-                raise StoreProbeError(f"the store can't be opened: {error}; store={root}") from error
+                raise StoreRefusedError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
             self._stack.push_async_exit(attempt.pop_all().__aexit__)
         log.info("store.honours-conditions", store=root)

@@ -27,7 +27,7 @@ from lakewarden.events import AuditEventUnion, encode
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockPlace, NotAllowed
-from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone
+from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone, LockWithheld
 from lakewarden.handlers.table.state import LockView, TableState
 
 log = structlog.get_logger()
@@ -44,7 +44,7 @@ class TableLocks:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None,
         *,
-        step_table: Callable[[str, LockConfirmed | LockGone | LockForbidden], None],
+        step_table: Callable[[str, LockConfirmed | LockGone | LockForbidden | LockWithheld], None],
         last_offset: Callable[[], int],
         on_failure: Callable[[str, Exception], None],
     ) -> None:
@@ -145,9 +145,14 @@ class TableLocks:
             case lease.LeaseEnded(why=why, holder=holder):
                 log.warning("lock.lost", table=uri, why=why, holder=holder, lock=place.uri)
                 self._step_table(uri, LockGone(now, offset, f"lock {place.uri}: {why}"))
-            case lease.LockDenied(fatal=True, why=why):
-                log.error("lock.refused", table=uri, why=why, lock=place.uri)
+            case lease.LockDenied(kind="unusable", why=why):
+                log.error("lock.unusable", table=uri, why=why, lock=place.uri)
                 self._step_table(uri, LockForbidden(now, offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(kind="lasting", why=why):
+                log.error("lock.refused", table=uri, why=why, lock=place.uri)
+                self._step_table(uri, LockWithheld(now, offset, f"lock {place.uri}: {why}"))
+            case lease.LockDenied(kind="refused", why=why):
+                log.warning("lock.refused", table=uri, why=why, lock=place.uri)
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
                 log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
 

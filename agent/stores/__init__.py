@@ -12,7 +12,7 @@ from lakewarden.agent.stores.locations import LocationError
 from lakewarden.agent.stores.memory import MemoryStore
 from lakewarden.agent.stores.open import open_store
 from lakewarden.agent.stores.port import MAX_OBJECT_BYTES, ConditionalStore
-from lakewarden.agent.stores.probe import StoreProbeError, StoreUnreachableError, probe
+from lakewarden.agent.stores.probe import StoreProbeError, StoreRefusedError, StoreUnreachableError, probe
 
 __all__ = [
     "MAX_OBJECT_BYTES",
@@ -21,6 +21,7 @@ __all__ = [
     "LocationError",
     "MemoryStore",
     "StoreProbeError",
+    "StoreRefusedError",
     "StoreUnreachableError",
     "open_store",
     "probe",

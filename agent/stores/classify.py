@@ -3,9 +3,9 @@
 `docs/store-answers.md` is generated from the table (`python -m lakewarden.agent.stores.classify`). In
 `tests/contract/test_s3_answers.py` a server sends every answer of the table.
 
-*Unknown* and *refused* differ in who acts next. After *unknown* the lock reads the object back and continues by itself.
-After *refused* an operator must change something; it is returned only where nothing was written. In doubt the outcome is
-*unknown*, never *lost*: a lock that believes it lost although its write was applied would wait for itself.
+*Unknown* and *refused* differ in what the store did. After *unknown* it may have written. *Refused* is returned only where
+nothing was written, and the store may accept a later request. *Unusable* is a refusal that no later request can change. In doubt
+the outcome is *unknown*, never *lost*: a lock that believes it lost although its write was applied would wait for itself.
 
 Only one wrong ETag can be recognised. An ETag equal to the overwritten version means that nothing was written, since no two
 writes of a lock are equal. An ETag that differs from the body's MD5 proves nothing: the ETag of an encrypted object (SSE-KMS,
@@ -82,7 +82,7 @@ class Answer:
 RequestCondition: TypeAlias = Condition | None
 """The condition of a write; None for a read."""
 
-Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "refused"]
+Meaning = Literal["won", "lost", "found", "absent", "throttled", "unknown", "refused", "unusable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ TABLE: Final = (
     Row(
         "an object longer than 1 MiB",
         lambda answer, _: answer.fault == "too long",
-        (None, None, "refused"),
+        (None, None, "unusable"),
         "this is not a lock object",
     ),
     Row(
@@ -264,7 +264,7 @@ def classify_write(answer: Answer, condition: Condition) -> WriteOutcome:
             return Unknown(_why(row, answer))
         case "refused":
             return Refused(_why(row, answer))
-        case "found" | "absent" as meaning:
+        case "found" | "absent" | "unusable" as meaning:
             raise AssertionError(f"a write can't be {meaning}: {row.answer}")
         case never:
             assert_never(never)
@@ -285,6 +285,8 @@ def classify_read(answer: Answer) -> ReadOutcome:
             return Unknown(_why(row, answer))
         case "refused":
             return Refused(_why(row, answer))
+        case "unusable":
+            return Refused(_why(row, answer), unusable=True)
         case "won" | "lost" as meaning:
             raise AssertionError(f"a read can't be {meaning}: {row.answer}")
         case never:
@@ -318,7 +320,8 @@ The agent looks for the first row that applies to an answer. Its outcome is one 
 | lost | the condition did not hold, and nothing was written | it reads the object |
 | throttled | nothing was written; the store limits the rate of requests | it retries later |
 | unknown | the object may have been written | it reads the object back |
-| refused | nothing was written, and an operator must change something | it reports the refusal |
+| refused | nothing was written; the store may accept a later request | it retries, and reports a refusal that lasts |
+| unusable | the object can't be a lock | it reports it, and never writes it |
 | found, absent | what a read returned | it continues with the object, or without one |
 
 The agent sends each request once. It follows no redirect and resends nothing.

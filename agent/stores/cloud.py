@@ -260,10 +260,11 @@ class CloudStore(AsyncContextManagerMixin):
         try:
             location = parse_location(uri)
         except LocationError as error:
-            return Refused(str(error))
+            return Refused(str(error), unusable=True)
         if (location.scheme, location.authority) != (self._scheme, self._authority):
             return Refused(
-                f"the object is not in the open store {self._scheme}://{self._authority}: uri={uri!r}"
+                f"the object is not in the open store {self._scheme}://{self._authority}: uri={uri!r}",
+                unusable=True,
             )
         return location.key
 

@@ -99,6 +99,14 @@ class Busy:
 class _RefusedError(Exception):
     """Nothing was done, and a retry can't succeed until the cause is removed."""
 
+    unusable = True
+
+
+class _MissingRootError(_RefusedError):
+    """The root folder does not exist. The disk may be mounted later."""
+
+    unusable = False
+
 
 def read(path: ObjectPath) -> ReadOutcome:
     """Read body and version. No lock is needed: a file never changes after it was renamed into place."""
@@ -108,7 +116,7 @@ def read(path: ObjectPath) -> ReadOutcome:
     except FileNotFoundError:
         return Absent()
     except _RefusedError as error:
-        return Refused(str(error))
+        return Refused(str(error), unusable=error.unusable)
     except OSError as error:
         return _failure(error)
 
@@ -131,7 +139,7 @@ def swap(path: ObjectPath, body: bytes, condition: Condition) -> WriteOutcome | 
             else Unknown("a folder of the object was removed during the write")
         )
     except _RefusedError as error:
-        return Refused(str(error))
+        return Refused(str(error), unusable=error.unusable)
     except OSError as error:
         return _failure(error)
 
@@ -149,7 +157,7 @@ def remove(path: ObjectPath) -> Refused | Unknown | Busy | None:
     except FileNotFoundError:
         return None
     except _RefusedError as error:
-        return Refused(str(error))
+        return Refused(str(error), unusable=error.unusable)
     except OSError as error:
         return _failure(error)
     return None
@@ -161,7 +169,7 @@ def _folder(path: ObjectPath, *, create: bool) -> Iterator[int]:
     try:
         descriptor = os.open(path.root, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError as error:
-        raise _RefusedError(f"the root folder does not exist; create it: root={path.root}") from error
+        raise _MissingRootError(f"the root folder does not exist; create it: root={path.root}") from error
     try:
         for part in path.folders:
             if create:

@@ -144,15 +144,20 @@ class LocalStore(AsyncContextManagerMixin):
         try:
             location = parse_location(uri)
         except LocationError as error:
-            return Refused(str(error))
+            return Refused(str(error), unusable=True)
         if location.scheme != "file" or location.authority not in {"", "localhost"}:
-            return Refused(f"a local object's URI has the form file:///absolute/path: uri={uri!r}")
+            return Refused(
+                f"a local object's URI has the form file:///absolute/path: uri={uri!r}", unusable=True
+            )
         if location.parts[-1].endswith((disk.LOCK_SUFFIX, disk.TEMPORARY_SUFFIX)):
-            return Refused(f"this name is reserved for the lock files of other objects: uri={uri!r}")
+            return Refused(
+                f"this name is reserved for the lock files of other objects: uri={uri!r}", unusable=True
+            )
         for spelling in self._spellings:
             below = location.parts[len(spelling) :]
             if below and location.parts[: len(spelling)] == spelling:
                 return ObjectPath(self._root, below[:-1], below[-1])
         return Refused(
-            f"the object is outside the root folder; choose a path below it: root={self._root} uri={uri!r}"
+            f"the object is outside the root folder; choose a path below it: root={self._root} uri={uri!r}",
+            unusable=True,
         )

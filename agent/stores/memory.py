@@ -208,5 +208,5 @@ def _locate(uri: str) -> str | Refused:
     try:
         location = parse_location(uri)
     except LocationError as error:
-        return Refused(str(error))
+        return Refused(str(error), unusable=True)
     return f"{location.scheme}://{location.authority}/{location.key}"

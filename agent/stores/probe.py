@@ -40,6 +40,10 @@ class StoreUnreachableError(StoreProbeError):
     """The store did not answer the probe. Retry; if it persists, check endpoint and network."""
 
 
+class StoreRefusedError(StoreProbeError):
+    """The store refused a request of the probe. Retry; if it persists, check credentials, clock and permissions."""
+
+
 async def probe(store: ConditionalStore, folder_uri: str) -> None:
     """Return if the store honours both conditions, else raise `StoreProbeError`. Sends at most four requests."""
     uri = f"{folder_uri.rstrip('/')}/{PROBE_FOLDER}/{secrets.token_hex(8)}.json"
@@ -82,7 +86,7 @@ def _require_lost(outcome: WriteOutcome, condition: str, uri: str) -> None:
 def _raise_inconclusive(outcome: Lost | Throttled | Unknown | Refused, uri: str) -> NoReturn:
     match outcome:
         case Refused(why=why):
-            raise StoreProbeError(
+            raise StoreRefusedError(
                 f"this store refused to write; check bucket or container, credentials and write permission: {why} "
                 f"key={uri}"
             )

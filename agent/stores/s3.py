@@ -275,9 +275,9 @@ def _locate(uri: str) -> Location | Refused:
     try:
         location = parse_location(uri)
     except LocationError as error:
-        return Refused(str(error))
+        return Refused(str(error), unusable=True)
     if location.scheme != "s3" or not _BUCKET.fullmatch(location.authority):
-        return Refused(f"an S3 object's URI has the form s3://bucket/key: uri={uri!r}")
+        return Refused(f"an S3 object's URI has the form s3://bucket/key: uri={uri!r}", unusable=True)
     return location
 
 

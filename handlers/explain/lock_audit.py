@@ -129,7 +129,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class PermanentRefusal:
-    """A refusal that no retry can change: a malformed lock object, a store that refuses. `at`, `agent`: the last time."""
+    """A refusal that may need an operator: a malformed lock object, a store that refuses. `at`, `agent`: the last time."""
 
     why: str
     times: int

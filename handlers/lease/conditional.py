@@ -7,7 +7,7 @@ The lock depends on nothing but a store that honours conditions. So the store's 
     Lost         did not take effect: the condition did not hold    reads the object back
     Throttled    did not take effect: the store had too much load   retries after a back-off
     Unknown      took effect or not                                 reads the object back
-    Refused      did not take effect, and no retry will             reports it; an operator must act
+    Refused      did not take effect: the store rejected it         retries it; reports it if it lasts, or if it is unusable
 
 The stores (`lakewarden.agent.stores`) define which HTTP status is which answer. `machine.py` has the automaton.
 """
@@ -63,9 +63,14 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No retry will succeed (400, 403, no such bucket). An operator must change something."""
+    """The store rejected the request before it acted (400, 401, 403, 307, no such bucket).
+
+    It may accept a later one: an expired session or a wrong clock is corrected elsewhere.
+    """
 
     why: str
+    unusable: bool = False
+    """No later request will succeed: the object can't be a lock, or the store ignores conditions."""
 
 
 WriteOutcome: TypeAlias = Won | Lost | Throttled | Unknown | Refused

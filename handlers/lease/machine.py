@@ -49,8 +49,20 @@ Time
 
 Waiting
 - Held by another owner: the object is read again when the lease ends or after `poll_seconds`, whichever comes first, with jitter.
-- An object that is no lock record, and a store that refuses: the lock is denied and reported. The object is never overwritten.
-  The automaton tries again after `refused_seconds`, because an operator may have fixed it.
+
+Refusals
+- A *refusal* is an answer of the store that rejects the request: 400, 401, 403, 307. A session token has expired, a clock is
+  wrong, a permission is missing. Most of them are corrected elsewhere, within seconds. So a refusal is a doubt:
+
+    the refused request                  the automaton
+    renews a lease                       retries it with back-off; the lease ends `margin` before its end, as with no answer
+    acquires                             retries it with back-off, and reports `refused`
+    releases                             retries it, at most `release_tries` times
+
+- The refusal *lasts* if at least `min_refusals` requests were refused over `refusal_seconds`, no lease is left, and no request
+  in between confirmed the lease or found another holder. It is reported as `lasting`, and a new series begins.
+- *Unusable* is what no retry can change: an object that is no lock record, a store that ignores conditions. It ends a lease at
+  once. The object is never overwritten. The automaton reads it again after `unusable_seconds`, as an operator may have fixed it.
 
 Queue
 - The audit events of other agents are hints that shorten waits, never proof: they change the time of the next read and nothing
@@ -119,6 +131,7 @@ from lakewarden.handlers.lease.types import (
     Put,
     ReadDone,
     Reading,
+    Refusal,
     Release,
     Released,
     ReleaseObserved,
@@ -152,6 +165,7 @@ __all__ = [
     "Put",
     "ReadDone",
     "Reading",
+    "Refusal",
     "Release",
     "ReleaseObserved",
     "Released",
@@ -217,7 +231,9 @@ def _end_unconfirmed_lease(state: State, at: Moment, settings: LeaseSettings) ->
     if isinstance(state, Held):
         state = Waiting(_work_for(lease, at), until=at.now)
     assert not isinstance(state, Idle)
-    ended = _lease_ended(lease, state.work.cost, "the renewal was not confirmed in time")
+    refusal = state.work.refusal
+    why = "the renewal was not confirmed in time" + ("" if refusal is None else f": {refusal.why}")
+    ended = _lease_ended(lease, state.work.cost, why)
     return replace(state, work=replace(state.work, lease=None)), (ended,)
 
 
@@ -279,7 +295,7 @@ def _start_acquiring(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     """Start to acquire the lock, after the contenders that are in the queue."""
     if not work.ahead or work.adopt is not None:
         return _read_object(replace(work, ahead=0))
-    denied = LockDenied("other agents are ahead in the queue", fatal=False, cost=work.cost)
+    denied = LockDenied("other agents are ahead in the queue", "waiting", work.cost)
     return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.queue_slot_seconds), (denied,)
 
 
@@ -306,7 +322,7 @@ def _on_release(state: State, at: Moment) -> Step:
 
 def _mark_released(work: Work, at: Moment) -> Work:
     release = work.release if work.lease is None else work.lease.record
-    return replace(_reset_cost(work, at), needed=False, lease=None, release=release)
+    return replace(_reset_cost(work, at), needed=False, lease=None, release=release, refusal=None)
 
 
 # -- timer and hints ---------------------------------------------------------------------------------------------------
@@ -359,8 +375,8 @@ def _on_read_done(work: Work, at: Moment, outcome: ReadOutcome, settings: LeaseS
     match outcome:
         case Throttled(why=why) | Unknown(why=why):
             return _back_off(work, at, settings, why)
-        case Refused(why=why):
-            return _on_refused(work, at, settings, why)
+        case Refused() as refused:
+            return _on_refused(work, at, settings, refused)
         case Absent():
             return _found_absent(work, at, settings)
         case Found(body=body, version=version):
@@ -383,11 +399,8 @@ def _found_absent(work: Work, at: Moment, settings: LeaseSettings) -> Step:
 
 
 def _found_malformed(work: Work, at: Moment, settings: LeaseSettings, malformed: Malformed) -> Step:
-    why = f"the object is no lock record and is left unchanged: {malformed.why}"
-    return (
-        _on_refused(work, at, settings, why)
-        if work.lease is None
-        else _lose_lease(work, at, why=why, holder=None)
+    return _found_unusable(
+        work, at, settings, f"the object is no lock record and is left unchanged: {malformed.why}"
     )
 
 
@@ -429,11 +442,12 @@ def _wait_for_holder(
     """Wait for the end of the lease or for our turn in the queue, and report the holder."""
     held = record.held_at(at.wall_ms, settings.drift_ms)
     why = "held by another owner" if held else "lapsed, but not yet observed unchanged for a whole lease"
-    denied = LockDenied(why, fatal=False, cost=work.cost, holder=record.owner, held_until=record.valid_until)
+    denied = LockDenied(why, "waiting", work.cost, holder=record.owner, held_until=record.valid_until)
     wait = _poll_delay(at, settings, respect_for)
     if work.ahead_at_release is not None:
         wait = work.ahead_at_release * settings.queue_slot_seconds
-    return Waiting(replace(work, tries=0, cost=Cost(0, work.cost.since)), at.now + wait), (denied,)
+    work = replace(work, tries=0, cost=Cost(0, work.cost.since), refusal=None)
+    return Waiting(work, at.now + wait), (denied,)
 
 
 def _seconds_to_respect(work: Work, at: Moment, settings: LeaseSettings, record: LockRecord) -> float:
@@ -478,8 +492,8 @@ def _on_write_done(state: Writing, at: Moment, outcome: WriteOutcome, settings: 
             )
         case Throttled(why=why):
             return _back_off(work, at, settings, why)
-        case Refused(why=why):
-            return _on_refused(work, at, settings, why)
+        case Refused() as refused:
+            return _on_refused(work, at, settings, refused)
         case _:
             assert_never(outcome)
 
@@ -525,19 +539,44 @@ def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step
     tries = work.tries + 1
     if work.releasing and tries >= settings.release_tries:
         return _finish_release(work, at, settings, why=f"left to lapse: {why}")
-    wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
     reports: tuple[Effect, ...] = ()
     if work.acquiring and tries % settings.failures_per_report == 0:
-        reports = (LockDenied(f"not acquired yet: {why}", fatal=False, cost=work.cost),)
-    return Waiting(replace(work, tries=tries), at.now + wait), reports
+        reports = (LockDenied(f"not acquired yet: {why}", "waiting", work.cost),)
+    return _retry(work, at, settings), reports
 
 
-def _on_refused(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
+def _retry(work: Work, at: Moment, settings: LeaseSettings) -> Waiting:
+    """Retry after a back-off that grows with the tries."""
+    tries = work.tries + 1
+    wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
+    return Waiting(replace(work, tries=tries), at.now + wait)
+
+
+def _on_refused(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
+    if refused.unusable:
+        return _found_unusable(work, at, settings, refused.why)
+    if work.releasing:
+        return _back_off(work, at, settings, refused.why)
+    before = work.refusal or Refusal(at.now, 0, "")
+    refusal = Refusal(before.since, before.requests + 1, refused.why)
+    lasted = at.now - refusal.since
+    if work.acquiring and refusal.requests >= settings.min_refusals and lasted >= settings.refusal_seconds:
+        why = f"the store has refused {refusal.requests} requests in {lasted:.0f} s: {refused.why}"
+        return _retry(replace(work, refusal=None), at, settings), (LockDenied(why, "lasting", work.cost),)
+    reports: tuple[Effect, ...] = ()
+    if before.requests % settings.failures_per_report == 0:
+        what = "not acquired yet" if work.lease is None else "not renewed yet"
+        reports = (LockDenied(f"{what}: {refused.why}", "refused", work.cost),)
+    return _retry(replace(work, refusal=refusal), at, settings), reports
+
+
+def _found_unusable(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step:
     if work.releasing:
         return _finish_release(work, at, settings, why=f"left to lapse: {why}")
-    denied = LockDenied(why, fatal=True, cost=work.cost)
-    wait = settings.refused_seconds if work.lease is None else settings.renew_interval
-    return Waiting(_reset_cost(work, at), at.now + wait), (denied,)
+    if work.lease is not None:
+        return _lose_lease(work, at, why=why, holder=None)
+    denied = LockDenied(why, "unusable", work.cost)
+    return Waiting(_reset_cost(work, at), at.now + settings.unusable_seconds), (denied,)
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

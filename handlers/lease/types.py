@@ -25,8 +25,12 @@ class LeaseSettings:
     """How long before its end an unconfirmed lease counts as lost."""
     poll_seconds: float = 10.0
     """The longest wait between two reads while another owner holds the lock."""
-    refused_seconds: float = 30.0
-    """The wait after a refusal that only an operator can change."""
+    refusal_seconds: float = 120.0
+    """How long the store may refuse the lock before the caller is told that the refusal lasts."""
+    min_refusals: int = 3
+    """Refused requests that a lasting refusal has at least."""
+    unusable_seconds: float = 30.0
+    """The wait before an unusable lock is read again. Only an operator can make it usable."""
     release_tries: int = 5
     failures_per_report: int = 5
     """After each so many failed requests in a row, the automaton reports why it doesn't hold the lock yet."""
@@ -174,10 +178,18 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class LockDenied:
-    """The lock can't be acquired now. `fatal`: only an operator can change that."""
+    """The lock can't be acquired or renewed now.
+
+    | kind | meaning |
+    | --- | --- |
+    | waiting | another owner holds it, or the store doesn't answer |
+    | refused | the store refuses, and the automaton retries; a lease that the caller relies on stays in force |
+    | lasting | the store has refused for `refusal_seconds`, and there is no lease |
+    | unusable | the object is no lock record, or the store ignores conditions: only an operator can change that |
+    """
 
     why: str
-    fatal: bool
+    kind: Literal["waiting", "refused", "lasting", "unusable"]
     cost: Cost
     holder: str | None = None
     held_until: int | None = None
@@ -225,6 +237,17 @@ class ObservedVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A series of refused requests. It ends when the lease is confirmed, or another owner is found to hold the lock."""
+
+    since: float
+    """Monotonic seconds of the first one."""
+    requests: int
+    why: str
+    """The last answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """The work in progress between `Idle` and `Held`, and the facts that later steps need.
 
@@ -257,6 +280,8 @@ class Work:
     """Kept after unknown writes, and after the lease is lost."""
     in_doubt: Condition | None = None
     """The condition of our write whose outcome is unknown (see Writes)."""
+    refusal: Refusal | None = None
+    """Set while the store refuses the requests that acquire or renew."""
 
     @property
     def acquiring(self) -> bool:

@@ -25,9 +25,11 @@ Lock
    acquire it.
 10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
     is granted before the grant's own end, even if the agent acquires the lock again sooner.
-11. If the lock is forbidden (the store denies access, or the object is no lock), the agent also aborts all other open
+11. If the lock is forbidden (the object is no lock, or the store ignores conditions), the agent also aborts all other open
     transactions (`not-allowed`). Their compute would be in vain.
-12. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
+12. If the store refuses the lock (a session expired, a permission is missing), open transactions wait. They are aborted
+    (`lock-refused`, retriable) when the refusal lasts (`lease/machine.py`). A granted one is not: its own lease ends.
+13. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
     rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
 """
 
@@ -135,6 +137,13 @@ def on_lock_forbidden(context: StepContext, detail: str) -> None:
     for transaction in context.state.open():
         if transaction.phase is not Phase.GRANTED:
             context.abort(transaction, "not-allowed", retriable=False, detail=detail)
+
+
+def on_lock_withheld(context: StepContext, detail: str) -> None:
+    """Abort the transactions that have waited too long for a lock that the store refuses."""
+    for transaction in context.state.open():
+        if transaction.phase is not Phase.GRANTED:
+            context.abort(transaction, "lock-refused", detail=detail)
 
 
 def on_lock_confirmed(context: StepContext, lock: LockView) -> None:

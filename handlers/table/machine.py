@@ -53,6 +53,7 @@ from lakewarden.handlers.table.grants import (
     on_lock_confirmed,
     on_lock_forbidden,
     on_lock_gone,
+    on_lock_withheld,
     publish_lapse,
     request_or_release_lock,
 )
@@ -113,7 +114,16 @@ class LockGone:
 
 @dataclass(frozen=True, slots=True)
 class LockForbidden:
-    """The agent can't acquire the lock until an operator changes something, for example a permission."""
+    """The agent can't acquire the lock until an operator changes something: the object is no lock record, for example."""
+
+    now: float
+    offset: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class LockWithheld:
+    """The store has refused the lock for so long that the open transactions must not wait for it any more."""
 
     now: float
     offset: int
@@ -128,7 +138,7 @@ class Replayed:
     offset: int
 
 
-Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | Replayed
+Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | LockWithheld | Replayed
 
 
 def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
@@ -156,6 +166,8 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
         case LockForbidden(detail=detail):
             on_lock_gone(context, detail)
             on_lock_forbidden(context, detail)
+        case LockWithheld(detail=detail):
+            on_lock_withheld(context, detail)
         case Replayed():
             judge_unanswered_intents(context)
             for writer in sorted(state.ledger):

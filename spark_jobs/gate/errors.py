@@ -97,7 +97,8 @@ _REASON_TEXTS: dict[AbortReason | str, str] = {
     "superseded": "commit aborted: the same writer opened a newer transaction; it was restarted, or two processes use its name",
     "not-allowed": "commit refused: the agent doesn't serve this table or its lock; allow it with --allow",
     "unknown-transaction": "commit aborted: the log no longer has the intent of this transaction",
-    "lock-refused": "commit aborted: the store refuses the agent the table's lock",
+    "lock-refused": "commit aborted: the store of the table's lock refuses the agent; check the agent's credentials, clock and "
+    "permissions",
     "timed-out": "commit aborted: the transaction was open for longer than the agent allows (max_transaction_seconds)",
     "operator": "commit aborted by an operator",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lakewarden.agent.stores.s3 import S3Options, S3Store
-from lakewarden.handlers.lease.conditional import Absent, Found, IfAbsent, Throttled, Unknown, Won
+from lakewarden.handlers.lease.conditional import Absent, Found, IfAbsent, Refused, Throttled, Unknown, Won
 from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather, fault_proxy
 from tests.servers.s3 import S3Server
 
@@ -23,6 +23,7 @@ EFFECTS = {
     Fault.DELAY_SHORT: (Won, True),
     Fault.DELAY_LONG: (Unknown, True),
     Fault.SLOW_DOWN: (Throttled, False),
+    Fault.EXPIRED: (Refused, False),
     Fault.ERROR_BEFORE: (Unknown, False),
     Fault.ERROR_AFTER: (Unknown, True),
 }

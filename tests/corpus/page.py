@@ -210,8 +210,8 @@ def _reasons() -> str:
         ),
         "unknown-transaction": ("the agent knows no intent of this transaction", "begin a new transaction"),
         "lock-refused": (
-            "the store refuses the agent the table's lock (not published by this version)",
-            "begin a new transaction later",
+            "the store has refused the agent the table's lock for minutes",
+            "begin a new transaction; an operator reads `detail`",
         ),
         "timed-out": (
             "the transaction was open for longer than the agent's `max_transaction_seconds`",

@@ -10,6 +10,7 @@ It forwards whole requests and whole answers, each request over its own connecti
 | `DELAY_SHORT` | yes | the answer, late but within its timeout |
 | `DELAY_LONG` | yes, perhaps after the client's timeout | nothing within its timeout |
 | `SLOW_DOWN` | no | 503 SlowDown |
+| `EXPIRED` | no | 400 ExpiredToken |
 | `ERROR_BEFORE` | no | 500 InternalError |
 | `ERROR_AFTER` | yes | 500 InternalError |
 | `HANG` | no, or much later | nothing, until the test ends the hang (`hanging`) |
@@ -47,6 +48,7 @@ class Fault(StrEnum):
     DELAY_SHORT = "delay-short"
     DELAY_LONG = "delay-long"
     SLOW_DOWN = "slow-down"
+    EXPIRED = "expired"
     ERROR_BEFORE = "error-before"
     ERROR_AFTER = "error-after"
     HANG = "hang"
@@ -57,6 +59,7 @@ CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.HANG
 
 _ERRORS: Final = {
     Fault.SLOW_DOWN: (503, "SlowDown"),
+    Fault.EXPIRED: (400, "ExpiredToken"),
     Fault.ERROR_BEFORE: (500, "InternalError"),
     Fault.ERROR_AFTER: (500, "InternalError"),
 }
@@ -158,7 +161,7 @@ class FaultProxy:
                 answer = await self._forward(request)
                 await _send(writer, answer[: len(answer) // 2])
                 _reset(writer)
-            case Fault.SLOW_DOWN | Fault.ERROR_BEFORE:
+            case Fault.SLOW_DOWN | Fault.EXPIRED | Fault.ERROR_BEFORE:
                 await _send(writer, _error(*_ERRORS[fault]))
             case Fault.ERROR_AFTER:
                 await self._forward(request)

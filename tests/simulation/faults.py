@@ -9,12 +9,14 @@ What the caller observes doesn't determine what the store did:
 | conflict | the same | gets 409 ConditionalRequestConflict |
 | error | the same | gets 500 |
 | throttle | never acts | gets 429, or 503 SlowDown |
+| refusal | never acts | gets 400, 401 or 403: an expired session, a clock that is too far off |
 
 "Much later" is up to `late_seconds`, which is several leases. The write then takes effect if its condition still holds,
 whatever the caller has done since.
 
-During a `FaultPeriod` all nodes are affected (outage, throttling, conflicts, a slow store), or one node is cut off and its
-requests may arrive at the end of the period. From `fault_free_from` on there are no faults, but delayed requests still arrive.
+During a `FaultPeriod` all nodes are affected (outage, throttling, conflicts, a slow store, refusals), or one node: it is cut
+off and its requests may arrive at the end of the period, or its requests are refused. Refusals occur in periods only. From
+`fault_free_from` on there are no faults, but delayed requests still arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 Side: TypeAlias = Literal["never acts", "acts", "acts later"]
 
 
-PeriodKind: TypeAlias = Literal["outage", "throttling", "conflicts", "slow", "cut off"]
+PeriodKind: TypeAlias = Literal["outage", "throttling", "conflicts", "slow", "cut off", "refusals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class FaultInjector:
         if (period := self._period(now, "cut off", node)) is not None:
             arrives = self._random.random() < 0.3
             return RequestFate(period.until - now + there if arrives else None, None, fault="cut off")
+        if self._is_refused(node, now):
+            return RequestFate(None, there + back, self._random.choice(REFUSALS), fault="refused")
         fault = self._draw_fault(now)
         if fault is None:
             return RequestFate(there, back)
@@ -121,6 +125,10 @@ class FaultInjector:
         if self._random.random() < 0.5:
             return self._random.uniform(0, 12) * self.profile.latency
         return self.profile.late_seconds * float(10.0 ** self._random.uniform(-3.0, 0.0))
+
+    def _is_refused(self, node: str, now: float) -> bool:
+        period = self._period(now, "refusals") or self._period(now, "refusals", node)
+        return period is not None and self._random.random() < 0.9
 
     def _draw_fault(self, now: float) -> Fault | None:
         for what, faults in PERIOD_FAULTS.items():
@@ -146,6 +154,13 @@ PERIOD_FAULTS: dict[str, tuple[Fault, ...]] = {
     "throttling": ("throttle",),
     "conflicts": ("conflict",),
 }
+REFUSALS = (
+    Answer(400, "ExpiredToken"),
+    Answer(403, "RequestTimeTooSkewed"),
+    Answer(403, "AccessDenied"),
+    Answer(401, "Unauthorized"),
+    Answer(307, "TemporaryRedirect"),
+)
 THROTTLES = (Answer(429, "TooManyRequests"), Answer(503, "SlowDown"))
 ANSWERS: dict[str, Answer] = {
     "conflict": Answer(409, "ConditionalRequestConflict"),

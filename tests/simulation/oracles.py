@@ -27,6 +27,7 @@ monotonic clock gains or loses at most half the drift per lease; the store honou
 | unknown outcomes settled | after a lost answer and without other writers, a 4th answered request has not settled the outcome |
 | foreign objects untouched | an object that is no lock record is overwritten by a node |
 | unique versions | a version of the object occurs twice |
+| refusals waited out | for a refusal, a lease ends before its `margin`, or the lock is denied before `refusal_seconds` |
 | no loss without faults | without faults, pauses and tampering, a lease is ended or refused |
 | no crash | the program of a node fails |
 | every contender acquires | after the faults, a contender has not had the lock within the run's bound |
@@ -47,6 +48,7 @@ from lakewarden.handlers.lease.conditional import (
     Found,
     Lost,
     ReadOutcome,
+    Refused,
     Unknown,
     Won,
     WriteOutcome,
@@ -58,6 +60,8 @@ from tests.simulation.store import short_name
 from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 
+CLOCK_RATE = 0.98
+"""The slowest monotonic clock of a run, compared with true time, is faster than this."""
 MAX_REQUESTS_TO_SETTLE = 3
 """Answered requests after a lost answer, by which an agent must know whether it holds the lock."""
 
@@ -116,6 +120,12 @@ class LockHistory:
     adopted: list[str] = field(default_factory=list)
     """Owners that were adopted for a running grant. The adopter's quiet time protects what they still believe."""
     waits: dict[str, Wait] = field(default_factory=dict)
+    refused_since: dict[str, float] = field(default_factory=dict)
+    """By agent: the first refusal of the present series."""
+    last_refused: set[str] = field(default_factory=set)
+    """Agents whose last request was refused."""
+    found_malformed: set[str] = field(default_factory=set)
+    """Agents whose last read found an object that is no lock record."""
     unknown_outcomes: dict[str, int] = field(default_factory=dict)
     """By agent with an unknown outcome: the requests answered since."""
 
@@ -163,6 +173,14 @@ class Oracles(ViolationRecorder):
                 )
         if write and isinstance(outcome, Unknown):
             history.unknown_outcomes[node.name] = 0
+        if isinstance(outcome, Refused):
+            history.refused_since.setdefault(node.name, self._timeline.now)
+            history.last_refused.add(node.name)
+        else:
+            history.last_refused.discard(node.name)
+        if isinstance(outcome, Found):
+            malformed = not isinstance(parse(outcome.body), LockRecord)
+            (history.found_malformed.add if malformed else history.found_malformed.discard)(node.name)
 
     def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
         """A write changed the object. `late`: its writer has timed out and doesn't know."""
@@ -257,6 +275,7 @@ class Oracles(ViolationRecorder):
         history = self._history(uri)
         history.beliefs.pop(node.name, None)
         history.unknown_outcomes.pop(node.name, None)
+        history.refused_since.pop(node.name, None)
         self._check_patience(history, node.name, uri)
 
     def on_keeper_event(self, node: Node, uri: str, event: KeeperEvent, *, relied_on: bool) -> None:
@@ -266,11 +285,14 @@ class Oracles(ViolationRecorder):
         match event:
             case lease.Confirmed():
                 self._check_patience(history, node.name, uri)
+                history.refused_since.pop(node.name, None)
                 self._confirmed(history, node, uri, event, relied_on=relied_on)
             case lease.Released():
                 history.beliefs.pop(node.name, None)
             case lease.LeaseEnded():
-                history.beliefs.pop(node.name, None)
+                belief = history.beliefs.pop(node.name, None)
+                if belief is not None and node.name in history.last_refused:
+                    self._check_end_after_refusal(node, uri, belief)
                 history.waits.setdefault(node.name, Wait(self._timeline.now))
                 self._ended(history, node, uri, event)
             case lease.LockDenied():
@@ -353,8 +375,9 @@ class Oracles(ViolationRecorder):
             )
 
     def _denied(self, history: LockHistory, node: Node, uri: str, event: lease.LockDenied) -> None:
-        if event.fatal and self._assumed.fault_free:
+        if event.kind != "waiting" and self._assumed.fault_free:
             self.violated("no loss without faults", f"{node.name} is refused {short_name(uri)}: {event.why}")
+        self._check_refusal(history, node, uri, event)
         if event.holder is not None and event.holder in history.wrote.get(node.name, []):
             self.violated(
                 "no self-block",
@@ -368,6 +391,30 @@ class Oracles(ViolationRecorder):
             wait.allowance += 2
         elif (event.held_until - node.wall_ms()) / 1000 + settings.drift < settings.poll_seconds:
             wait.allowance += 1
+
+    def _check_end_after_refusal(self, node: Node, uri: str, belief: Belief) -> None:
+        left, margin = belief.until - self._timeline.now, self._assumed.settings.margin
+        if left > margin / CLOCK_RATE:
+            self.violated(
+                "refusals waited out",
+                f"{node.name} ended its lease of {short_name(uri)} {left:.3f} s early, its margin is {margin:.3f} s",
+            )
+
+    def _check_refusal(self, history: LockHistory, node: Node, uri: str, event: lease.LockDenied) -> None:
+        if event.holder is not None:
+            history.refused_since.pop(node.name, None)
+        if event.kind == "unusable" and node.name not in history.found_malformed:
+            self.violated(
+                "refusals waited out", f"{node.name} gave {short_name(uri)} up, a lock record: {event.why}"
+            )
+        if event.kind == "lasting":
+            since = history.refused_since.pop(node.name, self._timeline.now)
+            lasted, limit = self._timeline.now - since, self._assumed.settings.refusal_seconds
+            if lasted < CLOCK_RATE * limit:
+                self.violated(
+                    "refusals waited out",
+                    f"{node.name} was refused {short_name(uri)} for {lasted:.3f} s, and waits {limit:.3f} s",
+                )
 
     def _check_patience(self, history: LockHistory, name: str, uri: str) -> None:
         wait = history.waits.pop(name, None)

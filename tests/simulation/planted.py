@@ -21,6 +21,7 @@
 | never polls again | every contender acquires | and then it reads again |
 | malformed object overwritten | foreign objects untouched | an object that is no lock record is never overwritten |
 | malformed object crashes | no crash | such an object ends no agent |
+| refusal is final | refusals waited out | a refusal is a doubt: an expired session or a wrong clock is corrected elsewhere |
 
 A trusted read-back is harmless if the record found is the one in doubt and the lease is counted from its sending: the object
 proves as much as the lost response would. It is dangerous because an owner id doesn't say which of its writes was found, and
@@ -44,6 +45,7 @@ from lakewarden.handlers.lease.conditional import (
     IfMatch,
     Lost,
     ReadOutcome,
+    Refused,
     Unknown,
     Won,
     WriteOutcome,
@@ -244,6 +246,13 @@ def _malformed_object_crashes() -> list[Patch]:
     return [(lease, "parse", trusting)]
 
 
+def _refusal_is_final() -> list[Patch]:
+    def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
+        return lease._found_unusable(work, at, settings, refused.why)
+
+    return [(lease, "_on_refused", final)]
+
+
 BUGS: Bugs = {
     "read-back trusted": ("no belief beyond expiry", _read_back_trusted),
     "challenger's drift flipped": ("no lock stealing", _challengers_drift_flipped),
@@ -273,4 +282,5 @@ BUGS: Bugs = {
     ),
     "malformed object overwritten": ("foreign objects untouched", _malformed_object_overwritten),
     "malformed object crashes": ("no crash", _malformed_object_crashes),
+    "refusal is final": ("refusals waited out", _refusal_is_final),
 }

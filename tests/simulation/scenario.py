@@ -9,7 +9,7 @@ contender has had its lock, at most until `bound`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from tests.simulation.faults import FAULTS, FaultPeriod, FaultProfile, PeriodKin
 from tests.simulation.hudi import HudiSettings
 from tests.simulation.oracles import Assumed
 
-VERSION = 2
+VERSION = 3
 
 Kind: TypeAlias = Literal["fault-free", "usual", "clocks apart"]
 
@@ -91,6 +91,11 @@ def draw(random: Random) -> Scenario:
         for name in (*names, *(f"hudi{n + 1}" for n in range(hudis)))
     ]
     buffer = 0.5 * scale
+    request_timeout = random.uniform(0.3, 0.9) * settings.renew_interval
+    hint_delay = random.choice((None, 0.005, 0.1))
+    stops_at_requests = 0.0 if kind == "fault-free" else random.choice((0.0, 0.01, 0.03))
+    tampering = () if kind == "fault-free" else _tampering(random, list(usages), settings, fault_free_from)
+    refusals = () if kind == "fault-free" else _refusals(random, settings, fault_free_from, names)
     return Scenario(
         kind,
         Assumed(
@@ -103,12 +108,12 @@ def draw(random: Random) -> Scenario:
         tuple(machines[:agents]),
         tuple(machines[agents:]),
         HudiSettings(settings.validity, settings.renew_interval, poll=scale, buffer=buffer),
-        profile,
-        request_timeout=random.uniform(0.3, 0.9) * settings.renew_interval,
-        hint_delay=random.choice((None, 0.005, 0.1)),
-        stops_at_requests=0.0 if kind == "fault-free" else random.choice((0.0, 0.01, 0.03)),
-        tampering=() if kind == "fault-free" else _tampering(random, list(usages), settings, fault_free_from),
-        bound=bound,
+        replace(profile, periods=(*profile.periods, *refusals)),
+        request_timeout,
+        hint_delay,
+        stops_at_requests,
+        tampering,
+        bound,
     )
 
 
@@ -139,7 +144,8 @@ def _settings(random: Random, scale: float, *, strict: bool, hudi: bool) -> Leas
         drift=(1.0 if hudi else 0.5) * scale,
         margin=random.choice((1.5, 2.0, 5.0)) * scale,
         poll_seconds=10 * scale,
-        refused_seconds=30 * scale,
+        refusal_seconds=20 * scale,
+        unusable_seconds=30 * scale,
         queue_slot_seconds=0.25 * scale,
         strict=strict,
     )
@@ -185,6 +191,18 @@ def _fault_profile(
     )
 
 
+def _refusals(
+    random: Random, settings: LeaseSettings, fault_free_from: float, agents: list[str]
+) -> tuple[FaultPeriod, ...]:
+    """Draw when the store refuses all nodes, or one agent whose session has expired: for up to two leases."""
+    periods: list[FaultPeriod] = []
+    for _ in range(random.choice((0, 0, 1, 2))):
+        since = random.uniform(0, fault_free_from)
+        until = min(since + settings.validity * random.uniform(0.02, 2.0), fault_free_from)
+        periods.append(FaultPeriod("refusals", since, until, random.choice((None, *agents))))
+    return tuple(periods)
+
+
 def draw_stop(random: Random, at: float, lease: float, fault_free_from: float, name: str) -> Stop:
     """Draw a pause, mostly about as long as a lease or longer, or a death. Our agents restart."""
     if random.random() < 0.1:
@@ -217,4 +235,4 @@ def _bound(
     think = max(each.think for each in usages.values())
     turns = 2 * contenders * (5 * longest + 1.2 * settings.poll_seconds + settings.renew_interval)
     abandoned_leases = (contenders + 1) * (settings.validity + 3 * settings.drift)
-    return turns + abandoned_leases + profile.late_seconds + settings.refused_seconds + 5 * think
+    return turns + abandoned_leases + profile.late_seconds + settings.unusable_seconds + 5 * think

@@ -83,6 +83,7 @@ def test_the_scenarios_contain_every_kind_of_fault() -> None:
         "conflicts",
         "slow",
         "cut off",
+        "refusals",
     }
 
 

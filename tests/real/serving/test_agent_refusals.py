@@ -192,7 +192,7 @@ async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> 
 async def test_a_folder_that_can_not_be_created_refuses_only_its_own_lock(scene: World) -> None:
     (scene.root / "tables" / "file").write_text("not a folder")
     allow = (f"file://{scene.root}/tables/file/*", f"file://{scene.root}/tables/*")
-    async with scene.agent(allow=allow):
+    async with scene.agent(allow=allow, refusal_seconds=1.0):
         blocked, good = scene.writer("blocked", f"file://{scene.root}/tables/file/t"), scene.writer("good")
         await blocked.send_intent(lock=f"file://{scene.root}/tables/file/t/.hoodie/.locks/table_lock.json")
         await blocked.request_commit()
@@ -200,7 +200,8 @@ async def test_a_folder_that_can_not_be_created_refuses_only_its_own_lock(scene:
         await good.begin()
         await good.obtain_grant()
 
-    assert abort.reason == "not-allowed"
+    assert (abort.reason, abort.retriable) == ("lock-refused", True)
+    assert "can't be created" in str(abort.detail)
 
 
 async def test_an_object_that_is_no_lock_record_is_not_changed_and_its_writers_get_an_abort(

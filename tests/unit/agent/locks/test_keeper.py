@@ -344,7 +344,7 @@ async def test_a_store_that_can_not_be_opened_denies_the_lock_and_the_keeper_con
         _, denied = await keeper.wait_for(lease.LockDenied)
         tasks.cancel_scope.cancel()
 
-    assert denied.fatal
+    assert denied.kind == "refused"
     assert "can't be created" in denied.why
 
 

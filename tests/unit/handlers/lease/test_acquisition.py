@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakewarden.handlers.lease.conditional import Absent, Found, IfAbsent, IfMatch, Lost, Refused, Won
+from lakewarden.handlers.lease.conditional import Absent, Found, IfAbsent, IfMatch, Lost, Won
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse
 from lakewarden.handlers.lease.machine import Confirmed, Get, LockDenied, Waiting, Writing, deadline, lease_of
 from tests.unit.handlers.lease.lease_keeper import SETTINGS, STATES, Keeper, foreign
@@ -103,7 +103,7 @@ def test_a_denied_lock_is_reported_with_its_holder() -> None:
 
     denied = keeper.reads(record, "f1").one(LockDenied)
 
-    assert (denied.fatal, denied.holder, denied.held_until) == (False, "java", record.valid_until)
+    assert (denied.kind, denied.holder, denied.held_until) == ("waiting", "java", record.valid_until)
 
 
 def test_a_lost_write_that_finds_another_holder_waits() -> None:
@@ -146,18 +146,6 @@ def test_an_object_that_is_no_lock_is_never_overwritten(state: str, body: bytes)
     assert len(keeper.puts) == sent
     assert lease_of(keeper.state) is None
     assert isinstance(parse(body), Malformed)
-
-
-def test_a_refused_lock_is_reported_and_retried_later() -> None:
-    """An operator fixes the permissions while the agent runs."""
-    keeper = Keeper().acquire().reads(Refused("403: denied"))
-    assert keeper.one(LockDenied).fatal
-
-    before = keeper.now
-    keeper.timer()
-
-    assert keeper.now - before == pytest.approx(SETTINGS.refused_seconds)
-    assert keeper.reads(Absent()).writes(Won("v1")).of(Confirmed)
 
 
 def test_the_far_future_end_of_a_released_lease_is_not_inherited() -> None:

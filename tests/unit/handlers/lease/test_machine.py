@@ -166,7 +166,7 @@ AFTER = """
 state      won             lost         throttled  unknown      refused
 writing    Held Confirmed  Reading Get  Waiting    Reading Get  Waiting LockDenied
 renewing   Held Confirmed  Reading Get  Waiting    Reading Get  Waiting LockDenied
-releasing  Idle Released   Reading Get  Waiting    Reading Get  Idle Released
+releasing  Idle Released   Reading Get  Waiting    Reading Get  Waiting
 """
 
 

@@ -121,5 +121,5 @@ def test_continued_unknown_answers_are_reported() -> None:
         reports += keeper.reads(Unknown("no answer in time")).of(LockDenied)
         keeper.timer()
 
-    assert [(each.fatal, each.holder) for each in reports] == [(False, None), (False, None)]
+    assert [(each.kind, each.holder) for each in reports] == [("waiting", None), ("waiting", None)]
     assert "no answer in time" in reports[0].why

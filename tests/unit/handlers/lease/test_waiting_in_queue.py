@@ -97,7 +97,7 @@ def test_a_new_contender_joins_the_end_of_the_queue() -> None:
     keeper = Keeper().step(Acquire(Keeper().at(), None, ahead=2))
     began = keeper.now
     assert keeper.of(Get) == []
-    assert (keeper.one(LockDenied).fatal, keeper.one(LockDenied).cost.requests) == (False, 0)
+    assert (keeper.one(LockDenied).kind, keeper.one(LockDenied).cost.requests) == ("waiting", 0)
 
     keeper.timer()
 

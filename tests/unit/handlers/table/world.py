@@ -28,6 +28,7 @@ from lakewarden.handlers.table.machine import (
     LockConfirmed,
     LockForbidden,
     LockGone,
+    LockWithheld,
     Replayed,
     Tick,
     replay_event,
@@ -145,6 +146,9 @@ class World:
 
     def forbid_lock(self, detail: str = "403") -> World:
         return self.apply(LockForbidden(self.now, self.offset, detail))
+
+    def withhold_lock(self, detail: str = "403 for two minutes") -> World:
+        return self.apply(LockWithheld(self.now, self.offset, detail))
 
     def replayed(self) -> World:
         return self.apply(Replayed(self.now, self.offset))

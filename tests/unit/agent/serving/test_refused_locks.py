@@ -1,0 +1,199 @@
+"""A store that refuses the lock of a table: what the table's transactions are told, and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+import anyio
+import pytest_asyncio
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import MemoryStore
+from lakewarden.agent.stores.memory import Fault, Request
+from lakewarden.events import (
+    AUDIT_EVENT,
+    DECISION_RECORD,
+    Abort,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    LockAcquired,
+    LockRefused,
+    LockRenewed,
+    decode,
+    encode,
+)
+from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown, WriteOutcome
+from lakewarden.handlers.table.replay import Position
+from tests.own_task import in_own_task
+
+TABLE = "s3://lake/orders"
+EXPIRED = Refused("the store refused the request: status=400 code=ExpiredToken")
+REFUSAL_SECONDS = 1.0
+QUICK: dict[str, Any] = {"renew_seconds": 0.3, "request_timeout_seconds": 0.2}
+
+E = TypeVar("E")
+
+
+@dataclass
+class Refusals:
+    """Refuses every request while `fault` is set."""
+
+    fault: Fault | None = None
+    requests: list[Request] = field(default_factory=list)
+
+    async def before(self, request: Request) -> Fault | None:
+        self.requests.append(request)
+        return self.fault
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        return None
+
+
+@dataclass
+class Scene:
+    """An owner with one table, and what it published."""
+
+    owner: PartitionOwner
+    store: Refusals
+    records: list[Outgoing]
+    offset: int = 0
+
+    def send(self, kind: type[CommitIntent | CommitRequested], transaction: str, **fields: Any) -> None:
+        event = kind(
+            event_id=f"e{self.offset}",
+            table=TABLE,
+            transaction=transaction,
+            writer=f"w-{transaction}",
+            at=datetime.now(UTC),
+            **fields,
+        )
+        value, key = encode(event), TABLE.encode()
+        record: Any = ConsumerRecord(
+            "writers", 0, self.offset, 0, 0, key, value, None, len(key), len(value), ()
+        )
+        self.offset += 1
+        self.owner.consume([record], monotonic())
+
+    def begin(self, transaction: str) -> None:
+        self.send(CommitIntent, transaction, heartbeat_seconds=100)
+
+    def request(self, transaction: str) -> None:
+        self.send(CommitRequested, transaction, seq=1)
+
+    def published(self, kind: type[E]) -> list[E]:
+        found: list[Any] = []
+        for record in self.records:
+            if record.topic.endswith(".decisions"):
+                found.append(decode(DECISION_RECORD, record.value))
+            elif record.topic.endswith(".audit"):
+                found.append(decode(AUDIT_EVENT, record.value))
+        return [each for each in found if isinstance(each, kind)]
+
+    async def wait_for(self, kind: type[E], count: int = 1) -> list[E]:
+        await self.until(lambda: len(self.published(kind)) >= count)
+        return self.published(kind)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        with anyio.fail_after(60):
+            while not holds():
+                await anyio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def scene() -> AsyncIterator[Scene]:
+    refusals = Refusals()
+    store = MemoryStore(request_timeout_seconds=60, faults=refusals)
+    records: list[Outgoing] = []
+
+    class TheStore:
+        async def for_lock(self, _: str) -> MemoryStore:
+            return store
+
+    class Log:
+        def put(self, record: Outgoing) -> None:
+            records.append(record)
+
+    async with store, in_own_task(anyio.create_task_group()) as tasks:
+        owner = PartitionOwner(
+            0,
+            Settings(allow=(TABLE,), refusal_seconds=REFUSAL_SECONDS, **QUICK),
+            cast("Publisher", Log()),
+            cast("Stores", TheStore()),
+            tasks,
+        )
+        owner.load(0, 0, Position(0, None), [], [])
+        yield Scene(owner, refusals, records)
+        tasks.cancel_scope.cancel()
+
+
+async def test_refused_renewals_abort_no_transaction_while_the_lease_lasts(scene: Scene) -> None:
+    """A session token expires for some renewals. Before, one refused renewal ended every query of the table."""
+    for number in range(5):
+        scene.begin(f"T{number}")
+    scene.request("T0")
+    await scene.wait_for(CommitGranted)
+
+    scene.store.fault = EXPIRED
+    await scene.wait_for(LockRefused, count=2)
+    scene.store.fault = None
+    renewals = len(scene.published(LockRenewed))
+    await scene.wait_for(LockRenewed, count=renewals + 1)
+
+    assert scene.published(Abort) == []
+    assert len(scene.published(LockAcquired)) == 1
+
+
+async def test_a_refusal_that_lasts_is_told_to_the_transactions_that_wait(scene: Scene) -> None:
+    """They may retry. The detail names the lock and the answer, and the next transaction commits once the store answers."""
+    scene.store.fault = EXPIRED
+    for transaction in ("A", "B"):
+        scene.begin(transaction)
+    scene.request("A")
+
+    aborts = await scene.wait_for(Abort, count=2)
+
+    assert {each.transaction for each in aborts} == {"A", "B"}
+    for abort in aborts:
+        assert (abort.reason, abort.retriable) == ("lock-refused", True)
+        assert "s3://lake/locks/" in str(abort.detail)
+        assert "ExpiredToken" in str(abort.detail)
+    assert not any(each.waiting for each in scene.published(LockRefused))
+
+    scene.store.fault = None
+    scene.begin("C")
+    scene.request("C")
+    [grant] = await scene.wait_for(CommitGranted)
+    assert grant.transaction == "C"
+
+
+async def test_a_short_refusal_delays_the_grant_and_aborts_nothing(scene: Scene) -> None:
+    """The session is renewed before the transactions have waited for long."""
+    scene.store.fault = EXPIRED
+    scene.begin("A")
+    scene.request("A")
+    await scene.until(lambda: len(scene.store.requests) >= 3)
+    scene.store.fault = None
+
+    [grant] = await scene.wait_for(CommitGranted)
+
+    assert grant.transaction == "A"
+    assert scene.published(Abort) == []
+
+
+async def test_a_store_that_ignores_conditions_aborts_the_transactions_for_good(scene: Scene) -> None:
+    scene.store.fault = Refused("this store ignores the condition if-absent", unusable=True)
+    scene.begin("A")
+
+    [abort] = await scene.wait_for(Abort)
+
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert "ignores the condition" in str(abort.detail)
