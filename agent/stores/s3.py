@@ -4,8 +4,9 @@
 for every status from 300 and for a 200 whose body is an error. Transport errors are exceptions of botocore, of aiohttp or
 of the system, depending on whether they occur before the headers or in the body.
 
-The first request creates the client, within its own timeout. So an outage of the credentials service is one more unknown
-outcome, and a missing setting is refused until it is there, without a restart.
+The first request creates the client. It waits for the credentials as long as for an answer, so an outage of the credentials
+service is one more unknown outcome, and a missing setting is refused until it is there, without a restart. Building the client
+is computation only (botocore reads its model of S3), and no timeout includes it: a busy machine would start it again and again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Self, assert_never
+from typing import Any, Final, Self, TypeVar, assert_never
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -46,6 +47,8 @@ from lakewarden.handlers.lease.conditional import (
 )
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _MAX_CONNECTIONS: Final = 64
 """Renewals of many tables are due together, and waiting for a connection would use up a request's timeout."""
@@ -143,14 +146,17 @@ class S3Store(AsyncContextManagerMixin):
         stack = self._stack
         if stack is None:
             raise RuntimeError("the store is not open; use it inside 'async with'")
-        awaited = "credentials"
+        if self._client is None:
+            failure = await self._within_timeout(lambda: self._open_client(stack), "credentials")
+            if failure is not None:
+                return failure
+        return await self._within_timeout(lambda: request(self._client), "answer")
+
+    async def _within_timeout(self, work: Callable[[], Awaitable[T]], awaited: str) -> T | Answer:
+        """Return what `work` returns, or an `Answer` that says why there is none."""
         with anyio.move_on_after(self._timeout):
             try:
-                client = await self._get_client(stack)
-                if isinstance(client, Answer):
-                    return client
-                awaited = "answer"
-                return await request(client)
+                return await work()
             except boto.ClientError as error:
                 return _answer_from_error(error)
             except Exception as error:  # noqa: BLE001 - on an unexpected answer botocore's parsers raise any exception
@@ -160,18 +166,12 @@ class S3Store(AsyncContextManagerMixin):
             message=f"no {awaited} within the timeout: request_timeout_seconds={self._timeout:g}",
         )
 
-    async def _get_client(self, stack: AsyncExitStack) -> Any:
-        """Return the client, or an `Answer` that names the missing configuration."""
-        if self._client is None:
-            async with self._opening:
-                if self._client is None:
-                    opened = await self._create_client(stack)
-                    if isinstance(opened, Answer):
-                        return opened
-                    self._client = opened
-        return self._client
+    async def _open_client(self, stack: AsyncExitStack) -> Answer | None:
+        """Create the client, unless another request has. Return None, or what prevented it."""
+        async with self._opening:
+            return None if self._client is not None else await self._create_client(stack)
 
-    async def _create_client(self, stack: AsyncExitStack) -> Any:
+    async def _create_client(self, stack: AsyncExitStack) -> Answer | None:
         options = self._options
         # A new session for each try, because a session caches that it found no credentials.
         session = AioSession(profile=options.profile)
@@ -186,7 +186,8 @@ class S3Store(AsyncContextManagerMixin):
                 config=self._config(),
             )
             async with AsyncExitStack() as attempt:
-                client = await attempt.enter_async_context(making)
+                with anyio.CancelScope(shield=True):  # the session has the credentials: nothing is waited for
+                    client = await attempt.enter_async_context(making)
                 if region is None and str(urlsplit(client.meta.endpoint_url).hostname).endswith(_AWS_DOMAINS):
                     return _not_sent(_NO_REGION)
                 stack.push_async_exit(attempt.pop_all())
@@ -194,7 +195,8 @@ class S3Store(AsyncContextManagerMixin):
             # botocore raises ValueError for an invalid endpoint URL, and for an untrusted endpoint of a role.
             return _not_sent(str(error))
         client.meta.events.register_last("before-call.s3", _disable_expect_and_redirects)
-        return client
+        self._client = client
+        return None
 
     def _config(self) -> AioConfig:
         style = {None: None, True: {"addressing_style": "path"}, False: {"addressing_style": "virtual"}}

@@ -115,8 +115,8 @@ QUICK = Size(
     contention_seconds=1.0,
     store_requests=5,
     locks=10,
-    locks_seconds=2.0,
-    renew_seconds=1.5,
+    locks_seconds=3.0,
+    renew_seconds=2.5,
     failovers=0,
 )
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import AF_INET, AddressFamily
+from typing import Any
 
 import aiohttp.connector
 import anyio
 import pytest
 import trustme
+from aiobotocore.client import AioClientCreator
 from aiobotocore.utils import AioContainerMetadataFetcher
 from aiohttp.abc import AbstractResolver, ResolveResult
 from anyio.abc import SocketAttribute, SocketStream
+from anyio.lowlevel import checkpoint
 
 from lakewarden.agent.stores.s3 import S3Options, S3Store
 from lakewarden.handlers.lease.conditional import (
@@ -369,6 +373,28 @@ async def test_the_request_timeout_includes_fetching_credentials(monkeypatch: py
     assert isinstance(first, Unknown)
     assert "no credentials within the timeout: request_timeout_seconds=1" in first.why
     assert second == Won(ETAG)
+
+
+async def test_building_the_client_may_take_longer_than_the_request_timeout(
+    keys: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine it did, in each try again, and the store was never reached."""
+    build = AioClientCreator.create_client
+
+    async def build_slowly(*args: Any, **named: Any) -> Any:
+        time.sleep(2.5)  # noqa: ASYNC251 - stands for computation, which blocks the event loop
+        await checkpoint()
+        return await build(*args, **named)
+
+    monkeypatch.setattr(AioClientCreator, "create_client", build_slowly)
+    async with (
+        faulty_server([WON]) as server,
+        S3Store(S3Options(endpoint_url=server.endpoint), request_timeout_seconds=2) as store,
+    ):
+        # On a busy machine the answer, too, may take longer than the timeout. The client is there after the first try.
+        answers = [await store.write(URI, b"body", IfAbsent()) for _ in range(2)]
+
+    assert Won(ETAG) in answers
 
 
 async def test_missing_credentials_are_refused_until_they_exist(home: Path) -> None:

@@ -45,7 +45,7 @@ async def test_the_probe_of_a_store_that_ignores_a_condition_names_the_condition
 
 
 def test_the_probe_of_a_missing_bucket_or_folder_fails(on_s3: Place, tmp_path: Path) -> None:
-    failed(on_s3.run("probe", "s3://no-such-bucket-anywhere"), 1, "NoSuchBucket")
+    failed(on_s3.run("probe", "s3://no-such-bucket-anywhere", **ROOMY), 1, "NoSuchBucket")
     failed(on_s3.run("probe", str(tmp_path / "nope")), 1, f"there is no folder {tmp_path}/nope")
 
 
@@ -109,8 +109,8 @@ def test_the_lock_of_a_hudi_table_is_found_in_hudis_location(local: Place) -> No
 
 
 def test_a_lock_that_can_not_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:
-    failed(on_s3.run("show", "s3://no-such-bucket-anywhere/t"), 1, "NoSuchBucket")
-    wrong = {**on_s3.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}
+    failed(on_s3.run("show", "s3://no-such-bucket-anywhere/t", **ROOMY), 1, "NoSuchBucket")
+    wrong = {**on_s3.environment(**ROOMY), "AWS_SECRET_ACCESS_KEY": "wrong"}
     failed(run("show", on_s3.table, env=wrong), 1, "status=403")
     silent = on_s3.run("show", on_s3.table, "--s3-endpoint", f"http://{NOWHERE}")
     failed(silent, 1, "check endpoint and network")
