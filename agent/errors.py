@@ -34,6 +34,10 @@ class DuplicateInstanceError(AgentError):
     """Another running agent has the same `instance`, and has replaced this one in the consumer group."""
 
 
+class LogCutError(AgentError):
+    """The log has lost records while this agent was consuming it. The session ends; the next one finds what is missing."""
+
+
 class PartitionsChangedError(AgentError):
     """The number of partitions has changed, so tables have moved between partitions and lost the order of their events.
 

@@ -243,18 +243,22 @@ async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPa
 
 
 async def read_to_end(
-    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+    settings: KafkaSettings,
+    starts: Mapping[TopicPartition, int | None],
+    stops: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, list[ConsumerRecord]]:
-    """All records of each partition, from its start offset (None: the beginning) to its current end."""
+    """All records of each partition, from its start offset (None: the beginning) to its current end, or before its stop."""
     found: dict[TopicPartition, list[ConsumerRecord]] = {partition: [] for partition in starts}
-    async with aclosing(batches_to_end(settings, starts)) as batches:
+    async with aclosing(batches_to_end(settings, starts, stops)) as batches:
         async for partition, records in batches:
             found[partition].extend(records)
     return found
 
 
 async def batches_to_end(
-    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+    settings: KafkaSettings,
+    starts: Mapping[TopicPartition, int | None],
+    stops: Mapping[TopicPartition, int] | None = None,
 ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
     """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`)."""
     if not starts:
@@ -265,6 +269,7 @@ async def batches_to_end(
         consumer.assign(list(starts))
         beginnings = await consumer.beginning_offsets(list(starts))
         ends = await consumer.end_offsets(list(starts))
+        ends = {each: min(end, (stops or {}).get(each, end)) for each, end in ends.items()}
         for partition, start in starts.items():
             consumer.seek(partition, max(start or 0, beginnings[partition]))
         unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}

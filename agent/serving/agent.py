@@ -13,8 +13,9 @@ A *session* is one connection to Kafka: clients, group membership and partitions
 | consume what other agents publish | `peer_listener.py` |
 | commit checkpoints | `checkpoint.py` |
 
-A session ends when Kafka does not accept a decision, does not answer, or has assigned the partitions to another agent. The agent
-then discards all state in memory, and the next session rebuilds it from the log. There is no other way of recovery.
+A session ends when Kafka does not accept a decision, does not answer, has lost records of the log, or has assigned the
+partitions to another agent. The agent then discards all state in memory, and the next session rebuilds it from the log. There is
+no other way of recovery.
 
 An orderly stop takes these steps, each with a time limit: stop consuming, publish the decisions, release the locks under which no
 grant runs, commit the checkpoints, close the clients. A lock that is not released in time expires.
@@ -39,6 +40,7 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import (
     KafkaRefusedError,
     KafkaUnreachableError,
+    LogCutError,
     PublishFailedError,
     ReplacedError,
     SettingsError,
@@ -174,6 +176,7 @@ class Agent:
         except* (
             KafkaError,
             KafkaUnreachableError,
+            LogCutError,
             PublishFailedError,
             SuspendedError,
             ReplacedError,
@@ -395,6 +398,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             for partition, records in batches.items():
                 owner = self._owners.get(partition.partition)
                 if owner is not None:
+                    await self._require_no_hole(owner, partition, records[0].offset)
                     owner.consume(records, read_at)
                     owner.finish_replay(records[-1].offset + 1)
             took = monotonic() - read_at
@@ -403,6 +407,21 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             elif took < TURN_SECONDS / 2:
                 at_once = min(RECORDS_AT_ONCE, 2 * at_once)
             await anyio.lowlevel.checkpoint()
+
+    async def _require_no_hole(self, owner: PartitionOwner, partition: TopicPartition, first: int) -> None:
+        """Raise `LogCutError` if events between the owner's position and `first` were removed before it has read them.
+
+        Other holes are usual: the markers of a transactional producer have offsets and are no records.
+        """
+        position = owner.position
+        if owner.phase not in ("replaying", "live") or first <= position:
+            return
+        beginning = (await self._consumer.beginning_offsets([partition]))[partition]
+        if beginning > position:
+            raise LogCutError(
+                f"topic {self._topic} begins at offset {beginning} of partition {owner.number}, and this agent has read only up "
+                f"to {position}: events were removed before it read them"
+            )
 
     def _tables(self) -> int:
         return sum(len(owner.tables) for owner in self._owners.values())

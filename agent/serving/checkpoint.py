@@ -3,15 +3,20 @@
 - The offset is that of the oldest intent that a replay must read.
 - The metadata, JSON, has the matching position in `decisions`, the term in force at that position, and the topic's number of
   partitions. If that number has changed, tables have moved between partitions, and their events have no single order any more.
+- It also has what shows the next owner that the log is complete (`handlers/table/log_gaps.py`): the last event that the owner had
+  read, the last decision that it had published, the end of what it had published to the ledger, and gaps found before.
 
-Checkpoints never move backwards. The agent commits one only after all its decisions are in the log.
+Checkpoints never move backwards within a session. The agent commits one only after all its decisions are in the log.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, cast, get_args
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -19,24 +24,125 @@ from aiokafka.errors import CommitFailedError
 from aiokafka.structs import OffsetAndMetadata
 
 from lakewarden.agent.errors import PartitionsChangedError
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.handlers.table.log_gaps import Gap, LastRecord, Problem
 from lakewarden.handlers.table.replay import Position
 
 log = structlog.get_logger()
 
+GAPS_KEPT = timedelta(days=7)
+"""How long the checkpoints carry a gap that was found: as long as Kafka keeps the aborts that followed from it."""
+MAX_GAPS = 5
+"""Gaps that a checkpoint carries, the latest ones. Kafka accepts 4,096 bytes of metadata; a gap has about 150."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGap:
+    """A gap that a take-over has found, and when, in UTC."""
+
+    gap: Gap
+    at: datetime
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a replay starts, in `writers` and in `decisions`."""
+    """Where a replay starts, in `writers` and in `decisions`, and what the log had then."""
 
     offset: int
     decisions: Position
+    read: LastRecord | None = None
+    """The last event that the owner had read."""
+    published: LastRecord | None = None
+    """The last decision that Kafka had acknowledged."""
+    ledger_end: int = 0
+    """Offset after the last ledger entry that Kafka had acknowledged."""
+    gaps: tuple[FoundGap, ...] = ()
 
     def metadata(self, partitions: int) -> str:
         """The metadata of the committed offset."""
         return json.dumps(
-            {"decisions": self.decisions.offset, "term": self.decisions.term, "partitions": partitions}
+            {
+                "decisions": self.decisions.offset,
+                "term": self.decisions.term,
+                "partitions": partitions,
+                "read": _record_json(self.read),
+                "published": _record_json(self.published),
+                "ledger": self.ledger_end,
+                "gaps": [
+                    [each.at.isoformat(), each.gap.topic, each.gap.problem, each.gap.expected, each.gap.found]
+                    for each in self.gaps[-MAX_GAPS:]
+                ],
+            }
         )
+
+    @classmethod
+    def parse(cls, offset: int, metadata: str) -> Checkpoint:
+        """The checkpoint of a committed offset. What its metadata doesn't have, or has in another form, is left out."""
+        fields = _parse(metadata)
+        ledger_end = fields.get("ledger")
+        gaps = fields.get("gaps")
+        return cls(
+            offset,
+            decisions_position(metadata),
+            _record(fields.get("read")),
+            _record(fields.get("published")),
+            ledger_end if isinstance(ledger_end, int) else 0,
+            tuple(found for each in gaps if (found := _gap(each)) is not None)
+            if isinstance(gaps, list)
+            else (),
+        )
+
+
+@dataclass(slots=True)
+class LogSeen:
+    """What an owner has seen of its partition's log."""
+
+    read: LastRecord | None = None
+    """The last event that it has read."""
+    published: LastRecord | None = None
+    """Its last decision that Kafka has acknowledged."""
+    ledger_end: int = 0
+    """Offset after its last ledger entry that Kafka has acknowledged."""
+    gaps: tuple[Gap, ...] = ()
+    """What it found missing in `writers` and `decisions` when it took the partition over."""
+    reported: tuple[FoundGap, ...] = ()
+    """All gaps, with those of the ledger and of former owners, for the checkpoints."""
+    no_checkpoint_before: float = 0.0
+    """In monotonic seconds."""
+
+
+def digest(value: bytes | None) -> str:
+    """Tells records apart."""
+    return hashlib.blake2b(value or b"", digest_size=8).hexdigest()
+
+
+def recent_gaps(gaps: Iterable[FoundGap], now: datetime) -> tuple[FoundGap, ...]:
+    """Those that the next checkpoints still carry."""
+    return tuple(each for each in gaps if now - each.at < GAPS_KEPT)
+
+
+def _record_json(record: LastRecord | None) -> list[Any] | None:
+    return None if record is None else [record.offset, record.digest]
+
+
+def _record(found: object) -> LastRecord | None:
+    match found:
+        case [int(offset), str(known)]:
+            return LastRecord(offset, known)
+        case _:
+            return None
+
+
+def _gap(found: object) -> FoundGap | None:
+    match found:
+        case [str(at), str(topic), str(problem), int(expected), int(there)] if problem in get_args(Problem):
+            try:
+                moment = datetime.fromisoformat(at)
+            except ValueError:
+                return None
+            return FoundGap(Gap(topic, cast("Problem", problem), expected, there), moment)
+        case _:
+            return None
 
 
 class Checkpoints:
@@ -94,7 +200,7 @@ def recorded_partitions(metadata: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def require_same_partitions(count: int | None, partitions: int, settings: Settings) -> None:
+def require_same_partitions(count: int | None, partitions: int, settings: KafkaSettings) -> None:
     """Raise `PartitionsChangedError` if `count`, the topic's present or recorded number of partitions, is known and differs."""
     if count is not None and count != partitions:
         raise PartitionsChangedError(

@@ -33,6 +33,10 @@ the replay, by a violated invariant, and by a record that is too large for Kafka
 
 The next owner of the partition starts the table again: after a restart of the agent, or when the partition moves.
 
+**If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
+nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
+takes over meanwhile finds the same gap.
+
 The rules about conflicts, grants and locks are in `handlers/`, the tables' locks in `agent/locks/table_locks.py`.
 """
 
@@ -57,7 +61,7 @@ from lakewarden.agent.errors import RecordTooLargeError
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.checkpoint import Checkpoint, FoundGap, LogSeen, digest, recent_gaps
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -83,6 +87,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.log_gaps import Gap, LastRecord
 from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
@@ -114,6 +119,16 @@ MAX_RECENT = 200
 """Latest inputs of all tables that are kept for the log line of a stopped table."""
 STOPPED = "table is stopped: "
 """Begins the `detail` of each abort because of a stopped table. `lakewarden status` finds stopped tables by it."""
+
+_LOG_LOST = (
+    "records that Kafka had acknowledged are lost, or were removed. Open transactions without a known grant are aborted "
+    "(unknown-transaction) and start again; no table admits another before its lock is acquired. Check the topic's settings, "
+    "recent leader elections, and whether the cluster was restored"
+)
+_LEDGER_LOST = (
+    "the ledger has lost entries, so a batch whose sink can't ask its table may be written twice. Restore the topic from a "
+    "backup if there is one"
+)
 
 T = TypeVar("T")
 
@@ -148,6 +163,9 @@ class PartitionOwner:
         self._recent: deque[str] = deque(maxlen=MAX_RECENT)
         self._safe = Checkpoint(0, Position(0, None))
         """The last checkpoint that was computed."""
+        self._seen = LogSeen()
+        self.cut: str | None = None
+        """Why the log has lost records while this owner was running, once it has noticed."""
         self._settings = settings
         self._topics = settings.topics
         self._placement = settings.placement()
@@ -197,9 +215,14 @@ class PartitionOwner:
         key, value = taken.table.encode(), encode(taken)
         for topic, acknowledged in (
             (self._topics.ledger, self._takeover_in_ledger_acknowledged),
-            (self._topics.decisions, self._takeover_acknowledged),
+            (self._topics.decisions, partial(self._takeover_acknowledged, value)),
         ):
             self._publisher.put(Outgoing(topic, key, value, self.number, on_offset=acknowledged))
+
+    @property
+    def takeover_in_ledger(self) -> int:
+        """Offset of this owner's `partition-taken` in the ledger, -1 until Kafka has acknowledged it."""
+        return self._own_takeover_in_ledger
 
     def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
         """Record the take-over of another owner; this owner's own event is ignored."""
@@ -228,10 +251,11 @@ class PartitionOwner:
 
     def _takeover_in_ledger_acknowledged(self, offset: int) -> None:
         self._own_takeover_in_ledger = offset
+        self._ledger_acknowledged(offset)
 
-    def _takeover_acknowledged(self, offset: int) -> None:
+    def _takeover_acknowledged(self, value: bytes, offset: int) -> None:
         self._own_takeover = offset
-        self._decision_acknowledged(offset)
+        self._decision_acknowledged(value, offset)
 
     def load(
         self,
@@ -240,11 +264,18 @@ class PartitionOwner:
         decisions_position: Position,
         decisions: Iterable[ConsumerRecord],
         ledger: Iterable[ConsumerRecord],
+        *,
+        checkpoint: Checkpoint | None = None,
+        gaps: Sequence[Gap] = (),
     ) -> None:
-        """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read."""
+        """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read.
+
+        `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on.
+        """
         self.position, self._replay_until = start, end
-        self._safe = Checkpoint(start, decisions_position)
         self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
+        self._note_gaps(end, checkpoint, gaps)
+        self._safe = Checkpoint(start, decisions_position, self._seen.read, gaps=self._seen.reported)
         for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable)):
             self._guard(entry.table, partial(self._remember, entry, again=not is_last))
         if self._published.term not in (None, self.term):
@@ -257,6 +288,30 @@ class PartitionOwner:
         backlog, self._backlog = self._backlog, []
         self.consume(backlog, monotonic())
         self.finish_replay(self.position)
+
+    def _note_gaps(self, end: int, checkpoint: Checkpoint | None, gaps: Sequence[Gap]) -> None:
+        reach = max((each.cause_offset + 1 for each in self._published.all()), default=0)
+        if reach > end and not any(each.topic == self._topics.writers for each in gaps):
+            gaps = [*gaps, Gap(self._topics.writers, "end-lost", reach, end)]
+        now = utc_now()
+        earlier = () if checkpoint is None else recent_gaps(checkpoint.gaps, now)
+        self._seen.reported = (*earlier, *(FoundGap(each, now) for each in gaps))
+        self._seen.gaps = tuple(each for each in gaps if each.topic != self._topics.ledger)
+        if self._seen.gaps:
+            self._seen.no_checkpoint_before = monotonic() + self._settings.validity_seconds
+        elif checkpoint is not None:
+            self._seen.read = checkpoint.read
+        for gap in gaps:
+            lost_ledger = gap.topic == self._topics.ledger
+            log.error(
+                "log.incomplete",
+                partition=self.number,
+                topic=gap.topic,
+                problem=gap.problem,
+                expected=gap.expected,
+                found=gap.found,
+                detail=_LEDGER_LOST if lost_ledger else _LOG_LOST,
+            )
 
     def _remember(self, entry: LedgerEventUnion, *, again: bool) -> None:
         """Restore a ledger entry. `again`: record it once more, because a replaced owner has published a later one."""
@@ -288,8 +343,9 @@ class PartitionOwner:
             elif uri in self._unpublishable:
                 self._stop_table(uri, state, RecordTooLargeError(self._unpublishable[uri]))
         self._aborted.clear()
+        missing = "; ".join(each.description for each in self._seen.gaps) or None
         for uri in list(self.tables):
-            self._step(uri, Replayed(monotonic(), self.position - 1))
+            self._step(uri, Replayed(monotonic(), self.position - 1, missing))
         log.debug(
             "partition.live",
             partition=self.number,
@@ -333,6 +389,7 @@ class PartitionOwner:
             else:
                 self._consume_event(record, event, read_at)
             self.position, self._record = record.offset + 1, None
+            self._seen.read = LastRecord(record.offset, digest(record.value))
             if self.phase == "replaying":
                 self._apply_decisions(record.offset)
 
@@ -378,6 +435,7 @@ class PartitionOwner:
             if len(self.tables) >= limit and not known:
                 return f"table {uri} exceeds the limit of {limit} tables per partition; increase max_tables"
             self.tables[uri] = TableState(uri, self._settings.table(shared=False))
+            self.tables[uri].unseen_grant = bool(self._seen.gaps)
         return self.tables[uri]
 
     def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
@@ -504,17 +562,17 @@ class PartitionOwner:
                 record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
             case verdicts.RecordBatch(writer=writer):
                 value = encode(wire_events.ledger_entry(self.term, uri, effect))
-                key = ledger_key(uri, writer)
-                record = Outgoing(self._topics.ledger, key, value, self.number, on_too_large=too_large)
+                key, acknowledged = ledger_key(uri, writer), self._ledger_acknowledged
+                record = Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
             case verdicts.RecordLosses(writer=writer):
                 value = encode(wire_events.losses_entry(self.term, uri, effect))
-                key = ledger_key(uri, writer, "losses")
-                record = Outgoing(self._topics.ledger, key, value, self.number, on_too_large=too_large)
+                key, acknowledged = ledger_key(uri, writer, "losses"), self._ledger_acknowledged
+                record = Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
             case verdicts.Warn(event=event, detail=detail):
                 return None if self._record is None else self._dead_letter(self._record, f"{event}: {detail}")
             case _:
                 value = encode(wire_events.decision(agent, self.term, uri, effect))
-                acknowledged = self._decision_acknowledged
+                acknowledged = partial(self._decision_acknowledged, value)
                 record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
         size = len(record.key) + len(record.value)
         if size > wire_events.MAX_RECORD_BYTES:
@@ -529,15 +587,23 @@ class PartitionOwner:
         )
 
     def _publish_decision(self, key: bytes, value: bytes) -> None:
-        self._publish(
-            Outgoing(self._topics.decisions, key, value, self.number, on_offset=self._decision_acknowledged)
-        )
+        acknowledged = partial(self._decision_acknowledged, value)
+        self._publish(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
 
     def _publish(self, record: Outgoing) -> None:
         self._publisher.put(record)
 
-    def _decision_acknowledged(self, offset: int) -> None:
+    def _decision_acknowledged(self, value: bytes, offset: int) -> None:
+        if offset < self._decisions_next:
+            self.cut = (
+                f"topic {self._topics.decisions} has lost records of partition {self.number}: a decision was acknowledged at "
+                f"offset {offset}, an earlier one at {self._decisions_next - 1}"
+            )
         self._decisions_next = max(self._decisions_next, offset + 1)
+        self._seen.published = LastRecord(offset, digest(value))
+
+    def _ledger_acknowledged(self, offset: int) -> None:
+        self._seen.ledger_end = max(self._seen.ledger_end, offset + 1)
 
     def _stop_table(
         self,
@@ -629,7 +695,7 @@ class PartitionOwner:
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint that may be committed now, or None before the end of the replay."""
-        if self.phase != "live" or self.replaced:
+        if self.phase != "live" or self.replaced or monotonic() < self._seen.no_checkpoint_before:
             return None
         if self.stopped:
             return self._safe
@@ -642,7 +708,14 @@ class PartitionOwner:
         decisions = self._decisions_at.get(offset, last) if needed else last
         for old in [each for each in self._decisions_at if each < offset]:
             del self._decisions_at[old]
-        self._safe = Checkpoint(offset, decisions)
+        self._safe = Checkpoint(
+            offset,
+            decisions,
+            self._seen.read,
+            self._seen.published,
+            self._seen.ledger_end,
+            self._seen.reported,
+        )
         return self._safe
 
     def stop_deciding(self) -> None:

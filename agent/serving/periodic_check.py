@@ -4,6 +4,8 @@
   the time of the *request*, because later events may not have been consumed yet (`handlers/table/liveness.py`).
 - A check that is late by several intervals means that this process, perhaps the machine, was suspended. The silence of a writer
   up to then proves nothing.
+- If the log ends before the agent's position, or a decision was acknowledged at an offset below an earlier one, Kafka has lost
+  records. The session ends, and the take-over of the next one finds out what is missing (`takeover.py`).
 - If Kafka has not answered for a session timeout, the session ends. The group may have assigned the partitions to other agents,
   and an agent that can't know must not hold their locks. After a suspension Kafka has one more check to answer.
 """
@@ -18,7 +20,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.errors import KafkaUnreachableError
+from lakewarden.agent.errors import KafkaUnreachableError, LogCutError
 from lakewarden.agent.kafka import partitions_known
 from lakewarden.agent.serving.checkpoint import require_same_partitions
 from lakewarden.agent.serving.partition import PartitionOwner
@@ -64,7 +66,11 @@ class PeriodicCheck:
             partitions_known(self._consumer, self._topic), self._partitions, self._settings
         )
         asked_at = monotonic()
+        read = {
+            owner: owner.position for owner in self._owners.values() if owner.phase in ("replaying", "live")
+        }
         ends = await self._end_offsets()
+        self._require_complete_log(read, ends)
         await self._wait_for_position(ends)
         now = monotonic()
         stalled = now - self._last > STALL_FACTOR * self._interval + self._end_offsets_seconds
@@ -74,6 +80,18 @@ class PeriodicCheck:
         self._check_kafka(now - self._answered, stalled=stalled)
         for owner in list(self._owners.values()):
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
+
+    def _require_complete_log(self, read: Mapping[PartitionOwner, int], ends: Mapping[int, int]) -> None:
+        """Raise `LogCutError` if the log has lost records. `read`: the positions before the ends were requested."""
+        for owner, position in read.items():
+            end = ends.get(owner.number, position)
+            if self._owners.get(owner.number) is owner and end < position:
+                raise LogCutError(
+                    f"topic {self._topic} ends at offset {end} of partition {owner.number}, and this agent has read up to "
+                    f"{position}: Kafka has lost records"
+                )
+            if owner.cut is not None:
+                raise LogCutError(owner.cut)
 
     def _check_kafka(self, seconds: float, *, stalled: bool) -> None:
         """Log the beginning and the end of Kafka's silence. Raises `KafkaUnreachableError` after the session timeout."""

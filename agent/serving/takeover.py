@@ -4,7 +4,8 @@ The order of the steps matters:
 
 1. Each owner publishes `partition-taken`, and only then the decisions are read. Decisions that a former owner publishes after it
    don't count (`handlers/table/replay.py`).
-2. The checkpoints determine from which event and from which decision on the owners replay.
+2. The checkpoints determine from which event and from which decision on the owners replay. If the log lacks something that a
+   checkpoint relies on, `handlers/table/log_gaps.py` says what, and where the replay starts instead.
 3. Decisions and ledger are read to their ends.
 4. Only then the end offsets of `writers` are requested, up to which the owners decide nothing. Every decision that was read has
    its cause before these ends.
@@ -12,24 +13,39 @@ The order of the steps matters:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.structs import OffsetAndMetadata
+from aiokafka.errors import IllegalStateError
 
 from lakewarden.agent.kafka import committed_offsets, partitions_known, read_to_end
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import (
     Checkpoint,
-    decisions_position,
+    digest,
     recorded_partitions,
     require_same_partitions,
 )
 from lakewarden.agent.serving.partition import PartitionOwner
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, find_gap, replay_start
+from lakewarden.handlers.table.replay import Position
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the replay of one partition starts."""
+
+    checkpoint: Checkpoint | None
+    """The one of the former owner."""
+    offset: int
+    decisions: Position
+    gaps: tuple[Gap, ...]
+    """What `writers` and `decisions` lack of what the checkpoint relies on."""
 
 
 async def load(
@@ -45,40 +61,115 @@ async def load(
     for owner in owners:
         owner.publish_takeover()
     await publisher.flush()
-    committed = await committed_offsets(settings, settings.group)
-    writers = {owner.number: TopicPartition(topics.writers, owner.number) for owner in owners}
-    beginnings = await consumer.beginning_offsets(list(writers.values()))
-    starts: dict[int, Checkpoint] = {}
+    starts = await find_starts(settings, consumer, [owner.number for owner in owners], partitions)
     spans: dict[TopicPartition, int | None] = {}
-    for number, partition in writers.items():
-        starts[number] = _start(number, committed.get(partition), beginnings[partition], partitions, settings)
-        spans[TopicPartition(topics.decisions, number)] = starts[number].decisions.offset
+    for number, start in starts.items():
+        spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
     records = await read_to_end(settings, spans)
-    ends = await consumer.end_offsets(list(writers.values()))
+    ends = await consumer.end_offsets([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
-        if owner.phase == "loading":
-            owner.load(
-                starts[owner.number].offset,
-                ends[writers[owner.number]],
-                starts[owner.number].decisions,
-                records[TopicPartition(topics.decisions, owner.number)],
-                records[TopicPartition(topics.ledger, owner.number)],
-            )
-
-
-def _start(
-    number: int, known: OffsetAndMetadata | None, beginning: int, partitions: int, settings: Settings
-) -> Checkpoint:
-    """The checkpoint at which the replay of a partition starts."""
-    offset, metadata = (known.offset, known.metadata) if known else (-1, "")
-    require_same_partitions(recorded_partitions(metadata), partitions, settings)
-    if 0 <= offset < beginning:
-        log.error(
-            "log.beginning-lost",
-            partition=number,
-            committed=offset,
-            beginning=beginning,
-            detail="retention has removed events of open transactions; each gets unknown-transaction at its next event",
+        if owner.phase != "loading":
+            continue
+        start, events = starts[owner.number], TopicPartition(topics.writers, owner.number)
+        gaps = (*start.gaps, *_ledger_gap(owner, start.checkpoint, topics.ledger))
+        if start.gaps:
+            _move(consumer, events, start.offset)
+        owner.load(
+            start.offset,
+            ends[events],
+            start.decisions,
+            records[TopicPartition(topics.decisions, owner.number)],
+            records[TopicPartition(topics.ledger, owner.number)],
+            checkpoint=start.checkpoint,
+            gaps=gaps,
         )
-    return Checkpoint(max(offset, beginning), decisions_position(metadata))
+
+
+async def find_starts(
+    settings: KafkaSettings,
+    consumer: AIOKafkaConsumer,
+    numbers: Collection[int],
+    partitions: int | None = None,
+) -> dict[int, Start]:
+    """Where the replay of these partitions starts, and what their logs lack. `consumer`: any that is started.
+
+    Raises `PartitionsChangedError` if a checkpoint was made with another number of partitions than `partitions`.
+    """
+    topics = settings.topics
+    committed = await committed_offsets(settings, settings.group)
+    events = {number: TopicPartition(topics.writers, number) for number in numbers}
+    decisions = {number: TopicPartition(topics.decisions, number) for number in numbers}
+    both = [*events.values(), *decisions.values()]
+    beginnings, ends = await consumer.beginning_offsets(both), await consumer.end_offsets(both)
+    checkpoints: dict[int, Checkpoint | None] = {}
+    last: dict[TopicPartition, LastRecord] = {}
+    for number in numbers:
+        known = committed.get(events[number])
+        if known and partitions is not None:
+            require_same_partitions(recorded_partitions(known.metadata), partitions, settings)
+        checkpoint = Checkpoint.parse(known.offset, known.metadata) if known and known.offset >= 0 else None
+        checkpoints[number] = checkpoint
+        if checkpoint is not None and checkpoint.read is not None:
+            last[events[number]] = checkpoint.read
+        if checkpoint is not None and checkpoint.published is not None:
+            last[decisions[number]] = checkpoint.published
+    digests = await _digests(
+        settings,
+        {
+            partition: each.offset
+            for partition, each in last.items()
+            if beginnings[partition] <= each.offset < ends[partition]
+        },
+    )
+    starts: dict[int, Start] = {}
+    for number, checkpoint in checkpoints.items():
+        extents = tuple(
+            Extent(beginnings[each], ends[each], digests.get(each))
+            for each in (events[number], decisions[number])
+        )
+        position = Position(0, None) if checkpoint is None else checkpoint.decisions
+        offset = None if checkpoint is None else checkpoint.offset
+        found = (
+            find_gap(topics.writers, offset, last.get(events[number]), extents[0]),
+            find_gap(
+                topics.decisions,
+                None if checkpoint is None else position.offset,
+                last.get(decisions[number]),
+                extents[1],
+            ),
+        )
+        first, first_decision = replay_start(offset, position, found, (extents[0], extents[1]))
+        starts[number] = Start(
+            checkpoint, first, first_decision, tuple(each for each in found if each is not None)
+        )
+    return starts
+
+
+async def _digests(
+    settings: KafkaSettings, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, str]:
+    """The digests of the records at these offsets, without those where there is no record."""
+    records = await read_to_end(
+        settings, dict(offsets), {each: offset + 1 for each, offset in offsets.items()}
+    )
+    return {
+        partition: digest(found[0].value)
+        for partition, found in records.items()
+        if found and found[0].offset == offsets[partition]
+    }
+
+
+def _ledger_gap(owner: PartitionOwner, checkpoint: Checkpoint | None, topic: str) -> tuple[Gap, ...]:
+    """This owner's own `partition-taken` must follow everything that the former owner has published."""
+    if checkpoint is None or owner.takeover_in_ledger >= checkpoint.ledger_end:
+        return ()
+    return (Gap(topic, "end-lost", checkpoint.ledger_end, owner.takeover_in_ledger),)
+
+
+def _move(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> None:
+    """Consume from `offset` on, instead of from the group's committed offset."""
+    try:
+        consumer.seek(partition, offset)
+    except IllegalStateError:
+        log.debug("partition.revoked-meanwhile", partition=partition.partition)

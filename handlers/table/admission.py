@@ -6,6 +6,7 @@ Each intent is answered by the first rule that applies:
 | --- | --- |
 | its priority is above `max_priority` | `abort` (`not-allowed`, not retriable); the writer's older transactions stay |
 | the table has more than `max_open` open transactions | `abort` (`not-allowed`, retriable) |
+| after an incomplete log, the lock is not acquired yet | none yet: a grant may run that the log doesn't have (`machine.py`) |
 | an older transaction of its writer is granted | none yet: it waits until that one ends or its grant lapses |
 | the ledger has this batch, or a later one of the writer, as committed | `already-committed` |
 | `queued`, and its scope conflicts with a transaction ahead | none yet: it waits |
@@ -110,7 +111,7 @@ def admit_ready(context: StepContext) -> list[Transaction]:
     """Answer every intent that nothing blocks, and return the transactions that were admitted."""
     state = context.state
     queue = [each for each in state.open() if each.phase is Phase.QUEUED]
-    if not queue:
+    if not queue or state.unseen_grant:
         return []
     admitted: list[Transaction] = []
     running = state.running()

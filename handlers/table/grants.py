@@ -22,7 +22,7 @@ Lapse
 Lock
 9. The agent requests the lock while the table has open transactions (`while-active`), or only while one waits for a grant or
    is granted (`per-commit`). With `per-commit` it also releases the lock between two grants, so that foreign writers can
-   acquire it.
+   acquire it. After an incomplete log it also acquires the lock before it admits anything (`machine.py`).
 10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
     is granted before the grant's own end, even if the agent acquires the lock again sooner.
 11. If the lock is forbidden (the object is no lock, or the store ignores conditions), the agent also aborts all other open
@@ -152,6 +152,8 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     if not state.lock_requested:
         return
     state.lock = lock
+    if context.now >= lock.quiet_until:
+        state.unseen_grant = False
     running = state.running()
     state.lock_used = state.lock_used or running is not None
     if running is not None:
@@ -180,6 +182,7 @@ def request_or_release_lock(context: StepContext) -> None:
     else:
         running = state.running()
         needed = bool(_grant_queue(state)) or running is not None
+        needed = needed or (state.unseen_grant and bool(state.open()))
         if state.lock_used and running is None:
             _release_lock(context)
     if needed and not state.lock_requested:

@@ -23,6 +23,14 @@ The rules are in the modules that they call:
 After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
 the records for the ledger. There is no list of pending work beside the state. What is outstanding follows from the state
 alone, so a restarted agent makes the same decisions.
+
+**If the log was incomplete** (`log_gaps.py`), the replayed state lacks facts. At the end of the replay:
+
+1. Every open transaction that is not granted is aborted as `unknown-transaction`, retriable. Its markers, its admission or what
+   committed beside it may be missing. A transaction whose grant is there stays granted.
+2. A grant may run that the state doesn't have. Nothing is admitted until the agent holds the table's lock and no lease of a
+   former owner is left (`LockView.quiet_until`), because a grant never outlives the lock lease that covers it. Otherwise a
+   transaction could begin before that commit lands and never meet it.
 """
 
 from __future__ import annotations
@@ -136,6 +144,8 @@ class Replayed:
 
     now: float
     offset: int
+    incomplete: str | None = None
+    """What is missing in the log, for people; None if it is complete."""
 
 
 Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | LockWithheld | Replayed
@@ -168,7 +178,9 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             on_lock_forbidden(context, detail)
         case LockWithheld(detail=detail):
             on_lock_withheld(context, detail)
-        case Replayed():
+        case Replayed(incomplete=missing):
+            if missing is not None:
+                _abort_after_incomplete_replay(context, missing)
             judge_unanswered_intents(context)
             for writer in sorted(state.ledger):
                 abort_repeated_batch(context, writer)
@@ -228,6 +240,13 @@ def restore_losses(state: TableState, lost: RecordLosses, *, record_again: bool 
     state.lost_on.pop(lost.writer, None)
     if lost.losses:
         state.losses[lost.writer], state.lost_on[lost.writer] = lost.losses, lost.lost_on
+
+
+def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:
+    detail = f"the agent can't rebuild this transaction, because {missing}; start it again"
+    for transaction in context.state.open():
+        if transaction.phase is not Phase.GRANTED:
+            context.abort(transaction, "unknown-transaction", detail=detail)
 
 
 def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:

@@ -104,6 +104,8 @@ class TableState:
     lock_requested: bool = False
     lock_used: bool = False
     """Whether a grant has been decided under the current lock lease."""
+    unseen_grant: bool = False
+    """The log is incomplete, so a grant may run that this state doesn't have (`machine.py`)."""
     next_entry_to_check: int = 0
     """Where the next invariant check continues."""
 
