@@ -335,6 +335,12 @@ def _conflict_line(event: ConflictDetected) -> str:
 
 
 def _print_table(view: TableView) -> None:
+    if view.incomplete:
+        tree = Tree(view.table)
+        for missing in view.incomplete:
+            tree.add(f"LOG INCOMPLETE: {missing}")
+        _print_tree(tree)
+        return
     lock = view.lock
     if lock is None:
         text = f"lock: not used in the last {AUDIT_WINDOW.total_seconds() / 60:.0f} minutes"
@@ -374,6 +380,10 @@ def _print_table(view: TableView) -> None:
         tree.add(rows)
     else:
         tree.add("no open transaction")
+    _print_tree(tree)
+
+
+def _print_tree(tree: Tree) -> None:
     # Lines in a file or a pipe are not cut.
     Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(tree)
 

@@ -2,6 +2,9 @@
 
 `status` replays the log with the code of a starting agent, and reads the lock from the audit topic. It shows what the log
 contains: decisions that an agent has made and not published yet are missing.
+
+A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
+uses as its table: what the next take-over will find, and what former ones found in the last seven days.
 """
 
 from __future__ import annotations
@@ -12,19 +15,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.kafka import (
-    committed_offsets,
     partitions_of,
     read_to_end,
     reader,
     start_client,
     stop_client,
 )
-from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import STOPPED, decoded_decisions
+from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
@@ -42,10 +45,11 @@ from lakewarden.events import (
     Topics,
     Undecodable,
     decode,
+    partition_name,
 )
 from lakewarden.handlers.table.admission import blockers
 from lakewarden.handlers.table.machine import replay_event, replay_verdict
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.replay import PublishedDecisions
 from lakewarden.handlers.table.state import TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
 from lakewarden.handlers.table.verdicts import verdict_of
@@ -91,20 +95,23 @@ class TableView:
     transactions: tuple[TransactionView, ...]
     stopped: str | None = None
     """Why the agent stopped the table, if it has aborted a transaction for it since it took the partition over."""
+    incomplete: tuple[str, ...] = ()
+    """What the log of a partition lacks, and since when that is known. Empty for a table."""
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
-    """The tables with open transactions or a recent lock step (`AUDIT_WINDOW`), or the given table."""
+    """The tables with open transactions or a recent lock step (`AUDIT_WINDOW`), or the given table.
+
+    Before them, the partitions whose log is incomplete, with a given table the one of that table.
+    """
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
-    committed = await committed_offsets(settings, settings.group)
+    async with _consumer(settings) as consumer:
+        starts = await find_starts(settings, consumer, partitions)
     spans: dict[TopicPartition, int | None] = {}
-    decided: dict[int, Position] = {}
-    for number in partitions:
-        known = committed.get(TopicPartition(topics.writers, number))
-        decided[number] = decisions_position(known.metadata if known else "")
-        spans[TopicPartition(topics.writers, number)] = known.offset if known and known.offset >= 0 else None
-        spans[TopicPartition(topics.decisions, number)] = decided[number].offset
+    for number, start in starts.items():
+        spans[TopicPartition(topics.writers, number)] = start.offset
+        spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
     records = await read_to_end(settings, spans)
     states: dict[str, TableState] = {}
     opened: dict[str, datetime] = {}
@@ -113,16 +120,23 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             states,
             opened,
             records[TopicPartition(topics.writers, number)],
-            decoded_decisions(decided[number], records[TopicPartition(topics.decisions, number)]),
+            decoded_decisions(starts[number].decisions, records[TopicPartition(topics.decisions, number)]),
         )
     stopped: dict[str, str] = {}
     for number in partitions:
         stopped |= stopped_tables(records[TopicPartition(topics.decisions, number)])
     locks = await _last_lock_steps(settings, topics)
     uris = {uri for uri, state in states.items() if state.open()} | set(locks) | set(stopped)
+    of_table = None
     if table is not None:
         uris = {table}
-    return [
+        of_table = DefaultPartitioner()(table.encode(), partitions, partitions)
+    incomplete = [
+        TableView(partition_name(number), None, (), incomplete=found)
+        for number, start in sorted(starts.items())
+        if of_table in (None, number) and (found := _gaps(start))
+    ]
+    return incomplete + [
         TableView(
             uri,
             _holder(locks[uri]) if uri in locks else None,
@@ -131,6 +145,18 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         )
         for uri in sorted(uris)
     ]
+
+
+def _gaps(start: Start) -> tuple[str, ...]:
+    """What the log lacks now, and what former take-overs found."""
+    known = () if start.checkpoint is None else start.checkpoint.gaps
+    return (
+        *(
+            f"{each.description}; an agent aborts what is open when it takes the partition over"
+            for each in start.gaps
+        ),
+        *(f"{each.gap.description}; found {each.at.isoformat(timespec='seconds')}" for each in known),
+    )
 
 
 def stopped_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:

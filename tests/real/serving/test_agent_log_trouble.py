@@ -54,7 +54,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
     await _remove_all(scene, admin)
 
     with scene.process() as process:
-        lost_line = await process.logged("log.beginning-lost")
+        lost_line = await process.logged("log.incomplete")
         await process.ready()
         await lost.heartbeat()
         abort = await lost.wait_for(Abort)
@@ -63,7 +63,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
         await again.touch("x")
         await again.obtain_grant()
 
-    assert lost_line["beginning"] > lost_line["committed"]
+    assert (lost_line["problem"], lost_line["found"] > lost_line["expected"]) == ("beginning-lost", True)
     assert (abort.reason, abort.retriable) == ("unknown-transaction", True)
     assert "no longer contains its intent" in str(abort.detail)
 

@@ -150,8 +150,8 @@ class World:
     def withhold_lock(self, detail: str = "403 for two minutes") -> World:
         return self.apply(LockWithheld(self.now, self.offset, detail))
 
-    def replayed(self) -> World:
-        return self.apply(Replayed(self.now, self.offset))
+    def replayed(self, *, missing: str | None = None) -> World:
+        return self.apply(Replayed(self.now, self.offset, missing))
 
     # -- effects
 

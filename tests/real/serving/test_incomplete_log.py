@@ -1,0 +1,134 @@
+"""Kafka loses records that the agent needs: it is noticed, logged, shown, and no transaction of before is granted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.operators.status import status
+from lakewarden.events import Abort, CommitGranted, partition_name
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
+
+pytestmark = [pytest.mark.real]
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=1) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
+    scene: World, admin: AIOKafkaAdminClient
+) -> None:
+    """Retention by size: the admission of `early`, and what committed since, are gone."""
+    early, other = scene.writer("early"), scene.writer("other")
+    with scene.process() as process:
+        await process.ready()
+        await early.begin()
+        await other.begin()
+        await other.touch("x")
+        granted = await other.obtain_grant()
+        await other.complete(granted.grant)
+        await scene.settle()
+        await _committed(scene)
+        process.kill()
+    await _remove(scene, admin, scene.settings().topics.decisions)
+    before = await status(scene.settings())
+
+    with scene.process() as process:
+        line = await process.logged("log.incomplete")
+        await process.ready()
+        abort = await early.wait_for(Abort)
+        await early.touch("x")
+        await early.request_commit()
+        await _commits(scene.writer("later"))
+
+    assert (line["problem"], line["topic"]) == ("beginning-lost", scene.settings().topics.decisions)
+    assert (abort.reason, abort.retriable) == ("unknown-transaction", True)
+    assert scene.events(CommitGranted, early.mine) == []
+    assert "is needed from" in before[0].incomplete[0]
+    assert before[0].table == partition_name(0)
+
+
+async def test_an_agent_serves_writers_after_their_topic_was_created_again(
+    scene: World, admin: AIOKafkaAdminClient
+) -> None:
+    """Before, it ignored every event below the committed offset: deaf, without a word."""
+    with scene.process() as process:
+        await process.ready()
+        await scene.writer("before").begin()
+        await _committed(scene)
+        process.kill()
+    await _create_again(scene, admin)
+
+    with scene.process(
+        validity_seconds=5.0, renew_seconds=0.5, request_timeout_seconds=0.4, grant_seconds=3.0
+    ) as process:
+        line = await process.logged("log.incomplete")
+        await process.ready()
+        await _commits(scene.writer("after"))
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not any(each.incomplete for each in await status(scene.settings())):
+                await anyio.sleep(0.2)
+            shown = await status(scene.settings())
+
+    assert (line["problem"], line["topic"]) == ("end-lost", scene.settings().topics.writers)
+    assert "found 20" in shown[0].incomplete[-1]
+
+
+async def test_a_running_agent_notices_that_its_topic_was_created_again(
+    scene: World, admin: AIOKafkaAdminClient
+) -> None:
+    with scene.process() as process:
+        await process.ready()
+        await scene.writer("before").begin()
+        await _committed(scene)
+        await _create_again(scene, admin)
+        await process.logged("log.incomplete")
+        await _commits(scene.writer("after"))
+
+
+async def _commits(writer: Writer) -> None:
+    await writer.begin()
+    await writer.touch("x")
+    await writer.complete((await writer.obtain_grant()).grant)
+
+
+async def _committed(scene: World) -> None:
+    """Wait until a checkpoint names an event that was read."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while not any(metadata["read"] for _, metadata in (await scene.committed()).values()):
+            await anyio.sleep(0.2)
+
+
+async def _remove(scene: World, admin: AIOKafkaAdminClient, topic: str) -> None:
+    partition = TopicPartition(topic, 0)
+    end = (await scene.consumer.end_offsets([partition]))[partition]
+    await admin.delete_records({partition: RecordsToDelete(before_offset=end)})
+
+
+async def _create_again(scene: World, admin: AIOKafkaAdminClient) -> None:
+    settings = scene.settings()
+    await admin.delete_topics([settings.topics.writers])
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while settings.topics.writers in await admin.list_topics():
+            await anyio.sleep(0.1)
+    await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)

@@ -1,0 +1,130 @@
+"""A take-over notices that the log lacks what the checkpoint relies on, and the table decides safely without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, Problem, find_gap, replay_start
+from lakewarden.handlers.table.replay import Position
+from lakewarden.handlers.table.state import TableSettings
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import AbortTransaction, AcquireLock
+from tests.unit.handlers.table.world import World, m, world
+
+LAST = LastRecord(79, "of-79")
+
+
+@pytest.mark.parametrize(
+    ("needed", "last", "extent", "expected"),
+    [
+        (50, LAST, Extent(0, 80, "of-79"), None),
+        (80, LAST, Extent(80, 80), None),  # retention has removed what nothing needs
+        (80, None, Extent(0, 200), None),  # the checkpoint of an earlier release
+        (None, None, Extent(0, 80), None),  # the first agent
+        (None, None, Extent(5, 80), ("no-checkpoint", 0, 5)),
+        (50, LAST, Extent(60, 80, "of-79"), ("beginning-lost", 50, 60)),
+        (50, LAST, Extent(50, 79), ("end-lost", 80, 79)),
+        (100, LAST, Extent(0, 10), ("end-lost", 100, 10)),
+        (50, LAST, Extent(0, 90, "another"), ("replaced", 79, 90)),
+        (50, LAST, Extent(0, 90, None), ("replaced", 79, 90)),
+    ],
+)
+def test_a_topic_is_compared_with_what_the_checkpoint_relies_on(
+    needed: int | None, last: LastRecord | None, extent: Extent, expected: tuple[Problem, int, int] | None
+) -> None:
+    assert find_gap("t", needed, last, extent) == (None if expected is None else Gap("t", *expected))
+
+
+WHOLE = Extent(0, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("problems", "events", "decisions", "expected"),
+    [
+        ((None, None), WHOLE, WHOLE, (50, Position(700, "term"))),
+        (("beginning-lost", None), Extent(60, 80), WHOLE, (60, Position(700, "term"))),
+        (("end-lost", None), Extent(5, 40), WHOLE, (5, Position(0, None))),
+        (("end-lost", None), Extent(5, 70), WHOLE, (50, Position(700, "term"))),
+        (("replaced", None), Extent(0, 90), Extent(3, 800), (0, Position(3, None))),
+        ((None, "beginning-lost"), WHOLE, Extent(800, 900), (50, Position(800, None))),
+        ((None, "end-lost"), WHOLE, Extent(0, 300), (50, Position(0, None))),
+        ((None, "replaced"), WHOLE, WHOLE, (50, Position(0, None))),
+    ],
+)
+def test_a_replay_of_an_incomplete_log_starts_where_everything_is_read_that_is_left(
+    problems: tuple[Problem | None, Problem | None],
+    events: Extent,
+    decisions: Extent,
+    expected: tuple[int, Position],
+) -> None:
+    """The term is known only at the checkpoint's own position."""
+    gaps = tuple(None if each is None else Gap("t", each, 0, 0) for each in problems)
+
+    assert replay_start(50, Position(700, "term"), (gaps[0], gaps[1]), (events, decisions)) == expected
+
+
+def without_decisions(w: World) -> World:
+    """A new owner whose log has the events only."""
+    rebuilt = w.rebuilt([each for each in w.log if isinstance(each, tuple)])
+    rebuilt.state.unseen_grant = True
+    return rebuilt
+
+
+def test_what_is_open_without_a_grant_is_aborted_after_an_incomplete_replay() -> None:
+    """Review A5: `decisions` has lost an admission, and with it the evidence of what landed since. T1 would overlap T2."""
+    w = world().intent("T1").intent("T2").touch("T2", m("p/f")).lock().commits("T2")
+
+    w = without_decisions(w).replayed(missing="decisions begins at 700")
+
+    assert w.aborted == {"T1": "unknown-transaction", "T2": "unknown-transaction"}
+    assert all(each.retriable for each in w.of(AbortTransaction))
+    assert "decisions begins at 700" in str(w.of(AbortTransaction)[0].detail)
+    assert w.touch("T1", m("p/f")).request("T1").granted == []
+
+
+def test_a_grant_that_the_log_still_has_survives_an_incomplete_replay() -> None:
+    """Its writer may be publishing: a second grant beside it would break promise G1."""
+    w = world().intent("granted").intent("open").lock().request("granted")
+    w = w.rebuilt()
+    w.state.unseen_grant = True
+
+    w.replayed(missing="writers begins at 3")
+
+    assert w.aborted == {"open": "unknown-transaction"}
+    assert w.phase("granted") is Phase.GRANTED
+    assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
+
+
+@pytest.mark.parametrize("hold", ["while-active", "per-commit"])
+def test_nothing_is_admitted_before_a_grant_that_the_log_lost_has_ended(hold: str) -> None:
+    """T was granted and is publishing. N must begin after that commit, because nothing shows their conflict."""
+    w = world(hold=hold).intent("T").lock().request("T")
+    w = without_decisions(w).replayed(missing="decisions begins at 700")
+
+    w.intent("N")
+
+    assert w.admitted == []
+    assert w.of(AcquireLock) == [AcquireLock(adopt=None)]
+    assert w.lock().admitted == ["N"]
+    assert w.intent("M").admitted == ["M"]
+
+
+def test_an_adopted_lock_shows_the_end_of_former_grants_only_after_its_quiet_time() -> None:
+    """The former owner's lease may cover a grant of which the log has neither end nor beginning."""
+    w = World(TableSettings()).intent("granted").lock().request("granted")
+    w = w.rebuilt()
+    w.state.unseen_grant = True
+    w.replayed(missing="writers begins at 3").intent("N")
+
+    assert w.lock(owner="agent-2", quiet=10.0).admitted == []
+    w.now += 10.0
+    assert w.lock(owner="agent-2").admitted == ["N"]
+
+
+def test_the_answers_after_an_incomplete_replay_are_facts_for_the_next_owner() -> None:
+    w = without_decisions(world().intent("T").lock().request("T")).replayed(missing="decisions begins at 700")
+
+    again = w.rebuilt().replayed(missing="decisions begins at 700")
+
+    assert again.aborted == {}
+    assert again.phase("T") is Phase.ABORTED
