@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import anyio
 import structlog
@@ -66,9 +66,9 @@ class PeriodicCheck:
             partitions_known(self._consumer, self._topic), self._partitions, self._settings
         )
         asked_at = monotonic()
-        read = {
-            owner: owner.position for owner in self._owners.values() if owner.phase in ("replaying", "live")
-        }
+        read = [
+            (each, each.position) for each in self._owners.values() if each.phase in ("replaying", "live")
+        ]
         ends = await self._end_offsets()
         self._require_complete_log(read, ends)
         await self._wait_for_position(ends)
@@ -81,9 +81,11 @@ class PeriodicCheck:
         for owner in list(self._owners.values()):
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
 
-    def _require_complete_log(self, read: Mapping[PartitionOwner, int], ends: Mapping[int, int]) -> None:
+    def _require_complete_log(
+        self, read: Iterable[tuple[PartitionOwner, int]], ends: Mapping[int, int]
+    ) -> None:
         """Raise `LogCutError` if the log has lost records. `read`: the positions before the ends were requested."""
-        for owner, position in read.items():
+        for owner, position in read:
             end = ends.get(owner.number, position)
             if self._owners.get(owner.number) is owner and end < position:
                 raise LogCutError(

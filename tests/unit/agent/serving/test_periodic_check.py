@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaConnectionError
 from structlog.testing import capture_logs
 
-from lakewarden.agent.errors import KafkaUnreachableError, PartitionsChangedError
+from lakewarden.agent.errors import KafkaUnreachableError, LogCutError, PartitionsChangedError
 from lakewarden.agent.serving import periodic_check
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.settings import Settings
@@ -26,6 +26,7 @@ class Owner:
     number: int
     phase: Literal["live", "loading"] = "live"
     position: int = 7
+    cut: str | None = None
     ticks: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
@@ -157,4 +158,19 @@ async def test_a_changed_number_of_partitions_ends_the_agent(scene: Scene) -> No
     scene.partitions = PARTITIONS + 2
 
     with pytest.raises(PartitionsChangedError, match="has 5 partitions and had 3"):
+        await scene.check()._check()
+
+
+async def test_a_log_that_ends_before_the_position_ends_the_session(scene: Scene) -> None:
+    """An unclean leader election while the agent runs. Before, it ignored all events up to its position."""
+    scene.end = 6
+
+    with pytest.raises(LogCutError, match="ends at offset 6 of partition 0, and this agent has read up to 7"):
+        await scene.check()._check()
+
+
+async def test_an_owner_that_noticed_lost_decisions_ends_the_session(scene: Scene) -> None:
+    scene.owners[2].cut = "topic decisions has lost records"
+
+    with pytest.raises(LogCutError, match="topic decisions has lost records"):
         await scene.check()._check()
