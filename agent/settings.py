@@ -281,6 +281,12 @@ class Settings(KafkaSettings):
     check_seconds: Seconds = Field(default=1.0, description="time between periodic checks")
     max_open: int = Field(default=1_000, ge=1, description="most open transactions of one table")
     max_markers: int = Field(default=2_000_000, ge=1, description="most markers of one transaction")
+    memory_mb: int = Field(
+        default=1_000,
+        ge=1,
+        description="memory for what the transactions of all tables touch, in MB of 1,000,000 bytes (estimated); above it the "
+        "agent aborts the largest open transaction",
+    )
     max_tables: int = Field(
         default=10_000,
         ge=1,
@@ -400,6 +406,11 @@ class Settings(KafkaSettings):
             max_open=self.max_open,
             max_markers=self.max_markers,
         )
+
+    @property
+    def memory_bytes(self) -> int:
+        """`memory_mb` in bytes."""
+        return self.memory_mb * 1_000_000
 
     def placement(self) -> Placement:
         """The tables and lock objects that events may name."""

@@ -59,6 +59,7 @@ from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
 from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.serving.peer_listener import PeerListener, require_not_replaced
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
@@ -241,6 +242,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._topic = agent.settings.topics.writers
         self._stores = stores
         self._watch = SleepWatch()
+        self._memory = MemoryBudget(agent.settings.memory_bytes)
         self._owners: dict[int, PartitionOwner] = {}
         self._clients: list[Any] = []
         """In the order of their stop."""
@@ -316,6 +318,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._watch,
                 undecodable=self._agent.undecodable,
                 unpublishable=self._agent.unpublishable,
+                memory=self._memory,
             )
             self._agent.terms.append(owner.term)
         self._assigned, self._assigned_at = True, monotonic()

@@ -62,6 +62,7 @@ from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint, FoundGap, LogSeen, digest, recent_gaps
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -70,12 +71,15 @@ from lakewarden.events import (
     WRITER_EVENT,
     Abort,
     BatchCommitted,
+    CommitGranted,
     CommitIntent,
+    CommitRequested,
     ConflictsLost,
     DeadLetter,
     DecisionRecord,
     LedgerEventUnion,
     LedgerRecord,
+    MarkerCreated,
     PartitionTaken,
     Undecodable,
     UndecodableRecords,
@@ -86,11 +90,13 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.table import verdicts
+from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import Gap, LastRecord
 from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
+    OverBudget,
     Replayed,
     Tick,
     record_again,
@@ -100,6 +106,7 @@ from lakewarden.handlers.table.machine import (
     restore_losses,
     step,
 )
+from lakewarden.handlers.table.memory import Excess, largest_index, largest_transaction, used_bytes
 from lakewarden.handlers.table.replay import Position, PublishedDecisions, entries_in_force
 from lakewarden.handlers.table.state import CommittedBatch, TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
@@ -147,8 +154,12 @@ class PartitionOwner:
         *,
         undecodable: UndecodableRecords | None = None,
         unpublishable: dict[str, str] | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
-        """`unpublishable`: tables whose record a broker refused for its size, with the reason. An agent's owners share it."""
+        """An agent's owners share the last three.
+
+        `unpublishable`: tables whose record a broker refused for its size, with the reason.
+        """
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "released"] = "loading"
         self._was_live = False
@@ -160,6 +171,7 @@ class PartitionOwner:
         self.stopped: dict[str, str] = {}
         """The stopped tables, each with the reason."""
         self._unpublishable = {} if unpublishable is None else unpublishable
+        self._memory = memory or MemoryBudget(settings.memory_bytes)
         self._recent: deque[str] = deque(maxlen=MAX_RECENT)
         self._safe = Checkpoint(0, Position(0, None))
         """The last checkpoint that was computed."""
@@ -187,6 +199,8 @@ class PartitionOwner:
         self._replay_until = 0
         self._published = PublishedDecisions(Position(0, None), ())
         self._aborted: set[str] = set()
+        self._doomed: set[str] = set()
+        """During a replay: transactions that the log has as aborted with `not-allowed` and never as granted."""
         self._refused: OrderedDict[str, None] = OrderedDict()
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
@@ -280,7 +294,12 @@ class PartitionOwner:
             self._guard(entry.table, partial(self._remember, entry, again=not is_last))
         if self._published.term not in (None, self.term):
             self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
-        self._aborted = {each.transaction for each in self._published.all() if isinstance(each, Abort)}
+        decided = self._published.all()
+        self._aborted = {each.transaction for each in decided if isinstance(each, Abort)}
+        self._doomed = {
+            each.transaction for each in decided if isinstance(each, Abort) and each.reason == "not-allowed"
+        }
+        self._doomed -= {each.transaction for each in decided if isinstance(each, CommitGranted)}
         self.phase = "replaying"
         for entry in self._others_entries:
             self.on_others_entry(entry, self._own_takeover_in_ledger)
@@ -337,15 +356,18 @@ class PartitionOwner:
         replayed = len(self._published)
         self._published = PublishedDecisions(Position(0, None), ())
         self.phase = "live"
-        for uri, state in list(self.tables.items()):
-            if uri in self.stopped:
-                self._abort_open(uri, state, (), unless=self._aborted)
-            elif uri in self._unpublishable:
-                self._stop_table(uri, state, RecordTooLargeError(self._unpublishable[uri]))
-        self._aborted.clear()
         missing = "; ".join(each.description for each in self._seen.gaps) or None
-        for uri in list(self.tables):
-            self._step(uri, Replayed(monotonic(), self.position - 1, missing))
+        with self._memory.held():
+            for uri, state in list(self.tables.items()):
+                if uri in self.stopped:
+                    self._abort_open(uri, state, (), unless=self._aborted)
+                elif uri in self._unpublishable:
+                    self._stop_table(uri, state, RecordTooLargeError(self._unpublishable[uri]))
+            self._aborted.clear()
+            self._doomed.clear()
+            for uri in list(self.tables):
+                self._step(uri, Replayed(monotonic(), self.position - 1, missing, self._memory.limit))
+        self._memory.enforce()
         log.debug(
             "partition.live",
             partition=self.number,
@@ -367,6 +389,7 @@ class PartitionOwner:
             if state is not None and decision.table not in self.stopped:
                 apply = partial(replay_verdict, state, verdicts.verdict_of(decision), monotonic())
                 self._guard(decision.table, apply)
+                self._note_memory(decision.table)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -405,9 +428,12 @@ class PartitionOwner:
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
+            if event.transaction in self._doomed:
+                event = _without_markers(event)
             ignored = self._guard(
                 event.table, partial(replay_event, state, event, record.offset, monotonic())
             )
+            self._note_memory(event.table)
             if ignored is not None:
                 log.warning("event.ignored", table=event.table, offset=record.offset, detail=ignored)
             return
@@ -529,6 +555,39 @@ class PartitionOwner:
                 self._publish(record)
             _log_effect(uri, effect)
         self._guard(uri, partial(self._run_lock_effects, uri, effects))
+        self._note_memory(uri)
+
+    def _note_memory(self, uri: str) -> None:
+        used = 0 if uri in self.stopped else used_bytes(self.tables[uri])
+        self._memory.note(self, uri, used)
+
+    def largest(self, *, last_resort: bool) -> tuple[str, Excess] | None:
+        """The table in which this owner can free most memory, and what (`handlers/table/memory.py`)."""
+        live = self.phase == "live" and not last_resort
+        candidates = [
+            (used_bytes(state), uri) for uri, state in self.tables.items() if uri not in self.stopped
+        ]
+        largest: tuple[str, Excess] | None = None
+        for used, uri in sorted(candidates, reverse=True):
+            if largest is not None and used <= largest[1].freed:
+                break
+            found = largest_transaction(self.tables[uri]) if live else largest_index(self.tables[uri])
+            if found is not None and (largest is None or found.freed > largest[1].freed):
+                largest = uri, found
+        return largest
+
+    def free(self, uri: str, excess: Excess) -> None:
+        """Free memory as `largest` has proposed."""
+        if self.phase == "live":
+            offset = self._last_applied()
+            self._step(uri, OverBudget(monotonic(), offset, excess.transaction, self._memory.limit))
+        else:
+            drop_index(self.tables[uri])
+            self._note_memory(uri)
+
+    def _last_applied(self) -> int:
+        """Offset of the last event that was applied: of the one that is being decided, if there is one."""
+        return self.position - 1 if self._record is None else self._record.offset
 
     def _guard(self, uri: str, action: Callable[[], T]) -> T | None:
         """Do something with one table. An exception stops the table."""
@@ -633,6 +692,8 @@ class PartitionOwner:
         self.locks.leave_to_expire(uri)
         if self.phase == "live":
             self._abort_open(uri, state, undecided, intent)
+        drop_index(state)
+        self._note_memory(uri)
 
     def _abort_open(
         self,
@@ -660,7 +721,7 @@ class PartitionOwner:
         writers.update((each.id, each.writer) for each in state.open())
         if intent is not None and intent.transaction not in state.closed:
             writers.setdefault(intent.transaction, intent.writer)
-        offset = self.position - 1 if self._record is None else self._record.offset
+        offset = self._last_applied()
         for transaction, writer in writers.items():
             if transaction in unless:
                 continue
@@ -722,6 +783,7 @@ class PartitionOwner:
         """Decide on no further event."""
         self._was_live = self.phase == "live"
         self.phase = "released"
+        self._memory.forget(self)
 
     async def release(self) -> None:
         """Release every lock under which no grant runs. Call it after `stop_deciding`."""
@@ -733,6 +795,16 @@ class PartitionOwner:
 
     def _without_grant(self) -> set[str]:
         return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
+
+
+def _without_markers(event: WriterEventUnion) -> WriterEventUnion:
+    match event:
+        case CommitIntent():
+            return event.model_copy(update={"scope": ()})
+        case MarkerCreated() | CommitRequested():
+            return event.model_copy(update={"markers": ()})
+        case _:
+            return event
 
 
 def _summary(step_input: Input) -> str:

@@ -8,6 +8,7 @@ Each intent is answered by the first rule that applies:
 | the table has more than `max_open` open transactions | `abort` (`not-allowed`, retriable) |
 | after an incomplete log, the lock is not acquired yet | none yet: a grant may run that the log doesn't have (`machine.py`) |
 | an older transaction of its writer is granted | none yet: it waits until that one ends or its grant lapses |
+| a granted transaction's footprint was dropped for want of memory (`memory.py`) | none yet: it waits until that one ends |
 | the ledger has this batch, or a later one of the writer, as committed | `already-committed` |
 | `queued`, and its scope conflicts with a transaction ahead | none yet: it waits |
 | it gets a reservation, and another transaction blocks that | none yet: it waits |
@@ -115,6 +116,8 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         return []
     admitted: list[Transaction] = []
     running = state.running()
+    if running is not None and running.without_index:
+        return []
     for transaction in sorted(queue, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
             continue  # the writer's older transaction may be publishing

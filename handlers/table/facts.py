@@ -26,6 +26,7 @@ Why this loses no commit (promise G6): a completion that counts needs its intent
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate, islice, takewhile
 from typing import assert_never
@@ -41,10 +42,11 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.handlers.table.footprints import Overlap
+from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.state import (
     LATE_COMPLETION_SECONDS,
     MAX_CLOSED,
+    MAX_KEPT_EVIDENCE,
     MAX_LOST_ON,
     MAX_LOST_ON_CHARACTERS,
     CommittedBatch,
@@ -93,14 +95,14 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
             transaction.seq = max(transaction.seq, seq)
             return []
         case MarkerCreated(markers=markers):
-            return state.footprints.add(transaction, markers)
+            return _add_markers(state, transaction, markers)
         case CommitRequested(seq=seq, markers=markers):
             transaction.seq = max(transaction.seq, seq)
             if transaction.requested < 0:
                 transaction.requested, transaction.requested_id = state.moment, event.event_id
             if transaction.phase is Phase.ACTIVE:
                 transaction.phase = Phase.WAITING
-            return state.footprints.add(transaction, markers)
+            return _add_markers(state, transaction, markers)
         case _:
             assert_never(event)
 
@@ -136,7 +138,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
             if transaction.phase is Phase.QUEUED:
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
                 transaction.began = state.moment
-                state.footprints.add(transaction, reserved)
+                _add_markers(state, transaction, reserved)
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 transaction.phase, transaction.granted = Phase.GRANTED, grant
@@ -184,6 +186,18 @@ def drop_old_evidence(state: TableState) -> None:
             keep_closed(state, each.id, _closed(each.phase, each))
 
 
+def drop_index(state: TableState) -> None:
+    """Drop all footprints and the landed transactions (`memory.py`). The open ones get no footprint any more."""
+    state.without_index, state.footprints = True, Footprints()
+    for each in list(state.transactions.values()):
+        each.footprint, each.markers, each.bytes = {}, 0, 0
+        if each.phase is Phase.GRANTED:
+            each.without_index = True
+        elif each.phase in LANDED:
+            del state.transactions[each.id]
+            keep_closed(state, each.id, _closed(each.phase, each))
+
+
 def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
     if event.transaction in state.transactions or event.transaction in state.closed:
         return []
@@ -202,7 +216,13 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         last_event_at=now,
     )
     state.transactions[transaction.id] = transaction
-    return state.footprints.add(transaction, event.scope)
+    return _add_markers(state, transaction, event.scope)
+
+
+def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
+    if state.without_index or transaction.without_index:
+        return []
+    return state.footprints.add(transaction, markers)
 
 
 def _apply_completion(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
@@ -279,5 +299,11 @@ def _closed(phase: Phase, transaction: Transaction) -> Closed:
 
 def _closed_by(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:
     return Closed(
-        Phase.ABORTED, writer, batch_id, verdict.reason, verdict.retriable, verdict.conflicts, verdict.detail
+        Phase.ABORTED,
+        writer,
+        batch_id,
+        verdict.reason,
+        verdict.retriable,
+        verdict.conflicts[:MAX_KEPT_EVIDENCE],
+        verdict.detail,
     )

@@ -18,6 +18,11 @@ from dataclasses import dataclass, field
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
 from lakewarden.handlers.table.transactions import Touch, Transaction
 
+MARKER_BYTES = 150
+"""Of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
+PARTITION_BYTES = 500
+"""Of a partition that a transaction touches, without the characters of its name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
@@ -40,6 +45,8 @@ class Footprints:
     """The index of one table."""
 
     index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
+    bytes: int = 0
+    """Estimated bytes of all markers (`memory.py`)."""
 
     def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
         """Add markers and return their overlaps with other transactions, whether or not they are conflicts."""
@@ -50,6 +57,7 @@ class Footprints:
         groups: dict[str, tuple[Touch, ...]] = {}
         single: tuple[Touch, ...] = ()
         mine: list[str] | None = None
+        bytes_before = transaction.bytes
         for marker in markers:
             file_group = marker.file_group
             if marker.partition != partition:
@@ -69,10 +77,13 @@ class Footprints:
             if new or all(touch.transaction is not transaction for touch in touches):
                 if mine is None:
                     mine = transaction.footprint[partition] = []
+                    transaction.bytes += PARTITION_BYTES + len(partition)
                 mine.append(file_group)
                 transaction.markers += 1
+                transaction.bytes += MARKER_BYTES + len(file_group)
             if not new or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
                 overlaps.extend(self._overlaps_at(partition, file_group, single[0]))
+        self.bytes += transaction.bytes - bytes_before
         return overlaps
 
     def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
@@ -111,8 +122,9 @@ class Footprints:
                     del groups[file_group]
             if not groups:
                 del self.index[partition]
+        self.bytes -= transaction.bytes
         transaction.footprint = {}
-        transaction.markers = 0
+        transaction.markers = transaction.bytes = 0
 
     def _overlaps_at(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
         groups = self.index[partition]

@@ -81,6 +81,9 @@ def _check_index_size(state: TableState) -> None:
 
     The whole index is counted, so only if it is no larger than `entries_per_check`.
     """
+    counted = sum(each.bytes for each in state.transactions.values())
+    problem = f"the index counts {state.footprints.bytes} bytes, its transactions {counted}"
+    _require(state, problem, holds=state.footprints.bytes == counted)
     touched = sum(each.markers for each in state.transactions.values())
     if touched > state.settings.entries_per_check:
         return

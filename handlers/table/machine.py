@@ -18,6 +18,7 @@ The rules are in the modules that they call:
 | `admission.py` | Which transaction may start to compute? |
 | `grants.py` | Which transaction may commit, and for how long? |
 | `liveness.py` | Which writers are lost, and which transactions are open for too long? |
+| `memory.py` | What is aborted at the agent's memory budget? |
 | `invariants.py` | Does the state agree with itself? |
 
 After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
@@ -67,6 +68,7 @@ from lakewarden.handlers.table.grants import (
 )
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
+from lakewarden.handlers.table.memory import abort_over_budget
 from lakewarden.handlers.table.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
@@ -139,6 +141,18 @@ class LockWithheld:
 
 
 @dataclass(frozen=True, slots=True)
+class OverBudget:
+    """The agent's tables together exceed its memory budget, and this table must free some (`memory.py`)."""
+
+    now: float
+    offset: int
+    transaction: str | None
+    """The transaction to abort. None: the table loses its index."""
+    limit: int
+    """The budget, in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Replayed:
     """The replay has ended. Everything that it left undecided is decided now."""
 
@@ -146,9 +160,13 @@ class Replayed:
     offset: int
     incomplete: str | None = None
     """What is missing in the log, for people; None if it is complete."""
+    memory_limit: int = 0
+    """The agent's memory budget, in bytes."""
 
 
-Input: TypeAlias = EventRead | Tick | LockConfirmed | LockGone | LockForbidden | LockWithheld | Replayed
+Input: TypeAlias = (
+    EventRead | Tick | LockConfirmed | LockGone | LockForbidden | LockWithheld | OverBudget | Replayed
+)
 
 
 def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:
@@ -178,9 +196,13 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             on_lock_forbidden(context, detail)
         case LockWithheld(detail=detail):
             on_lock_withheld(context, detail)
-        case Replayed(incomplete=missing):
+        case OverBudget(transaction=transaction, limit=limit):
+            abort_over_budget(context, transaction, limit)
+        case Replayed(incomplete=missing, memory_limit=limit):
             if missing is not None:
                 _abort_after_incomplete_replay(context, missing)
+            if state.without_index:
+                abort_over_budget(context, None, limit)
             judge_unanswered_intents(context)
             for writer in sorted(state.ledger):
                 abort_repeated_batch(context, writer)

@@ -15,6 +15,8 @@ from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Phase, 
 
 MAX_CLOSED = 1_000
 """Ended transactions kept per table. Late events arrive within seconds; the log has all others."""
+MAX_KEPT_EVIDENCE = 3
+"""Conflict entries kept of an ended transaction. Its abort in the log has all of them, and an entry may have several KB."""
 LATE_COMPLETION_SECONDS = 600.0
 """After a lapse, how long a replay still finds the grant. A live writer reads its table and reports within seconds."""
 MAX_LOST_ON = 100
@@ -106,6 +108,8 @@ class TableState:
     """Whether a grant has been decided under the current lock lease."""
     unseen_grant: bool = False
     """The log is incomplete, so a grant may run that this state doesn't have (`machine.py`)."""
+    without_index: bool = False
+    """During a replay: the index was dropped for want of memory (`memory.py`)."""
     next_entry_to_check: int = 0
     """Where the next invariant check continues."""
 

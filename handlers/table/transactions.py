@@ -103,6 +103,10 @@ class Transaction:
     footprint: dict[str, list[str]] = field(default_factory=dict)
     """File groups by partition, each once, in the order of their first markers."""
     markers: int = 0
+    bytes: int = 0
+    """Estimated bytes of its markers (`memory.py`)."""
+    without_index: bool = False
+    """It is granted, and its footprint was dropped for want of memory (`memory.py`)."""
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
 
     def touch(self, operation: Operation) -> tuple[Touch]:

@@ -266,6 +266,11 @@ def _limits() -> str:
             f"{defaults['max_open']:,} (`max_open`)",
             "aborted, `not-allowed`, retriable",
         ),
+        (
+            "what the transactions of one agent touch",
+            f"{defaults['memory_mb']:,} MB, estimated (`memory_mb`)",
+            "the largest open one is aborted, `not-allowed`, retriable",
+        ),
         ("tables in a Kafka partition", f"{defaults['max_tables']:,} (`max_tables`)", "refused"),
         (
             "silence of a writer",

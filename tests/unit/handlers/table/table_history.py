@@ -53,6 +53,7 @@ def random_action(rng: random.Random) -> Callable[[Table], object]:
         (1, lambda t: t.w.state.lock is not None and t.lock_gone()),
         (1, lambda t: t.inbox and t.crash(published=rng.randint(0, 3))),
         (1, lambda t: t.restart_cleanly()),
+        (1, lambda t: t.over_budget(index_too=rng.random() < 0.3)),
     ]
     return rng.choices([action for _, action in actions], [weight for weight, _ in actions])[0]
 

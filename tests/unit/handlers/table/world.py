@@ -29,6 +29,7 @@ from lakewarden.handlers.table.machine import (
     LockForbidden,
     LockGone,
     LockWithheld,
+    OverBudget,
     Replayed,
     Tick,
     replay_event,
@@ -149,6 +150,9 @@ class World:
 
     def withhold_lock(self, detail: str = "403 for two minutes") -> World:
         return self.apply(LockWithheld(self.now, self.offset, detail))
+    def over_budget(self, transaction: str | None, limit: int) -> World:
+        """The agent's memory budget is reached. The transaction is aborted (None: the table loses its index)."""
+        return self.apply(OverBudget(self.now, self.offset, transaction, limit))
 
     def replayed(self, *, missing: str | None = None) -> World:
         return self.apply(Replayed(self.now, self.offset, missing))

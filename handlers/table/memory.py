@@ -1,0 +1,105 @@
+"""What is aborted when the transactions need more memory than the agent's budget.
+
+An agent counts the bytes of all its tables together. The count is an estimate (`used_bytes`), the same on each machine: per
+marker, partition and transaction a constant, plus the characters of their names.
+
+At the budget, live:
+
+1. The open transaction whose abort frees most is aborted (`not-allowed`, retriable, naming the setting), then the next one,
+   until `FREE_SHARE` of the budget is free. A granted transaction is never chosen.
+2. Landed transactions are kept for the transactions that began before them. So the oldest transaction of a table counts with
+   all landed ones of that table.
+3. If nothing can be aborted, running grants and landed transactions alone exceed the budget. The table with the largest index
+   then loses its index (below).
+
+During a replay nothing is decided. Two partitions are replayed beside each other in another order than they were live, or come
+from two agents, so their sum may exceed a budget that each agent kept:
+
+4. The footprint of a transaction that the log has as aborted with `not-allowed`, and never as granted, is not entered.
+5. At the budget, the table with the largest index loses it, and enters no markers until the end of the replay.
+
+A table that lost its index can't tell who conflicts with whom:
+
+6. All its open transactions, except a granted one, are aborted as in rule 1: at once, or at the end of the replay.
+7. Its landed transactions are dropped. No open transaction is left that began before them.
+8. While the granted one runs, no transaction of the table is admitted, so none begins before it lands.
+
+Each abort is published, so a later replay doesn't depend on budgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lakewarden.handlers.table.facts import drop_index
+from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.step_context import StepContext
+from lakewarden.handlers.table.transactions import Phase, Transaction
+
+FREE_SHARE = 0.05
+"""Of the budget. So the search for what to abort is rare, however many events arrive at the budget."""
+TRANSACTION_BYTES = 2_000
+"""Of an open or landed transaction without its markers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """What to free in one table, and how many bytes that frees at most."""
+
+    freed: int
+    transaction: str | None
+    """The transaction to abort. None: the table loses its index."""
+
+
+def used_bytes(state: TableState) -> int:
+    """Estimated bytes of a table's open and landed transactions, with their markers."""
+    return state.footprints.bytes + TRANSACTION_BYTES * len(state.transactions)
+
+
+def largest_transaction(state: TableState) -> Excess | None:
+    """The open transaction of a table whose abort frees most (rules 1 and 2)."""
+    computing = [each for each in state.open() if each.phase is not Phase.QUEUED]
+    oldest = min(computing, key=lambda each: each.began, default=None)
+    landed = sum(_bytes(each) for each in state.landed())
+    found: Excess | None = None
+    for each in state.open():
+        freed = _bytes(each) + (landed if each is oldest else 0)
+        if each.phase is not Phase.GRANTED and (found is None or freed > found.freed):
+            found = Excess(freed, each.id)
+    return found
+
+
+def largest_index(state: TableState) -> Excess | None:
+    """The index of a table, if it has any (rules 3 and 5)."""
+    return Excess(state.footprints.bytes, None) if state.footprints.bytes else None
+
+
+def abort_over_budget(context: StepContext, transaction: str | None, limit: int) -> None:
+    """Abort a transaction, or drop the table's index and abort all that depend on it (rules 6 to 8)."""
+    state = context.state
+    if transaction is None:
+        abort_without_index(context, limit)
+        drop_index(state)
+        state.without_index = False
+    elif (found := state.transactions.get(transaction)) is not None and found.phase is not Phase.GRANTED:
+        _abort(context, found, limit)
+
+
+def abort_without_index(context: StepContext, limit: int) -> None:
+    """Abort all open transactions of a table that loses its index, except a granted one."""
+    for each in context.state.open():
+        if each.phase is not Phase.GRANTED:
+            _abort(context, each, limit)
+
+
+def _abort(context: StepContext, transaction: Transaction, limit: int) -> None:
+    context.abort(
+        transaction,
+        "not-allowed",
+        detail=f"what the open transactions of this agent touch needs more than {limit // 1_000_000} MB, the limit of "
+        "memory_mb; retry in smaller batches, or raise the setting",
+    )
+
+
+def _bytes(transaction: Transaction) -> int:
+    return TRANSACTION_BYTES + transaction.bytes

@@ -1,0 +1,211 @@
+"""The memory budget that the partitions of an agent share."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.publisher import Outgoing
+from lakewarden.agent.serving.memory_budget import MemoryBudget
+from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    DECISION_RECORD,
+    Abort,
+    CommitIntent,
+    Marker,
+    MarkerCreated,
+    Undecodable,
+    WriterEventUnion,
+    decode,
+    encode,
+)
+from lakewarden.handlers.table.memory import used_bytes
+from lakewarden.handlers.table.replay import Position
+
+LIMIT = 100_000
+SETTINGS = Settings(allow=("s3://*",))
+ORDERS, TRIPS = "s3://lake/orders", "s3://lake/trips"
+PARTITION = {ORDERS: 0, TRIPS: 1}
+
+
+class PeakBudget(MemoryBudget):
+    """Remembers the largest sum that was left after an event."""
+
+    peak = 0
+
+    def enforce(self) -> None:
+        super().enforce()
+        self.peak = max(self.peak, self.used)
+
+
+class Agent:
+    """The owners of two partitions with one budget, and their log."""
+
+    def __init__(self, limit: int = LIMIT, log: Agent | None = None) -> None:
+        self.memory = PeakBudget(limit)
+        self.events: dict[int, list[ConsumerRecord]] = {0: [], 1: []} if log is None else log.events
+        self.published: list[Outgoing] = [] if log is None else list(log.published)
+        already = len(self.published)
+        self.owners = [self._owner(number) for number in (0, 1)]
+        for number, owner in enumerate(self.owners):
+            owner.load(0, len(self.events[number]), Position(0, None), self._decisions(number), ())
+        for number, owner in reversed(list(enumerate(self.owners))):  # not in the order in which it was live
+            owner.consume(self.events[number], 0.0)
+            owner.finish_replay(len(self.events[number]))
+        self.decided = self.aborts(already)
+
+    def put(self, record: Outgoing) -> None:
+        self.published.append(record)
+
+    def send(self, table: str, transaction: str, markers: int = 0) -> None:
+        """Publish an intent, or an event with so many markers."""
+        partition = PARTITION[table]
+        offset = len(self.events[partition])
+        common: dict[str, Any] = {
+            "event_id": f"e{offset}",
+            "table": table,
+            "transaction": transaction,
+            "writer": transaction,
+            "at": datetime.now(UTC),
+        }
+        event: WriterEventUnion
+        if markers:
+            start = offset * 10_000
+            places = tuple(
+                Marker(partition=transaction, file_group=str(start + number), operation="merge")
+                for number in range(markers)
+            )
+            event = MarkerCreated(markers=places, **common)
+        else:
+            event = CommitIntent(**common)
+        record = _consumed("writers", partition, offset, table.encode(), encode(event))
+        self.events[partition].append(record)
+        self.owners[partition].consume([record], 0.0)
+
+    def aborts(self, after: int = 0) -> list[str]:
+        """The aborted transactions, in the order of the decisions."""
+        found: list[Any] = [
+            decode(DECISION_RECORD, each.value) for each in self._records(self.published[after:])
+        ]
+        assert not any(isinstance(each, Undecodable) for each in found)
+        return [each.transaction for each in found if isinstance(each, Abort)]
+
+    def open(self) -> set[str]:
+        return {each.id for owner in self.owners for state in owner.tables.values() for each in state.open()}
+
+    def used(self) -> int:
+        """The bytes of all tables, counted again."""
+        return sum(used_bytes(state) for owner in self.owners for state in owner.tables.values())
+
+    def _owner(self, number: int) -> PartitionOwner:
+        publisher: Any = self
+        no_tasks: Any = None
+        stores = Stores(SETTINGS, AsyncExitStack())
+        owner = PartitionOwner(number, SETTINGS, publisher, stores, no_tasks, memory=self.memory)
+        for name in ("start_acquire", "start_release"):
+            setattr(owner.locks, name, lambda *_: None)
+        return owner
+
+    def _decisions(self, number: int) -> list[ConsumerRecord]:
+        mine = [each for each in self._records(self.published) if each.partition == number]
+        return [
+            _consumed(each.topic, number, offset, each.key, each.value) for offset, each in enumerate(mine)
+        ]
+
+    @staticmethod
+    def _records(published: list[Outgoing]) -> list[Outgoing]:
+        return [each for each in published if each.topic == SETTINGS.topics.decisions]
+
+
+def _consumed(topic: str, partition: int, offset: int, key: bytes, value: bytes) -> ConsumerRecord:
+    record: Any = ConsumerRecord(topic, partition, offset, 0, 0, key, value, None, len(key), len(value), ())
+    return record
+
+
+def _busy() -> Agent:
+    """Two tables in two partitions; A is the largest transaction. The budget has room for 500 markers."""
+    agent = Agent()
+    for table, transaction, markers in ((ORDERS, "A", 200), (ORDERS, "B", 100), (TRIPS, "C", 150)):
+        agent.send(table, transaction)
+        agent.send(table, transaction, markers)
+    return agent
+
+
+def test_at_the_budget_the_largest_transaction_of_all_partitions_is_aborted() -> None:
+    """The one whose event came last is small, and not even in the same partition."""
+    agent = _busy()
+    assert agent.aborts() == []
+    agent.send(TRIPS, "D")
+
+    with structlog.testing.capture_logs() as logs:
+        agent.send(TRIPS, "D", 140)
+
+    assert agent.aborts() == ["A"]
+    assert agent.open() == {"B", "C", "D"}
+    assert agent.memory.used == agent.used() <= LIMIT
+    assert [(each["event"], each["transaction"]) for each in logs if "memory" in each["event"]] == [
+        ("memory.budget-reached", "A")
+    ]
+
+
+def test_a_replay_of_the_log_stays_within_the_budget_and_decides_nothing_anew() -> None:
+    """The partitions are replayed one after the other, so transactions meet in memory that were never open together."""
+    agent = _busy()
+    for number in range(20):
+        agent.send(TRIPS, f"T{number}")
+        agent.send(TRIPS, f"T{number}", 220)
+    assert len(agent.aborts()) > 15
+    before = agent.open()
+
+    replayed = Agent(log=agent)
+
+    assert replayed.decided == []
+    assert replayed.open() == before
+    assert replayed.memory.peak <= LIMIT
+    assert replayed.memory.used == replayed.used()
+
+
+def test_a_replay_that_exceeds_a_smaller_budget_aborts_at_its_end() -> None:
+    """Two agents kept to their budgets, and one of them takes over the partitions of the other."""
+    agent = _busy()
+
+    replayed = Agent(log=agent, limit=60_000)
+
+    assert replayed.memory.peak <= 60_000
+    assert set(replayed.decided) == {"A", "B"}
+    assert replayed.open() == {"C"}
+
+    again = Agent(log=replayed, limit=60_000)
+
+    assert again.decided == []
+    assert again.open() == {"C"}
+
+
+def test_stopped_tables_and_released_partitions_need_no_memory() -> None:
+    """Otherwise they would cost other tables their transactions."""
+    agent = _busy()
+
+    agent.owners[0]._stop_table(ORDERS, agent.owners[0].tables[ORDERS], RuntimeError("a bug"))
+
+    assert agent.memory.used == used_bytes(agent.owners[1].tables[TRIPS])
+
+    agent.owners[1].stop_deciding()
+
+    assert agent.memory.used == 0
+
+
+def test_a_budget_below_one_transaction_aborts_it_and_the_agent_goes_on() -> None:
+    """A misconfiguration must not end the process either."""
+    agent = Agent(limit=1_000)
+
+    agent.send(ORDERS, "A")
+    agent.send(ORDERS, "B")
+
+    assert agent.aborts() == ["A", "B"]
+    assert agent.memory.used == 0

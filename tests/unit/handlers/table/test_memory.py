@@ -1,0 +1,148 @@
+"""What is aborted at the agent's memory budget (`handlers/table/memory.py`)."""
+
+from __future__ import annotations
+
+from lakewarden.events import Marker
+from lakewarden.handlers.table.facts import drop_index
+from lakewarden.handlers.table.machine import Replayed
+from lakewarden.handlers.table.memory import (
+    TRANSACTION_BYTES,
+    Excess,
+    largest_index,
+    largest_transaction,
+    used_bytes,
+)
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import AbortTransaction
+from tests.unit.handlers.table.world import World, m, world
+
+LIMIT = 64_000_000
+
+
+def test_the_count_returns_to_zero_when_all_transactions_have_ended() -> None:
+    """Otherwise the budget would shrink with each transaction."""
+    w = world().intent("A", m("p/1")).intent("B", m("q/1")).lock()
+    w.touch("A", m("p/1"), m("p/1", "delete"), m("p/22"), m("r/*")).touch("B", m("q/2"))
+    assert used_bytes(w.state) > 2 * TRANSACTION_BYTES
+
+    w.commits("A").abandon("B")
+
+    assert used_bytes(w.state) == 0
+
+
+def test_long_names_count_with_their_length() -> None:
+    """A file group may have 1,024 characters: the number of markers alone would not bound the memory."""
+    short, long = world().intent("A"), world().intent("A")
+    short.touch("A", m("p/f"))
+
+    long.touch("A", m("p/" + 1_000 * "f"))
+
+    assert used_bytes(long.state) - used_bytes(short.state) == 999
+
+
+def test_the_largest_open_transaction_is_chosen_and_never_a_granted_one() -> None:
+    """The granted one may be publishing."""
+    w = world().intent("A").intent("B").intent("C").lock().touch("A", *_many(30))
+    w.touch("B", m("b/1"), m("b/2")).touch("C", m("c/1")).request("A")
+    assert w.phase("A") is Phase.GRANTED
+
+    chosen = largest_transaction(w.state)
+
+    assert chosen is not None
+    assert chosen.transaction == "B"
+
+
+def test_the_oldest_transaction_counts_with_the_landed_ones_that_are_kept_for_it() -> None:
+    """Aborting the larger B would free less: A began before ten large commits, and each of them is kept until A ends."""
+    w = world().intent("A").intent("B").lock().touch("B", *_many(20))
+    for number in range(10):
+        w.intent(f"K{number}").touch(f"K{number}", m(f"k/{number}")).commits(f"K{number}")
+
+    chosen = largest_transaction(w.state)
+
+    assert chosen is not None
+    assert chosen.transaction == "A"
+    before = used_bytes(w.state)
+    w.over_budget("A", LIMIT).over_budget("B", LIMIT)
+    assert before - used_bytes(w.state) >= chosen.freed
+
+
+def test_the_abort_names_the_setting_and_may_be_retried() -> None:
+    """The operator reads it in `explain`; the writer retries when others have ended."""
+    w = world().intent("A").touch("A", m("p/1")).over_budget("A", LIMIT)
+
+    abort = w.one(AbortTransaction)
+
+    assert (abort.reason, abort.retriable) == ("not-allowed", True)
+    assert "memory_mb" in str(abort.detail)
+    assert "64 MB" in str(abort.detail)
+    assert w.state.footprints.index == {}
+
+
+def test_a_transaction_that_was_granted_meanwhile_is_not_aborted() -> None:
+    """It was chosen, and then granted by the abort of another one."""
+    w = world().intent("A").lock().request("A").over_budget("A", LIMIT)
+
+    assert w.aborted == {}
+
+
+def test_a_table_that_loses_its_index_aborts_all_but_the_granted_transaction() -> None:
+    """Running grants and landed transactions alone exceed the budget."""
+    w = world().intent("A").intent("K").intent("B").lock().touch("K", m("p/k")).commits("K")
+    w.touch("A", *_many(30)).request("A").touch("B", m("b/1"))
+    assert largest_index(w.state) == Excess(w.state.footprints.bytes, None)
+
+    w.over_budget(None, LIMIT)
+
+    assert w.aborted == {"B": "not-allowed"}
+    assert list(w.state.transactions) == ["A"]
+    assert w.state.footprints.index == {}
+    assert w.complete("A").aborted == {}
+
+
+def test_without_an_index_no_transaction_begins_before_the_granted_one_has_landed() -> None:
+    """Its footprint is unknown: a transaction that began before could overwrite its commit."""
+    w = world().intent("A").lock().touch("A", m("p/a")).request("A").over_budget(None, LIMIT)
+    w.intent("B").touch("A", m("p/b"))
+    assert w.admitted == []
+    assert w.state.footprints.index == {}
+
+    w.complete("A")
+
+    assert w.admitted == ["B"]
+    assert w.touch("B", m("p/a")).commits("B").aborted == {}
+
+
+def test_a_replay_without_an_index_ends_with_aborts() -> None:
+    """The partitions of two agents came to one, and their sum exceeds its budget in the middle of the replay."""
+    w = world().intent("A").intent("B").intent("C").lock()
+    w.touch("A", m("a/1")).request("A").touch("B", m("b/1")).intent("Q", m("b/1"), admission="queued")
+    rebuilt = World(w.settings, now=w.now, offset=w.offset)
+    for number, fact in enumerate(w.log):
+        rebuilt.replay(fact)
+        if number == len(w.log) // 2:
+            drop_index(rebuilt.state)
+
+    rebuilt.apply(Replayed(rebuilt.now, rebuilt.offset, memory_limit=LIMIT))
+
+    assert rebuilt.aborted == dict.fromkeys(("B", "C", "Q"), "not-allowed")
+    assert [each.id for each in rebuilt.state.open()] == ["A"]
+    assert rebuilt.state.footprints.index == {}
+    rebuilt.intent("D")
+    assert rebuilt.admitted == []
+    assert rebuilt.complete("A").admitted == ["D"]
+
+
+def test_after_the_aborts_of_a_replay_without_an_index_the_table_detects_conflicts_again() -> None:
+    """Only the transactions of the replay are lost, not the table."""
+    w = world().intent("A")
+    drop_index(w.state)
+    w.apply(Replayed(w.now, w.offset, memory_limit=LIMIT))
+
+    w.intent("B").intent("C").touch("B", m("p/1")).touch("C", m("p/1"))
+
+    assert w.aborted == {"C": "conflict"}
+
+
+def _many(count: int) -> list[Marker]:
+    return [m(f"many/{number}") for number in range(count)]
