@@ -23,7 +23,10 @@ _GROUPS = (
     ),
     ("Tables and locks", ("allow", "lock_root", "s3_", "gcs_", "azure_", "hold")),
     ("Lock lease", ("validity_", "renew_", "drift_", "margin_", "strict_", "request_", "refusal_", "hudi_")),
-    ("Conflicts, grants and writers", ("early_", "policy", "grant_", "heartbeat_", "max_", "check_")),
+    (
+        "Conflicts, grants and writers",
+        ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
+    ),
     ("The process", ("agent_id", "instance", "shutdown_", "log_")),
 )
 _FLAGS = {"bootstrap_servers", "allow", "lock_root", "s3_endpoint"}

@@ -150,6 +150,7 @@ class World:
 
     def withhold_lock(self, detail: str = "403 for two minutes") -> World:
         return self.apply(LockWithheld(self.now, self.offset, detail))
+
     def over_budget(self, transaction: str | None, limit: int) -> World:
         """The agent's memory budget is reached. The transaction is aborted (None: the table loses its index)."""
         return self.apply(OverBudget(self.now, self.offset, transaction, limit))
