@@ -18,11 +18,11 @@ STAMP := .venv/.set-up
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check unit test test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check unit test soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -38,6 +38,10 @@ test: jdk $(STAMP)
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
+
+# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does two minutes of it.
+soak: jdk $(STAMP)
+	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 
 # The container images, docker-compose.yml and the Dockerfile, on a real Docker. Docker is installed by apt and started where it
 # is missing and the user is root; images that can't be pulled are replaced by stand-ins, which the output names.

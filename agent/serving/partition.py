@@ -481,10 +481,13 @@ class PartitionOwner:
         self._publisher.put(self._dead_letter(record, reason))
         if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
             return
-        state = None if bad.table in self.stopped else self.tables.get(bad.table)
+        state = self.tables.get(bad.table)
+        if state is not None and bad.transaction in state.closed:
+            return  # It has its answer, also if the table has been stopped since.
+        state = None if bad.table in self.stopped else state
         transaction = None if state is None else state.transactions.get(bad.transaction)
         if transaction is None:
-            if bad.transaction in self._refused or (state is not None and bad.transaction in state.closed):
+            if bad.transaction in self._refused:
                 return
             self._refused[bad.transaction] = None
             if len(self._refused) > MAX_REFUSED:
@@ -543,12 +546,19 @@ class PartitionOwner:
         state = self.tables[uri]
         self._recent.append(f"{uri} {_summary(step_input)}")
         effects: list[verdicts.Effect] = []
+        # The answer to a transaction that had ended repeats one in the log.
+        repeated = step_input.event.transaction if isinstance(step_input, EventRead) else None
+        repeated = repeated if repeated in state.closed else None
         try:
             step(state, step_input, effects)
             records = [self._record_of(uri, each) for each in effects]
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this table alone
             opened = step_input.event if isinstance(step_input, EventRead) else None
-            self._stop_table(uri, state, error, effects, opened if isinstance(opened, CommitIntent) else None)
+            undecided = [
+                each for each in effects if repeated is None or getattr(each, "transaction", None) != repeated
+            ]
+            intent = opened if isinstance(opened, CommitIntent) else None
+            self._stop_table(uri, state, error, undecided, intent)
             return
         for effect, record in zip(effects, records, strict=True):
             if record is not None:

@@ -116,6 +116,25 @@ class Fleet:
             "tests.real.storm_writers", self.scene.root / f"writers-{number}.jsonl", arguments
         )
 
+    async def wait_for_progress(self, lines_before: list[int]) -> None:
+        """Wait until every writer has committed a batch since `line_counts()` was `lines_before`."""
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while True:
+                later = zip(self.writers, lines_before, strict=True)
+                lines = [line for process, before in later for line in process.lines[before:]]
+                if len({each["writer"] for each in lines if each["what"] == "acknowledged"}) == WRITERS:
+                    return
+                for number, process in enumerate(self.writers):
+                    log = self.scene.root / f"writers-{number}.log"
+                    assert process.popen.poll() is None, (
+                        f"writers ended by themselves: {log.read_text()[-3000:]}"
+                    )
+                await anyio.sleep(0.5)
+
+    def line_counts(self) -> list[int]:
+        """How many lines of evidence each process of writers has written."""
+        return [len(process.lines) for process in self.writers]
+
     async def finish(self) -> None:
         """Stop the writers, each after its current batch is acknowledged, and then the agents."""
         for process in self.writers:
@@ -271,9 +290,11 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(bootstrap_servers: str, prefix: str, root: Path, seed: int) -> AsyncGenerator[Fleet]:
+async def fleet(
+    bootstrap_servers: str, prefix: str, root: Path, seed: int, **overrides: Any
+) -> AsyncGenerator[Fleet]:
     """A world of its own. No process runs yet; all are killed at the end."""
-    async with world(bootstrap_servers, prefix, root, **FLEET) as scene:
+    async with world(bootstrap_servers, prefix, root, **{**FLEET, **overrides}) as scene:
         made = Fleet(scene, seed, random.Random(seed))
         try:
             yield made

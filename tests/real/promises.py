@@ -1,15 +1,36 @@
-"""Checks of the promises G1 to G3 and of the protocol, from the records of the topics. Shares no code with the agent."""
+"""Checks of the promises G1 to G3 and of the protocol, from the records of the topics.
+
+Shares no code with the agent. What counts in the log is decided here by the rules of docs/protocol.md ("Which events count"),
+because a stranger may have published records, too: an event counts if its key is its table and its writer is that of the intent;
+a completion, if it names a grant of its transaction. A decision counts if it names the transaction, its table and its writer, and
+is in their partition.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from typing import Any
 
 from aiokafka.structs import ConsumerRecord
+
+from lakewarden.events import (
+    WRITER_EVENT,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    Undecodable,
+    decode,
+)
+
+Id = tuple[str, str]
+"""A transaction's table and id."""
 
 
 @dataclass(slots=True)
@@ -30,6 +51,14 @@ class TransactionLog:
         """The decisions of one type: offset and fields."""
         return [(offset, fields) for offset, fields in self.decided if fields["type"] == kind]
 
+    def grants(self) -> set[str]:
+        """The grants that the log has for it."""
+        return {fields["grant"] for _, fields in self.decisions("commit-granted")}
+
+    def touch(self, markers: Iterable[Marker]) -> None:
+        """Add markers to its footprint."""
+        self.touched.update((each.partition, each.file_group) for each in markers)
+
     def lapsed(self) -> int | None:
         """The offset in `decisions` of its grant's lapse, or None."""
         return next((o for o, f in self.decisions("abort") if f["reason"] == "outcome-unknown"), None)
@@ -37,46 +66,63 @@ class TransactionLog:
 
 def transactions(
     writers: Iterable[ConsumerRecord], decisions: Iterable[ConsumerRecord]
-) -> dict[str, TransactionLog]:
+) -> dict[Id, TransactionLog]:
     """All transactions that have an intent."""
-    found: dict[str, TransactionLog] = {}
+    decided = _decided(decisions)
+    found: dict[Id, TransactionLog] = {}
     for record in writers:
-        try:
-            event = json.loads(record.value)
-            kind, transaction = event["type"], event["transaction"]
-        except (ValueError, KeyError, TypeError):
+        event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+        if isinstance(event, Undecodable):
             continue
-        if kind == "commit-intent":
-            found.setdefault(transaction, TransactionLog(event["table"], event["writer"], record.offset))
-        if (history := found.get(transaction)) is None:
+        name = (event.table, event.transaction)
+        if isinstance(event, CommitIntent) and name not in found:
+            answers = decided[record.partition, event.table, event.transaction, event.writer]
+            found[name] = TransactionLog(event.table, event.writer, record.offset, decided=answers)
+        if (history := found.get(name)) is None or history.writer != event.writer:
             continue
-        for marker in (*event.get("markers", ()), *event.get("scope", ())):
-            history.touched.add((marker["partition"], marker["file_group"]))
-        if kind == "commit-requested":
-            history.requested = True
-        elif kind == "commit-completed" and history.completed is None:
-            history.completed = history.ended = record.offset
-        elif kind == "transaction-abandoned" and history.ended is None:
-            history.ended = record.offset
+        match event:
+            case CommitIntent(scope=markers) | MarkerCreated(markers=markers):
+                history.touch(markers)
+            case CommitRequested(markers=markers):
+                history.touch(markers)
+                history.requested = True
+            case CommitCompleted(grant=grant):
+                if history.completed is None and grant in history.grants():
+                    history.completed = history.ended = record.offset
+            case TransactionAbandoned() if history.ended is None:
+                history.ended = record.offset
+            case _:
+                pass
+    return found
+
+
+def _decided(
+    decisions: Iterable[ConsumerRecord],
+) -> dict[tuple[int, str, str, str], list[tuple[int, dict[str, Any]]]]:
+    """The decisions by partition, table, transaction and writer. Those of an agent that had been replaced don't count."""
+    found: dict[tuple[int, str, str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     terms: dict[int, str] = {}
     for record in decisions:
         fields = json.loads(record.value)
         if fields["type"] == "partition-taken":
             terms[record.partition] = fields["term"]
-        if fields["term"] != terms.get(record.partition, fields["term"]):
-            continue  # published by an agent that had been replaced: it does not count
-        if (history := found.get(fields["transaction"])) is not None:
-            history.decided.append((record.offset, fields))
+        elif fields["term"] == terms.get(record.partition, fields["term"]):
+            name = (record.partition, fields["table"], fields["transaction"], fields["writer"])
+            found[name].append((record.offset, fields))
     return found
 
 
-def check(found: dict[str, TransactionLog], *, all_answered: bool = True) -> None:
-    """Check every promise that the log can prove."""
-    for transaction, history in found.items():
-        _check_answers(transaction, history, all_answered=all_answered)
+def everyone(_: str) -> bool:
+    """Every writer."""
+    return True
+
+
+def check(found: dict[Id, TransactionLog], *, answered: Callable[[str], bool] = everyone) -> None:
+    """Check every promise that the log can prove. `answered`: the writers whose every event must have its answer."""
     tables: dict[str, list[tuple[str, TransactionLog]]] = defaultdict(list)
-    for transaction, history in found.items():
-        tables[history.table].append((transaction, history))
+    for (table, transaction), history in found.items():
+        _check_answers(transaction, history, all_answered=answered(history.writer))
+        tables[table].append((transaction, history))
     for each in tables.values():
         _check_one_grant(each)
         _check_no_overlap(each)

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.partitioner import DefaultPartitioner
 
 from tests.real import storm_tables
 from tests.real.storm_tables import Line
@@ -191,8 +192,17 @@ class KafkaClient:
             self._terms[partition] = decision["term"]
         elif decision["term"] == self._terms.get(partition, decision["term"]):
             attempt = self._open.get(decision["transaction"])
-            if attempt is not None:
+            # The id alone is no proof: a stranger may use it on another table, or have it refused in another partition.
+            if (
+                attempt is not None
+                and (attempt.table, attempt.writer) == (decision["table"], decision["writer"])
+                and partition == self._partition(attempt.table)
+            ):
                 attempt.receive(offset, decision)
+
+    def _partition(self, table: str) -> int:
+        every = list(range(len(self._decisions)))
+        return int(DefaultPartitioner()(table.encode(), every, every))
 
     async def publish(self, kind: str, about: Attempt, **more: Any) -> None:
         """Publish an event of a transaction, and wait for the acknowledgement."""

@@ -33,7 +33,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from tests.kafka_fixture import KafkaServer
-from tests.real.promises import check, transactions
+from tests.real.promises import Id, TransactionLog, check, transactions
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
 
 pytestmark = [pytest.mark.real]
@@ -323,7 +323,7 @@ async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_ov
 
     assert "took partition" in waiting["problem"]
     found = await _transactions(scene)
-    assert found[before.transaction].decisions("commit-granted"), "the grant counts"
+    assert found[before.table, before.transaction].decisions("commit-granted"), "the grant counts"
     check(found)
 
 
@@ -430,7 +430,7 @@ def _lock(scene: World) -> LockRecord:
     return record
 
 
-async def _transactions(scene: World) -> dict[str, Any]:
+async def _transactions(scene: World) -> dict[Id, TransactionLog]:
     log = await scene.read_log()
     settings = scene.settings()
     return transactions(log[settings.topics.writers], log[settings.topics.decisions])

@@ -7,71 +7,44 @@ random choices of a run that has printed it.
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 import pytest_asyncio
-from aiokafka import TopicPartition
-from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.kafka import read_to_end
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
-from tests.real import evidence, promises, replays, storm_tables
-from tests.real.fleet import PARTITIONS, Fleet, Sample, fleet
-from tests.real.storm_writers import MAX_LOSSES, TABLES, WRITERS
+from tests.real import promises
+from tests.real.aftermath import (
+    Aftermath,
+    aftermath,
+    check_one_grant_at_any_moment,
+    check_that_batches_are_committed_once,
+    check_that_checkpoints_never_move_backwards,
+    check_that_every_publish_has_a_grant,
+    check_that_no_writer_keeps_losing,
+    check_that_replays_agree,
+    fields,
+)
+from tests.real.fleet import PARTITIONS, Fleet, fleet
+from tests.real.storm_writers import WRITERS
 
 SECONDS_VARIABLE = "LAKEWARDEN_TEST_STORM_SECONDS"
 SECONDS = float(os.environ.get(SECONDS_VARIABLE, "") or 120)
-SEED_VARIABLE = "LAKEWARDEN_TEST_CHAOS_SEED"
-REPLAYS = 20
-"""Checkpoints per partition from which the log is replayed."""
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800 + 2 * SECONDS)]
 
-Line = dict[str, Any]
-
-
-@dataclass(slots=True)
-class Aftermath:
-    """What all processes have left behind."""
-
-    seed: int
-    lines: list[Line]
-    samples: list[Sample]
-    logs: dict[int, replays.Log]
-    tables: dict[str, list[storm_tables.Line]]
-
-    def lines_of(self, what: str) -> list[Line]:
-        """The writers' evidence of one kind."""
-        return [line for line in self.lines if line["what"] == what]
-
-    def records(self, of: str) -> Iterable[ConsumerRecord]:
-        """The records of one topic in all partitions."""
-        for log in self.logs.values():
-            yield from getattr(log, of)
-
-
-@pytest.fixture
-def seed() -> int:
-    """A new seed for each run. The output of a failed run has it."""
-    chosen = int(os.environ.get(SEED_VARIABLE, "") or random.SystemRandom().randrange(1_000_000))
-    print(f"{SEED_VARIABLE}={chosen}")
-    return chosen
-
 
 @pytest_asyncio.fixture
-async def storm(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, seed: int) -> AsyncIterator[Fleet]:
-    async with in_own_task(fleet(kafka.bootstrap_servers, topic_prefix, tmp_path, seed)) as made:
+async def storm(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, chaos_seed: int
+) -> AsyncIterator[Fleet]:
+    async with in_own_task(fleet(kafka.bootstrap_servers, topic_prefix, tmp_path, chaos_seed)) as made:
         yield made
 
 
@@ -80,15 +53,15 @@ async def test_every_promise_holds_while_agents_and_writers_are_killed_paused_an
 ) -> None:
     await _run_faults(storm)
     async with anyio.create_task_group() as tasks:
-        left = await _aftermath(storm, tasks)
+        left = await aftermath(storm, tasks)
         _check_that_faults_had_effects(storm, left)
-        _check_one_grant_at_any_moment(left)
-        _check_that_every_publish_has_a_grant(left)
+        check_one_grant_at_any_moment(left)
+        check_that_every_publish_has_a_grant(left)
         promises.check(promises.transactions(left.records("writers"), left.records("decisions")))
-        _check_that_batches_are_committed_once(left)
-        _check_that_no_writer_keeps_losing(left)
-        _check_that_checkpoints_never_move_backwards(left)
-        _check_that_replays_agree(left)
+        check_that_batches_are_committed_once(left)
+        check_that_no_writer_keeps_losing(left)
+        check_that_checkpoints_never_move_backwards(left)
+        check_that_replays_agree(left)
 
 
 async def _run_faults(storm: Fleet) -> None:
@@ -104,41 +77,10 @@ async def _run_faults(storm: Fleet) -> None:
     print(f"settled after {time.monotonic() - began:.0f} s")
 
 
-async def _aftermath(storm: Fleet, tasks: anyio.abc.TaskGroup) -> Aftermath:
-    scene = storm.scene
-    topics = scene.settings().topics
-    spans = [
-        TopicPartition(topic, number)
-        for topic in (topics.writers, topics.decisions, topics.ledger)
-        for number in range(PARTITIONS)
-    ]
-    found = await read_to_end(scene.settings(), dict.fromkeys(spans))
-    logs = {
-        number: replays.Log(
-            scene,
-            tasks,
-            number,
-            *(
-                found[TopicPartition(topic, number)]
-                for topic in (topics.writers, topics.decisions, topics.ledger)
-            ),
-        )
-        for number in range(PARTITIONS)
-    }
-    tables = [f"{storm.tables}/t-{number}" for number in range(TABLES)]
-    return Aftermath(
-        storm.seed,
-        storm.evidence(),
-        storm.samples,
-        logs,
-        {table: storm_tables.lines(table) for table in tables},
-    )
-
-
 def _check_that_faults_had_effects(storm: Fleet, left: Aftermath) -> None:
     """Faults of every kind were injected, and every possible effect on a writer occurred."""
     decided = Counter(
-        each["type"] + ":" + each.get("reason", "") for each in map(_fields, left.records("decisions"))
+        each["type"] + ":" + each.get("reason", "") for each in map(fields, left.records("decisions"))
     )
     how = Counter(line["how"] for line in left.lines_of("acknowledged"))
     retries = sum(line["admission"] == "queued" for line in left.lines_of("try"))
@@ -153,118 +95,3 @@ def _check_that_faults_had_effects(storm: Fleet, left: Aftermath) -> None:
     assert {line["writer"] for line in left.lines_of("acknowledged")} == {
         f"writer-{each}" for each in range(WRITERS)
     }
-
-
-def _check_one_grant_at_any_moment(left: Aftermath) -> None:
-    """G1: no two publishes of a table at once, by the clock. Each one has a larger token than all before it."""
-    of_table = defaultdict(list)
-    for line in left.lines:
-        of_table[line["table"]].append({"token": None, **line})
-    for lines in of_table.values():
-        assert evidence.overlapping(evidence.publishes(lines)) == []
-        assert evidence.tokens_rise(lines)
-
-
-def _check_that_every_publish_has_a_grant(left: Aftermath) -> None:
-    """G4: every publish and every commit in a table has its grant in the log, at the offset of its token."""
-    granted = {
-        (record.partition, record.offset): (decision["transaction"], decision["grant"])
-        for record in left.records("decisions")
-        if (decision := _fields(record))["type"] == "commit-granted"
-    }
-    tokens = {grant: where for where, grant in granted.items()}
-    for line in left.lines_of("publishing"):
-        where = tokens[line["transaction"], line["grant"]]
-        assert where[1] == line["token"]
-    begun = {line["transaction"] for line in left.lines_of("publishing")}
-    for table in left.tables.values():
-        for commit in table:
-            assert (commit.transaction, commit.grant) in tokens
-            assert commit.transaction in begun
-
-
-def _check_that_batches_are_committed_once(left: Aftermath) -> None:
-    """G6: each batch of a writer is committed once, in order and without a gap. No acknowledged batch is missing."""
-    committed: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for table, commits in left.tables.items():
-        for commit in commits:
-            committed[table, commit.writer].append(commit.batch)
-    acknowledged: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for line in left.lines_of("acknowledged"):
-        acknowledged[line["table"], line["writer"]].append(line["batch"])
-    assert {each: list(range(len(batches))) for each, batches in committed.items()} == committed
-    assert acknowledged == committed
-
-
-def _check_that_no_writer_keeps_losing(left: Aftermath) -> None:
-    """G5: a writer that has lost `max_losses` conflicts in a row, and then touches only its scope, wins.
-
-    A writer that is killed before it receives an abort does not know of that loss, and may lose one conflict more.
-    """
-    named: dict[str, set[str]] = {}
-    touched: dict[str, set[str]] = defaultdict(set)
-    for event in map(_fields, left.records("writers")):
-        if event["type"] == "commit-intent":
-            named[event["transaction"]] = {each["file_group"] for each in event["scope"]}
-        touched[event["transaction"]] |= {each["file_group"] for each in event.get("markers", ())}
-    lost = [
-        each
-        for each in map(_fields, left.records("decisions"))
-        if each["type"] == "abort" and each["losses"] is not None
-    ]
-    print(f"longest row of lost conflicts: {max(each['losses'] for each in lost)}")
-    protected = [each["transaction"] for each in lost if each["losses"] > MAX_LOSSES]
-    assert [each for each in protected if touched[each] <= named[each]] == []
-    received = {line["transaction"] for line in left.lines_of("aborted")}
-    unknown = Counter((each["writer"], each["table"]) for each in lost if each["transaction"] not in received)
-    for each in lost:
-        assert each["losses"] <= MAX_LOSSES + unknown[each["writer"], each["table"]], each
-
-
-def _check_that_checkpoints_never_move_backwards(left: Aftermath) -> None:
-    last: dict[int, tuple[int, int]] = {}
-    for sample in left.samples:
-        now = (sample.offset, json.loads(sample.metadata)["decisions"])
-        before = last.setdefault(sample.partition, now)
-        assert now[0] >= before[0], (sample.partition, before, now)
-        assert now[1] >= before[1], (sample.partition, before, now)
-        last[sample.partition] = now
-    assert len(last) == PARTITIONS
-    assert len(set(left.samples)) > 2 * PARTITIONS
-
-
-def _check_that_replays_agree(left: Aftermath) -> None:
-    """G7: at every offset, a replay from a checkpoint has the same state as a replay from the beginning.
-
-    At the end no transaction is open, and the ledger agrees with the tables.
-    """
-    compared = busy = 0
-    for number, log in left.logs.items():
-        mine = sorted({each for each in left.samples if each.partition == number}, key=_age)
-        end = log.writers[-1].offset + 1
-        last = mine[-1]
-        chance = random.Random(left.seed)
-        cuts = [(each, each.writers_end) for each in chance.sample(mine[:-1], min(REPLAYS, len(mine) - 1))]
-        whole = dict(log.from_the_beginning(sorted({cut for _, cut in cuts} | {end})))
-        for sample, cut in (*cuts, (last, end)):
-            rebuilt = log.from_committed(sample.offset, sample.metadata, sample.ledger_end, cut)
-            assert rebuilt == whole[cut], (number, sample, cut)
-            compared += 1
-            busy += any(table["transactions"] for table in rebuilt.values())
-        assert not any(table["transactions"] for table in whole[end].values())
-        for uri, table in whole[end].items():
-            there = {line.writer: (line.batch, line.transaction) for line in left.tables[uri]}
-            assert {
-                writer: (each.batch_id, each.transaction) for writer, each in table["ledger"].items()
-            } == there
-    print(f"{compared} replays compared, {busy} of them with transactions open")
-    assert busy > PARTITIONS
-
-
-def _age(sample: Sample) -> tuple[int, int]:
-    return sample.writers_end, sample.ledger_end
-
-
-def _fields(record: ConsumerRecord) -> Line:
-    found: Line = json.loads(record.value)
-    return found

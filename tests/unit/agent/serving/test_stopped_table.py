@@ -151,6 +151,24 @@ def test_an_error_of_the_step_itself_aborts_what_it_had_decided_about(
     assert ("abort", "B", "conflict") not in decisions(table)
 
 
+def test_a_transaction_that_had_ended_before_the_failed_step_keeps_its_abort(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeated its request, and the failed step was about to repeat the answer."""
+    for which in range(2):
+        table.send("commit-intent", which)
+    marker = [{"partition": "p", "file_group": "f", "operation": "merge"}]
+    for which in range(2):
+        table.send("marker-created", which, markers=marker)
+    assert ("abort", "B", "conflict") in decisions(table)
+    monkeypatch.setattr(wire_events, "decision", fails_once(wire_events.decision, lambda *_: True))
+
+    table.send("commit-requested", 1, seq=1)
+    table.send("writer-heartbeat", 1, seq=2)
+
+    assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
+
+
 def test_a_record_that_is_too_large_for_kafka_stops_its_table(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:

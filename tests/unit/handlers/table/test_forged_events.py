@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import RecordBatch, SkipBatch, Warn
+from lakewarden.handlers.table.verdicts import GrantCommit, RecordBatch, SkipBatch, Warn
 from tests.unit.handlers.table.world import World, facts, m, world
 
 FORGED: dict[str, Callable[[World], object]] = {
@@ -96,3 +96,18 @@ def test_a_landed_transaction_that_is_no_evidence_any_more_keeps_its_grant() -> 
     assert w.complete("A", grant="1:1").of(RecordBatch) == []
     assert w.complete("A").of(RecordBatch) == [RecordBatch("A", "w-A", 4, None)]
     assert w.phase("A") is Phase.COMMITTED
+
+
+def test_a_replay_applies_no_decision_to_a_strangers_transaction_of_the_same_id() -> None:
+    """The intent is older than the checkpoint, its grant isn't. A stranger has sent an intent with that id meanwhile."""
+    live = world().intent("A").intent("B").lock().request("A", m("p/f"))
+    grant = live.one(GrantCommit)
+    live.intent("A", writer="stranger", batch_id=9)
+    assert [each.event for each in live.of(Warn)] == ["event.another-writer"]
+    forged = live.log[-1]
+
+    w = world().rebuilt([forged, grant])
+
+    assert w.phase("A") is Phase.QUEUED
+    assert w.state.running() is None
+    assert w.state.transactions["A"].writer == "stranger"

@@ -1,0 +1,150 @@
+"""Hostile records among the work of a fleet: three agents, twelve partitions, two hundred tables, fifty writers, no other faults.
+
+Strangers (`tests/real/strangers.py`) send fuzzed bytes, events at every limit, and events with forged transactions, writers,
+grants, locks, priorities and counters to the topic `writers`. `LAKEWARDEN_TEST_SOAK_SECONDS` is the least length (default: 120;
+`make soak` takes 600). `LAKEWARDEN_TEST_CHAOS_SEED` repeats the random choices of a run that has printed it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import pytest_asyncio
+import structlog
+
+from tests.kafka_fixture import KafkaServer
+from tests.own_task import in_own_task
+from tests.real import memory, promises
+from tests.real.aftermath import (
+    Aftermath,
+    aftermath,
+    check_one_grant_at_any_moment,
+    check_that_batches_are_committed_once,
+    check_that_checkpoints_never_move_backwards,
+    check_that_every_publish_has_a_grant,
+    check_that_no_writer_keeps_losing,
+    check_that_replays_agree,
+    fields,
+)
+from tests.real.fleet import AGENTS, PARTITIONS, Fleet, fleet
+from tests.real.storm_writers import TABLES, WRITERS
+from tests.real.strangers import KINDS, Strangers
+
+SECONDS = float(os.environ.get("LAKEWARDEN_TEST_SOAK_SECONDS", "") or 120)
+THIRDS = 3
+SETTINGS: dict[str, Any] = {
+    # As in production. A busy machine suspends processes for seconds, and no lease is to end by that.
+    "session_timeout_seconds": 30.0,
+    "validity_seconds": 30.0,
+    "renew_seconds": 3.0,
+    "drift_seconds": 0.5,
+    "request_timeout_seconds": 2.0,
+    "grant_seconds": 8.0,  # how long a stranger blocks a table with a grant
+}
+SLOW = "nothing was consumed for"
+"""A session that ends with this was suspended by the machine: no record caused it."""
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800 + 3 * SECONDS)]
+
+
+@pytest_asyncio.fixture
+async def storm(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, chaos_seed: int
+) -> AsyncIterator[Fleet]:
+    made = fleet(kafka.bootstrap_servers, topic_prefix, tmp_path, chaos_seed, **SETTINGS)
+    async with in_own_task(made) as found:
+        yield found
+
+
+async def test_hostile_records_end_no_agent_lose_nothing_and_fill_no_memory(storm: Fleet) -> None:
+    tables = [f"{storm.tables}/t-{number}" for number in range(TABLES)]
+    strangers = Strangers(storm.scene, storm.tables, tables, PARTITIONS, storm.seed)
+    used: dict[str, list[float]] = {}
+    await _run(storm, strangers, used)
+    async with anyio.create_task_group() as tasks:
+        left = await aftermath(storm, tasks)
+        _print_figures(left, strangers, used)
+        _check_that_no_record_ended_a_session(storm)
+        assert all(strangers.sent[kind] for kind in KINDS)
+        check_one_grant_at_any_moment(left)
+        check_that_every_publish_has_a_grant(left)
+        found = promises.transactions(left.records("writers"), left.records("decisions"))
+        promises.check(found, answered=lambda writer: writer.startswith("writer-"))
+        check_that_batches_are_committed_once(left)
+        check_that_no_writer_keeps_losing(left)
+        check_that_checkpoints_never_move_backwards(left)
+        with structlog.testing.capture_logs():  # a replay logs each hostile record again
+            check_that_replays_agree(left)
+    together = [sum(each) for each in zip(*used.values(), strict=False)]
+    assert memory.levels_off(together), memory.thirds(together)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([100.0] * 30, True),
+        ([50.0] * 10 + [100.0] * 20, True),
+        ([100.0] * 25 + [300.0] * 4 + [100.0], True),
+        ([float(100 + 5 * n) for n in range(30)], False),
+        ([100.0] * 20 + [130.0] * 10, False),
+    ],
+)
+def test_growth_is_told_from_a_warm_up_and_from_peaks(samples: list[float], expected: bool) -> None:
+    assert memory.levels_off(samples) is expected
+
+
+async def _run(storm: Fleet, strangers: Strangers, used: dict[str, list[float]]) -> None:
+    """Work beside the strangers in three parts, in each of which every writer commits; then end everything in order."""
+    began = time.monotonic()
+    async with strangers.reading(), anyio.create_task_group() as tasks:
+        await storm.start()
+        tasks.start_soon(storm.sample)
+        async with anyio.create_task_group() as soaking:
+            soaking.start_soon(strangers.run)
+            soaking.start_soon(memory.sample, lambda: _processes(storm), used)
+            for _ in range(THIRDS):
+                before = storm.line_counts()
+                await anyio.sleep(SECONDS / THIRDS)
+                await storm.wait_for_progress(before)
+            soaking.cancel_scope.cancel()
+        print(f"\nsoaked for {time.monotonic() - began:.0f} s")
+        await strangers.settle()
+        await storm.finish()
+        tasks.cancel_scope.cancel()
+    await storm.sample_once()
+
+
+def _processes(storm: Fleet) -> dict[str, int]:
+    return {name: storm.agents[name].popen.pid for name in AGENTS}
+
+
+def _check_that_no_record_ended_a_session(storm: Fleet) -> None:
+    """`Fleet.finish` has asserted that each agent ran until it was stopped, with status 0."""
+    for name in AGENTS:
+        lines = storm.agents[name].lines()
+        assert [line for line in lines if line["event"] == "table.stopped"] == []
+        restarts = [line for line in lines if line["event"] == "kafka.waiting"]
+        print(f"{name}: {dict(Counter(line['event'] for line in lines))}")
+        assert [line for line in restarts if SLOW not in line["problem"]] == []
+
+
+def _print_figures(left: Aftermath, strangers: Strangers, used: dict[str, list[float]]) -> None:
+    decided = Counter(
+        each["type"] + ":" + each.get("reason", "") for each in map(fields, left.records("decisions"))
+    )
+    how = Counter(line["how"] for line in left.lines_of("acknowledged"))
+    print(f"sent by strangers: {sum(strangers.sent.values())}, {dict(strangers.sent)}")
+    print(f"decided: {dict(decided)}\nacknowledged: {dict(how)} by {WRITERS} writers")
+    print(
+        f"records: { ({of: sum(1 for _ in left.records(of)) for of in ('writers', 'decisions', 'ledger')}) }"
+    )
+    for name, samples in used.items():
+        first, middle, last = memory.thirds(samples)
+        print(f"{name}: {first:.0f}, {middle:.0f} and {last:.0f} MB in the thirds of the run")
