@@ -27,6 +27,7 @@ from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
 from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 
 BATCH_BYTES = 262_144
@@ -157,14 +158,20 @@ async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> Non
         stopping.result()
 
 
-async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int, replication: int) -> int:
-    """Create the missing topics. Return the number of partitions, which `writers`, `decisions` and `ledger` must share."""
+async def ensure_topics(
+    settings: KafkaSettings, topics: Topics, partitions: int, replication: int, *, check: bool = False
+) -> int:
+    """Create the missing topics. Return the number of partitions, which `writers`, `decisions` and `ledger` must share.
+
+    `replication` -1: the brokers' default. `check`: log a warning for each setting of a topic that weakens a promise.
+    """
     admin = AIOKafkaAdminClient(**settings.kafka_client())
     await start_client(admin, settings)
     try:
         present = set(await admin.list_topics())
-        missing = [each for each in topics.settings(partitions) if each.name not in present]
+        missing = {each.name for each in topics.settings() if each.name not in present}
         if missing:
+            replicas = await default_replicas(admin) if replication == -1 else replication
             existing = (
                 await _partition_count(admin, topics.writers) if topics.writers in present else partitions
             )
@@ -177,7 +184,8 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
                         replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
                         topic_configs=each.config,
                     )
-                    for each in missing
+                    for each in topics.settings(partitions, replicas)
+                    if each.name in missing
                 ]
             )
             for name, code, *rest in response.topic_errors:
@@ -188,9 +196,13 @@ async def ensure_topics(settings: KafkaSettings, topics: Topics, partitions: int
                     await _partition_count(admin, name)
                 elif code != 0:
                     raise KafkaError(f"topic {name} could not be created: error {code} {rest}")
-        counts = {}
-        for name in (topics.writers, topics.decisions, topics.ledger):
-            counts[name] = await _partition_count(admin, name)
+        described = {
+            name: await _partitions(admin, name) for name in (topics.writers, topics.decisions, topics.ledger)
+        }
+        counts = {name: len(found) for name, found in described.items()}
+        if check:
+            fewest = min(len(each["replicas"]) for found in described.values() for each in found)
+            await warn_of_differences(admin, topics, fewest)
     finally:
         await stop_client(admin)
     if len(set(counts.values())) != 1:
@@ -222,13 +234,18 @@ def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
 
 
 async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
+    return len(await _partitions(admin, topic))
+
+
+async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, Any]]:
+    """What Kafka tells of each partition, once it knows the topic."""
     with anyio.fail_after(START_TIMEOUT_SECONDS):
         while True:
             found = [each for each in await admin.describe_topics([topic]) if each["topic"] == topic]
             if found and found[0]["error_code"] in _FORBIDDEN:
                 raise TopicAuthorizationFailedError(topic)
             if found and found[0]["error_code"] == 0 and found[0]["partitions"]:
-                return len(found[0]["partitions"])
+                return list(found[0]["partitions"])
             await anyio.sleep(0.1)
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+MAX_BATCH_BYTES = 1_048_588
+"""Kafka's default `max.message.bytes`: a record of `MAX_EVENT_BYTES` (`codec.py`) and the overhead of its batch."""
+REPLICAS_FOR_INSYNC = 3
+"""With so many replicas, a record is acknowledged by two of them, and one broker may still fail."""
 DEFAULT_PREFIX = "lakewarden"
 DEFAULT_PARTITIONS = 12
 
@@ -54,22 +59,38 @@ class Topics:
         """From agents to operators: the records that agents refused."""
         return f"{self.prefix}.dead-letters"
 
-    def settings(self, partitions: int = DEFAULT_PARTITIONS) -> tuple[TopicSettings, ...]:
+    def settings(self, partitions: int = DEFAULT_PARTITIONS, replicas: int = 1) -> tuple[TopicSettings, ...]:
         """All topics with the settings that the agent creates them with.
 
         `writers`, `decisions` and `ledger` have the same number of partitions, and a table's records are in the partition of
         the same number. So one agent owns everything that concerns a table.
+
+        The state is rebuilt from `writers`, `decisions` and `ledger`. Kafka must not lose a record of them that it has
+        acknowledged, and must not remove one for the topic's size. The ledger is compacted within the hour, because a take-over
+        reads all of it.
         """
+        size = {"max.message.bytes": str(MAX_BATCH_BYTES)}
+        durable = {"unclean.leader.election.enable": "false"}
+        if replicas >= REPLICAS_FOR_INSYNC:
+            durable["min.insync.replicas"] = "2"
 
         def delete_after(days: int) -> dict[str, str]:
-            return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS)}
+            return {"cleanup.policy": "delete", "retention.ms": str(days * DAY_MS), **size}
 
+        log = {**delete_after(7), "retention.bytes": "-1", **durable}
+        compacted = {
+            "cleanup.policy": "compact",
+            "segment.ms": str(HOUR_MS),
+            "max.compaction.lag.ms": str(HOUR_MS),
+            **size,
+            **durable,
+        }
         return (
-            TopicSettings(self.writers, partitions, delete_after(7)),
-            TopicSettings(self.decisions, partitions, delete_after(7)),
+            TopicSettings(self.writers, partitions, log),
+            TopicSettings(self.decisions, partitions, log),
             TopicSettings(self.conflicts, partitions, delete_after(30)),
             TopicSettings(self.audit, partitions, delete_after(30)),
-            TopicSettings(self.ledger, partitions, {"cleanup.policy": "compact"}),
+            TopicSettings(self.ledger, partitions, compacted),
             TopicSettings(self.dead_letters, 1, delete_after(30)),
         )
 

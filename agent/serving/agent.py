@@ -109,6 +109,8 @@ class Agent:
         """Tables whose record a broker refused for its size, with the reason. Each is stopped in all later sessions."""
         self.terms: deque[str] = deque(maxlen=MAX_TERMS)
         """The terms of all partition owners that this process has had."""
+        self.topics_checked = False
+        """Whether the settings of the topics were compared. The first session does it."""
         self._ready_at: float | None = None
         """When this session became ready for the first time."""
         self._stopping = anyio.Event()
@@ -253,8 +255,13 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         """Start the clients and join the consumer group."""
         settings = self._settings
         self._partitions = await ensure_topics(
-            settings, settings.topics, settings.partitions, settings.replication
+            settings,
+            settings.topics,
+            settings.partitions,
+            settings.replication,
+            check=not self._agent.topics_checked,
         )
+        self._agent.topics_checked = True
         log.info(
             "kafka.connected",
             bootstrap_servers=settings.bootstrap_servers,

@@ -66,9 +66,13 @@ class SimAdmin:
     async def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
         counts = self._kafka.broker.counts
         found: list[dict[str, Any]] = [
-            {"topic": topic, "error_code": 0, "partitions": list(range(counts[topic]))} for topic in topics
+            {"topic": topic, "error_code": 0, "partitions": [{"replicas": [0]}] * counts[topic]}
+            for topic in topics
         ]
         return await self._kafka.call_until_answered(lambda: found)
+
+    async def describe_configs(self, _: object) -> list[object]:
+        return []  # no topic has settings
 
     async def list_consumer_group_offsets(self, _: str) -> dict[TopicPartition, OffsetAndMetadata]:
         group = self._kafka.broker.group

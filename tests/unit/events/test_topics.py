@@ -1,25 +1,56 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 
 from lakewarden.events import Topics, ledger_key
 from tests.unit.events.building import names, tables
 
+DAY = 86_400_000
+SIZE = {"max.message.bytes": "1048588"}
+LOG = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(7 * DAY),
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+    **SIZE,
+}
+LEDGER = {
+    "cleanup.policy": "compact",
+    "segment.ms": "3600000",
+    "max.compaction.lag.ms": "3600000",
+    "unclean.leader.election.enable": "false",
+    **SIZE,
+}
+
 
 def test_topics_have_the_settings_of_the_protocol() -> None:
     """The agent creates the topics with these settings on an empty broker."""
-    day = 86_400_000
+    reports = {"cleanup.policy": "delete", "retention.ms": str(30 * DAY), **SIZE}
 
     settings = {each.name: (each.partitions, each.config) for each in Topics().settings()}
 
     assert settings == {
-        "lakewarden.writers": (12, {"cleanup.policy": "delete", "retention.ms": str(7 * day)}),
-        "lakewarden.decisions": (12, {"cleanup.policy": "delete", "retention.ms": str(7 * day)}),
-        "lakewarden.conflicts": (12, {"cleanup.policy": "delete", "retention.ms": str(30 * day)}),
-        "lakewarden.audit": (12, {"cleanup.policy": "delete", "retention.ms": str(30 * day)}),
-        "lakewarden.ledger": (12, {"cleanup.policy": "compact"}),
-        "lakewarden.dead-letters": (1, {"cleanup.policy": "delete", "retention.ms": str(30 * day)}),
+        "lakewarden.writers": (12, LOG),
+        "lakewarden.decisions": (12, LOG),
+        "lakewarden.conflicts": (12, reports),
+        "lakewarden.audit": (12, reports),
+        "lakewarden.ledger": (12, LEDGER),
+        "lakewarden.dead-letters": (1, reports),
     }
+
+
+@pytest.mark.parametrize(("replicas", "expected"), [(1, None), (2, None), (3, "2"), (5, "2")])
+def test_two_replicas_acknowledge_a_record_where_one_broker_may_still_fail(
+    replicas: int, expected: str | None
+) -> None:
+    """With two replicas, every restart of a broker would stop the agents."""
+    topics = Topics()
+
+    found = {each.name: each.config.get("min.insync.replicas") for each in topics.settings(replicas=replicas)}
+
+    assert found[topics.writers] == found[topics.decisions] == found[topics.ledger] == expected
+    assert found[topics.audit] is None
 
 
 def test_all_topic_names_begin_with_the_prefix() -> None:

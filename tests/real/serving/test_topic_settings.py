@@ -1,0 +1,70 @@
+"""The topics have the settings that the promises rest on, or the agent warns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from structlog.testing import capture_logs
+
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.topic_settings import default_replicas
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import QUICK
+
+pytestmark = [pytest.mark.real]
+
+
+@pytest.fixture
+def settings(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Settings:
+    return Settings.load(
+        **QUICK,
+        allow=(f"file://{tmp_path}/*",),
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=topic_prefix,
+    )
+
+
+@pytest_asyncio.fixture
+async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await client.start()
+    yield client
+    await client.close()
+
+
+@pytest.mark.parametrize("replication", [1, -1])
+async def test_topics_that_the_agent_creates_have_no_difference(settings: Settings, replication: int) -> None:
+    with capture_logs() as lines:
+        await ensure_topics(settings, settings.topics, 2, replication, check=True)
+
+    assert lines == []
+
+
+async def test_an_existing_topic_that_weakens_a_promise_is_a_warning(
+    settings: Settings, admin: AIOKafkaAdminClient
+) -> None:
+    """An operator has created the ledger with the brokers' defaults, and `decisions` with a size limit."""
+    ledger, decisions = settings.topics.ledger, settings.topics.decisions
+    await admin.create_topics(
+        [
+            NewTopic(ledger, 2, 1, topic_configs={"cleanup.policy": "compact"}),
+            NewTopic(decisions, 2, 1, topic_configs={"retention.bytes": "1000000"}),
+        ]
+    )
+
+    with capture_logs() as lines:
+        await ensure_topics(settings, settings.topics, 2, 1, check=True)
+
+    found = {(each["topic"], each["setting"]): (each["value"], each["wanted"]) for each in lines}
+    assert found[ledger, "segment.ms"] == ("604800000", "3600000")
+    assert found[decisions, "retention.bytes"] == ("1000000", "-1")
+    assert {topic for topic, _ in found} == {ledger, decisions}
+
+
+async def test_the_brokers_default_number_of_replicas_is_known(admin: AIOKafkaAdminClient) -> None:
+    assert await default_replicas(admin) == 1
