@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -314,29 +314,52 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     # -- assignment --------------------------------------------------------------------------------------------------
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Create their owners, in the order of their numbers. The consuming task loads them."""
-        for number in sorted(each.partition for each in assigned):
-            owner = self._owners[number] = PartitionOwner(
-                number,
-                self._settings,
-                self._publisher,
-                self._stores,
-                self._tasks,
-                self._watch,
-                undecodable=self._agent.undecodable,
-                unpublishable=self._agent.unpublishable,
-                memory=self._memory,
-            )
-            self._agent.terms.append(owner.term)
+        """Keep the owners of partitions that stay, create the others, release those that another agent has got.
+
+        The consuming task resumes and loads them.
+        """
+        numbers = sorted(each.partition for each in assigned)
+        lost = [number for number in self._owners if number not in numbers]
+        owners = [self._owners.pop(number) for number in lost]
+        for number in numbers:
+            if number not in self._owners:
+                self._create_owner(number)
         self._assigned, self._assigned_at = True, monotonic()
+        for owner in owners:
+            owner.stop_deciding()
+        self._checkpoints.forget(lost)
+        await self._release_locks(owners, self._settings.session_timeout_seconds * REVOKE_SHARE / 3)
+
+    def _create_owner(self, number: int) -> None:
+        owner = self._owners[number] = PartitionOwner(
+            number,
+            self._settings,
+            self._publisher,
+            self._stores,
+            self._tasks,
+            self._watch,
+            undecodable=self._agent.undecodable,
+            unpublishable=self._agent.unpublishable,
+            memory=self._memory,
+        )
+        self._agent.terms.append(owner.term)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Stop deciding for these partitions before the next owner starts."""
+        """Pause the owners before the next ones start. Those that can't resume are released."""
         self._assigned = False
         self._agent.mark_not_ready()
-        await self._release_partitions(
-            sorted(each.partition for each in revoked), self._settings.session_timeout_seconds * REVOKE_SHARE
-        )
+        seconds = self._settings.session_timeout_seconds * REVOKE_SHARE
+        numbers = sorted(each.partition for each in revoked if each.partition in self._owners)
+        kept = [number for number in numbers if self._can_be_paused(self._owners[number])]
+        checkpoints = {number: self._owners[number].checkpoint() for number in kept}
+        for number in kept:
+            self._owners[number].pause()
+        await self._release_partitions([number for number in numbers if number not in kept], seconds / 2)
+        if kept:
+            await self._commit_last(kept, checkpoints, seconds / 2)
+
+    def _can_be_paused(self, owner: PartitionOwner) -> bool:
+        return owner.phase in ("live", "paused") and not owner.stopped and not owner.replaced
 
     async def _release_partitions(self, numbers: list[int], seconds: float) -> None:
         """Release partitions: publish, release the locks, commit. Each of the three steps may take a third of `seconds`."""
@@ -351,27 +374,36 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._publisher.flush()
         except PublishFailedError as error:
             log.warning("partition.decisions-lost", partitions=numbers, problem=str(error))
-        with anyio.move_on_after(seconds / 3) as releasing:
+        await self._release_locks(owners, seconds / 3)
+        await self._commit_last(numbers, checkpoints, seconds / 3)
+        self._checkpoints.forget(numbers)
+
+    async def _release_locks(self, owners: Sequence[PartitionOwner], seconds: float) -> None:
+        with anyio.move_on_after(seconds) as releasing:
             async with anyio.create_task_group() as tasks:
                 for owner in owners:
                     tasks.start_soon(owner.release)
         if releasing.cancelled_caught:
             log.warning(
                 "locks.left-to-lapse",
-                partitions=numbers,
+                partitions=[owner.number for owner in owners],
                 tables=sorted(uri for owner in owners for uri in owner.unreleased()),
-                waited_seconds=round(seconds / 3, 1),
+                waited_seconds=round(seconds, 1),
                 detail="these locks were not released within the time limit; other agents wait until they expire",
             )
+
+    async def _commit_last(
+        self, numbers: Sequence[int], checkpoints: Mapping[int, Checkpoint | None], seconds: float
+    ) -> None:
+        """Commit the last checkpoints of released or paused partitions, once their decisions are in the log."""
         try:
-            with anyio.move_on_after(seconds / 3):
+            with anyio.move_on_after(seconds):
                 await self._publisher.flush()
                 await self._checkpoints.commit(
                     {number: each for number, each in checkpoints.items() if each is not None}
                 )
         except (PublishFailedError, KafkaError, IllegalStateError) as error:
             log.warning("partition.released-uncommitted", partitions=numbers, problem=str(error))
-        self._checkpoints.forget(numbers)
 
     # -- tasks -------------------------------------------------------------------------------------------------------
 
@@ -379,6 +411,10 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         last = monotonic()
         at_once = RECORDS_AT_ONCE
         while True:
+            if self._assigned and any(owner.phase == "paused" for owner in self._owners.values()):
+                await self._resume_owners()
+                last = monotonic()
+                continue
             loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
             if loading:
                 await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
@@ -433,6 +469,36 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 f"to {position}: events were removed before it read them"
             )
 
+    async def _resume_owners(self) -> None:
+        """Resume the paused owners, or replace those whose partition another agent took meanwhile."""
+        assigned_at = self._assigned_at
+        paused = [owner for owner in self._owners.values() if owner.phase == "paused"]
+        for owner in paused:
+            owner.publish_takeover()
+        await self._publisher.flush()
+        while True:
+            if not self._assigned or self._assigned_at != assigned_at:
+                return  # they were revoked again
+            answers = {owner: owner.may_resume(self._peers.read_until(owner.number)) for owner in paused}
+            if "unknown yet" not in answers.values():
+                break
+            await self._peers.progress()
+        resumed = [owner for owner, answer in answers.items() if answer == "yes"]
+        for owner in resumed:
+            self._consumer.seek(TopicPartition(self._topic, owner.number), owner.position)
+            owner.resume()
+        if resumed:
+            log.info("partitions.kept", partitions=[owner.number for owner in resumed])
+        replaced = [owner for owner, answer in answers.items() if answer == "no"]
+        for owner in replaced:
+            owner.stop_deciding()
+            self._create_owner(owner.number)
+        if replaced:
+            numbers = [owner.number for owner in replaced]
+            log.info("partitions.taken-meanwhile", partitions=numbers)
+            self._checkpoints.forget(numbers)
+            await self._release_locks(replaced, self._settings.session_timeout_seconds * REVOKE_SHARE / 3)
+
     def _tables(self) -> int:
         return sum(len(owner.tables) for owner in self._owners.values())
 
@@ -451,6 +517,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                     {
                         owner.number: checkpoint
                         for owner, checkpoint in checkpoints.items()
-                        if self._owners.get(owner.number) is owner
+                        if self._owners.get(owner.number) is owner and owner.phase == "live"
                     }
                 )

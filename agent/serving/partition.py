@@ -1,12 +1,17 @@
 """The owner of one partition of `writers`: replays the log into the states of its tables, then decides on each new event.
 
-    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──revoked · stopped──▶ released
+    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──stopped · another owner──▶ released
+                                                                                 │ ▲                             ▲
+                                                                          revoked▼ │assigned again               │
+                                                                                paused ──────────────────────────┘
 
 - The replay applies the events from the checkpoint's offset on, and each published decision after the event that its
   `cause_offset` names. It decides nothing. An event whose decision was not published before the crash is decided at the end of
   the replay.
 - A checkpoint has the offset of the oldest intent that a replay must read, and a position in `decisions`. No decision before that
   position concerns the intent or a later event.
+- A paused owner decides nothing. It resumes by the rules of `handlers/group/ownership.py`, with its state and its locks. What
+  happens to its locks meanwhile is applied when it resumes.
 - An event that can't be decoded, or that names a table or a lock that is not allowed, goes to the dead letters. If its
   transaction can be decoded, the owner publishes one `abort(not-allowed)`. An open transaction is aborted by it, because part of
   what it touches is unknown; a granted one is not.
@@ -46,8 +51,9 @@ import base64
 import json
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar, assert_never
+from typing import Literal, TypeAlias, TypeVar, assert_never
 
 import anyio
 import anyio.abc
@@ -89,6 +95,7 @@ from lakewarden.events import (
     ledger_key,
     partition_name,
 )
+from lakewarden.handlers.group.ownership import TakeOvers, may_resume
 from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.liveness import CaughtUp
@@ -97,6 +104,9 @@ from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
     OverBudget,
+    LockConfirmed,
+    LockForbidden,
+    LockGone,
     Replayed,
     Tick,
     record_again,
@@ -138,6 +148,7 @@ _LEDGER_LOST = (
 )
 
 T = TypeVar("T")
+LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden
 
 
 class PartitionOwner:
@@ -161,7 +172,7 @@ class PartitionOwner:
         `unpublishable`: tables whose record a broker refused for its size, with the reason.
         """
         self.number = number
-        self.phase: Literal["loading", "replaying", "live", "released"] = "loading"
+        self.phase: Literal["loading", "replaying", "live", "paused", "released"] = "loading"
         self._was_live = False
         self.position = 0
         """Offset of the next event."""
@@ -209,6 +220,10 @@ class PartitionOwner:
         """Offset of this owner's `partition-taken` in `decisions`, once Kafka has acknowledged it."""
         self._others_takeover = -1
         """Offset of the last `partition-taken` of another owner."""
+        self._taken_again = -1
+        """Offset of the `partition-taken` with which a paused owner wants to resume, once Kafka has acknowledged it."""
+        self._deferred: list[tuple[str, LockInput]] = []
+        """What has happened to the locks since the owner was paused."""
         self._own_takeover_in_ledger = -1
         """Offset of this owner's `partition-taken` in `ledger`, once Kafka has acknowledged it."""
         self._others_entries: list[LedgerEventUnion] = []
@@ -217,7 +232,11 @@ class PartitionOwner:
     # -- replay ------------------------------------------------------------------------------------------------------
 
     def publish_takeover(self) -> None:
-        """Publish `partition-taken` to the ledger and to the decisions. Both must be read only after it is in the log."""
+        """Publish `partition-taken` to the ledger and to the decisions. Both must be read only after it is in the log.
+
+        A paused owner publishes it again, before it resumes.
+        """
+        first = self.phase != "paused"
         taken = PartitionTaken(
             event_id=fresh_id(),
             table=partition_name(self.number),
@@ -228,8 +247,11 @@ class PartitionOwner:
         )
         key, value = taken.table.encode(), encode(taken)
         for topic, acknowledged in (
-            (self._topics.ledger, self._takeover_in_ledger_acknowledged),
-            (self._topics.decisions, partial(self._takeover_acknowledged, value)),
+            (self._topics.ledger, self._takeover_in_ledger_acknowledged if first else self._ledger_acknowledged),
+            (
+                self._topics.decisions,
+                partial(self._takeover_acknowledged if first else self._taken_again_acknowledged, value),
+            ),
         ):
             self._publisher.put(Outgoing(topic, key, value, self.number, on_offset=acknowledged))
 
@@ -245,8 +267,8 @@ class PartitionOwner:
 
     @property
     def replaced(self) -> bool:
-        """Whether another agent took the partition over after this owner did."""
-        return -1 < self._own_takeover < self._others_takeover
+        """Whether another agent took the partition over after this owner did. A paused owner is judged when it resumes."""
+        return self.phase != "paused" and -1 < self._own_takeover < self._others_takeover
 
     def on_others_entry(self, entry: LedgerEventUnion, offset: int) -> None:
         """Record in the ledger again what another agent's entry may have replaced there.
@@ -266,6 +288,10 @@ class PartitionOwner:
     def _takeover_in_ledger_acknowledged(self, offset: int) -> None:
         self._own_takeover_in_ledger = offset
         self._ledger_acknowledged(offset)
+
+    def _taken_again_acknowledged(self, value: bytes, offset: int) -> None:
+        self._taken_again = max(self._taken_again, offset)
+        self._decision_acknowledged(value, offset)
 
     def _takeover_acknowledged(self, value: bytes, offset: int) -> None:
         self._own_takeover = offset
@@ -394,12 +420,15 @@ class PartitionOwner:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def consume(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
-        """Apply records in the order of the log. While loading, the owner queues them; once released, it ignores them."""
+        """Apply records in the order of the log. While loading, the owner queues them; paused or released, it ignores them.
+
+        The consumer must be set back to `position` when the owner resumes.
+        """
         for record in records:
             if self.phase == "loading":
                 self._backlog.append(record)
                 continue
-            if self.phase == "released":
+            if self.phase in ("paused", "released"):
                 return
             if record.offset < self.position:
                 continue
@@ -541,6 +570,8 @@ class PartitionOwner:
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def _step(self, uri: str, step_input: Input) -> None:
+        if self.phase == "paused" and isinstance(step_input, LockInput):
+            self._defer(uri, step_input)
         if self.phase != "live" or uri in self.stopped:
             return
         state = self.tables[uri]
@@ -572,7 +603,12 @@ class PartitionOwner:
         self._memory.note(self, uri, used)
 
     def largest(self, *, last_resort: bool) -> tuple[str, Excess] | None:
-        """The table in which this owner can free most memory, and what (`handlers/table/memory.py`)."""
+        """The table in which this owner can free most memory, and what (`handlers/table/memory.py`).
+
+        A paused owner can free nothing, because it aborts nothing.
+        """
+        if self.phase == "paused":
+            return None
         live = self.phase == "live" and not last_resort
         candidates = [
             (used_bytes(state), uri) for uri, state in self.tables.items() if uri not in self.stopped
@@ -762,7 +798,41 @@ class PartitionOwner:
                 ).encode(),
             )
 
-    # -- release -----------------------------------------------------------------------------------------------------
+    # -- pause and release -------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Decide nothing until `resume`, and keep the locks. Only for a live or paused owner without a stopped table."""
+        assert self.phase in ("live", "paused")
+        self.phase = "paused"
+        self._taken_again = -1
+        self._caught_up = None
+
+    def may_resume(self, read_until: int) -> Literal["yes", "no", "unknown yet"]:
+        """Whether this paused owner may resume, after `publish_takeover`. `decisions` is read up to `read_until`, exclusive."""
+        if self.stopped:
+            return "no"
+        return may_resume(TakeOvers(self._own_takeover, self._taken_again, self._others_takeover, read_until))
+
+    def resume(self) -> None:
+        """Decide again. The locks' inputs of the meantime come first, and then what has become due."""
+        assert self.phase == "paused"
+        self.phase = "live"
+        deferred, self._deferred = self._deferred, []
+        for uri, step_input in deferred:
+            self._step(uri, replace(step_input, now=monotonic()))
+        for uri in list(self.tables):
+            self._step(uri, Tick(monotonic(), self.position - 1, None))
+
+    def _defer(self, uri: str, step_input: LockInput) -> None:
+        """Keep a lock's input. A renewal replaces the one before it."""
+        repeated = [
+            number
+            for number, (other, earlier) in enumerate(self._deferred)
+            if other == uri and isinstance(earlier, type(step_input))
+        ]
+        if repeated and not any(other == uri for other, _ in self._deferred[repeated[-1] + 1 :]):
+            del self._deferred[repeated[-1]]
+        self._deferred.append((uri, step_input))
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint that may be committed now, or None before the end of the replay."""
@@ -791,7 +861,7 @@ class PartitionOwner:
 
     def stop_deciding(self) -> None:
         """Decide on no further event."""
-        self._was_live = self.phase == "live"
+        self._was_live = self.phase in ("live", "paused")
         self.phase = "released"
         self._memory.forget(self)
 

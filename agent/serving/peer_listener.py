@@ -3,7 +3,7 @@
 | topic | event | use |
 | --- | --- | --- |
 | `audit` | a lock was released, acquired or refused | hints for the keepers that wait for it (`handlers/lease/lock_queue.py`) |
-| `decisions` | `partition-taken` | detects that this agent was replaced, or that another one runs under its `instance` |
+| `decisions` | `partition-taken` | a paused owner may resume; this agent was replaced; another one has its `instance` |
 | `ledger` | an entry of another agent | the owner records its own entry again: compaction keeps the last one only |
 
 An owner is *replaced* when another agent's `partition-taken` follows its own in the log. From there on its decisions don't count
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+import anyio
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
@@ -54,6 +55,8 @@ class PeerListener:
         self._owners = owners
         self._undecodable = undecodable or UndecodableRecords()
         self._terms = terms
+        self._read_until: dict[int, int] = {}
+        self._progress = anyio.Event()
 
     async def open(self, partitions: int) -> None:
         """Start the consumer. It reads every event that is published after this returns."""
@@ -80,7 +83,20 @@ class PeerListener:
                         self._on_ledger_record(record)
                     else:
                         self._on_decision(record)
+                if partition.topic == self._topics.decisions:
+                    self._read_until[partition.partition] = records[-1].offset + 1
+            self._progress.set()
+            self._progress = anyio.Event()
             require_not_replaced(self._owners.values())
+
+    def read_until(self, number: int) -> int:
+        """The offset in this partition of `decisions` up to which the records have been read, exclusive."""
+        return self._read_until.get(number, 0)
+
+    async def progress(self) -> None:
+        """Wait until more records have been read, or for a second."""
+        with anyio.move_on_after(1.0):
+            await self._progress.wait()
 
     def _on_lock_event(self, record: ConsumerRecord) -> None:
         if RENEWAL in (record.value or b""):  # nearly all records are renewals, and no contender needs them

@@ -9,9 +9,9 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from lakewarden.events import PartitionTaken
+from lakewarden.events import Admitted, CommitGranted, LockAcquired, PartitionTaken, partition_name
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
 
 pytestmark = [pytest.mark.real]
 
@@ -70,3 +70,35 @@ async def test_of_two_agents_with_one_instance_the_first_ends_with_an_error_that
     [line] = first.log.read_text().splitlines()
     assert "agent second has the same instance as this agent, the-one" in line
     assert "LAKEWARDEN_INSTANCE" in line
+
+
+async def test_a_partition_that_stays_keeps_its_owner_its_state_and_its_lock(scene: World) -> None:
+    """Another agent joins while a transaction is open: the table's lock is not released, and nothing is replayed."""
+    tables = [scene.writer(f"w{number}", f"{scene.table}-{number}") for number in range(4 * PARTITIONS)]
+    async with scene.agent(agent_id="a"):
+        for each in tables:
+            await each.begin(heartbeat_seconds=100)
+        await scene.wait_for(LockAcquired, count=len(tables))
+        async with scene.agent(agent_id="b"):
+            moved = await wait_until_owned(scene, "b", PARTITIONS // 2)
+            staying = [each for each in tables if partition_of(scene, each) not in moved]
+            assert staying
+            for each in staying:
+                await each.complete((await each.obtain_grant()).grant)
+
+    terms = {each.term for each in scene.events(PartitionTaken) if each.table not in moved}
+    assert len(terms) == PARTITIONS - len(moved), "one term each: the owner was kept"
+    for each in staying:
+        acquired = scene.events(LockAcquired, lambda lock, table=each.table: lock.table == table)  # type: ignore[misc]
+        assert len(acquired) == 1
+        assert len(scene.events(CommitGranted, each.mine)) == 1
+
+
+def partition_of(scene: World, writer: Writer) -> str:
+    """The name of the partition in which the writer was admitted."""
+    [number] = {
+        each.partition
+        for each in scene.received
+        if isinstance(each.event, Admitted) and writer.mine(each.event)
+    }
+    return partition_name(number)
