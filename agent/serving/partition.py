@@ -107,6 +107,7 @@ from lakewarden.handlers.table.machine import (
     LockConfirmed,
     LockForbidden,
     LockGone,
+    LockWithheld,
     Replayed,
     Tick,
     record_again,
@@ -148,7 +149,7 @@ _LEDGER_LOST = (
 )
 
 T = TypeVar("T")
-LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden
+LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld
 
 
 class PartitionOwner:
