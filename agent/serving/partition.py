@@ -248,7 +248,10 @@ class PartitionOwner:
         )
         key, value = taken.table.encode(), encode(taken)
         for topic, acknowledged in (
-            (self._topics.ledger, self._takeover_in_ledger_acknowledged if first else self._ledger_acknowledged),
+            (
+                self._topics.ledger,
+                self._takeover_in_ledger_acknowledged if first else self._ledger_acknowledged,
+            ),
             (
                 self._topics.decisions,
                 partial(self._takeover_acknowledged if first else self._taken_again_acknowledged, value),

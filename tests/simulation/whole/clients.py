@@ -199,6 +199,8 @@ class SimConsumer:
         self._wanted.set()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
+        if partition not in self._positions:
+            raise IllegalStateError(f"No current assignment for partition {partition}")
         self._round += 1
         self._positions[partition] = offset
         self._fetched.pop(partition, None)
