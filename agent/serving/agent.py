@@ -493,6 +493,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         for owner in replaced:
             owner.stop_deciding()
             self._create_owner(owner.number)
+            self._owners[owner.number].follows_paused = True
         if replaced:
             numbers = [owner.number for owner in replaced]
             log.info("partitions.taken-meanwhile", partitions=numbers)

@@ -103,11 +103,11 @@ from lakewarden.handlers.table.log_gaps import Gap, LastRecord
 from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
-    OverBudget,
     LockConfirmed,
     LockForbidden,
     LockGone,
     LockWithheld,
+    OverBudget,
     Replayed,
     Tick,
     record_again,
@@ -174,6 +174,8 @@ class PartitionOwner:
         """
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "paused", "released"] = "loading"
+        self.follows_paused = False
+        """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
         self._was_live = False
         self.position = 0
         """Offset of the next event."""

@@ -73,8 +73,8 @@ async def load(
             continue
         start, events = starts[owner.number], TopicPartition(topics.writers, owner.number)
         gaps = (*start.gaps, *_ledger_gap(owner, start.checkpoint, topics.ledger))
-        # A gap moves the start. And the consumer may have passed it, on behalf of an owner that was paused and could not resume.
-        _move(consumer, events, start.offset)
+        if start.gaps or owner.follows_paused:
+            _move(consumer, events, start.offset)
         owner.load(
             start.offset,
             ends[events],
