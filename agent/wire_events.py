@@ -91,7 +91,12 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
         case SkipBatch(committed_transaction=committed_transaction, version=version):
             return AlreadyCommitted.model_validate(
                 common
-                | {"committed_transaction": committed_transaction, "version": _cut(version, MAX_VERSION)}
+                | {
+                    "committed_transaction": committed_transaction,
+                    "version": _cut(version, MAX_VERSION),
+                    "batch_id": verdict.batch_id,
+                    "committed_batch_id": verdict.committed_batch_id,
+                }
             )
         case _:
             assert_never(verdict)
@@ -143,6 +148,8 @@ def ledger_entry(term: str, table: str, batch: RecordBatch) -> BatchCommitted:
         at=utc_now(),
         batch_id=batch.batch_id,
         version=_cut(batch.version, MAX_VERSION),
+        corrected_at=batch.corrected_at,
+        correction=batch.correction,
         term=term,
     )
 

@@ -108,6 +108,10 @@ class AlreadyCommitted(DecisionEvent):
     """The transaction that committed the writer's last batch."""
     version: str | None = None
     """The version that it committed, as in its `commit-completed`."""
+    batch_id: int | None = None
+    """The batch that is skipped, as in the intent."""
+    committed_batch_id: int | None = None
+    """The writer's last committed batch: this one, or a later one."""
 
 
 class PartitionTaken(EventBase):

@@ -98,14 +98,19 @@ class LockRefused(LockEvent):
 class BatchCommitted(EventBase):
     """Ledger entry: the last batch that a writer is known to have committed.
 
-    The topic is compacted. The key is table, newline, writer.
+    The topic is compacted. The key is table, newline, writer. Of two entries, the one with the later `corrected_at` is in force;
+    of two with the same, the one with the larger batch.
     """
 
     type: Literal["batch-committed"] = "batch-committed"
-    batch_id: int
-    """The batch, as in the intent."""
+    batch_id: int | None
+    """The batch, as in the intent. Null: an operator stated that no batch of the writer is committed."""
     version: str | None = None
     """The version that the transaction committed, as in `commit-completed`."""
+    corrected_at: int | None = None
+    """Offset in `writers` of the writer's last `ledger-corrected`, if the agent had read one."""
+    correction: str | None = None
+    """`event_id` of that event."""
     term: str = ""
     """The agent's ownership of the partition, as in decisions. Informative: a commit is a fact, whichever agent records it."""
 

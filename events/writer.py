@@ -1,4 +1,4 @@
-"""Events from a writer to the agent, topic `writers`: what the writer intends, touches and has committed."""
+"""Events of the topic `writers`: what a writer intends, touches and has committed, and what an operator requests."""
 
 from __future__ import annotations
 
@@ -104,6 +104,37 @@ class TransactionAbandoned(WriterEvent):
     """Why, for people."""
 
 
+class AbortRequested(WriterEvent):
+    """An operator requests the end of an open transaction. `transaction` and `writer` are those of its intent."""
+
+    type: Literal["abort-requested"] = "abort-requested"
+    operator: Name
+    """Who requests it."""
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
+    """Why, for people. The abort repeats it."""
+
+
+class LedgerCorrected(WriterEvent):
+    """An operator states the last committed batch of a writer, from here on. The ledger says so, whatever it said before."""
+
+    type: Literal["ledger-corrected"] = "ledger-corrected"
+    transaction: Name
+    """Id of this correction, unique. `already-committed` names it as the transaction that committed the batch."""
+    batch_id: Integer | None
+    """The writer's last committed batch. Null: none is committed, so the writer's next batch is written whatever its id."""
+    operator: Name
+    """Who states it."""
+    reason: Annotated[str, Field(max_length=MAX_REASON)]
+    """Why, for people."""
+
+
 WriterEventUnion: TypeAlias = (
-    CommitIntent | MarkerCreated | WriterHeartbeat | CommitRequested | CommitCompleted | TransactionAbandoned
+    CommitIntent
+    | MarkerCreated
+    | WriterHeartbeat
+    | CommitRequested
+    | CommitCompleted
+    | TransactionAbandoned
+    | AbortRequested
+    | LedgerCorrected
 )

@@ -35,6 +35,7 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
+from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.logs import configure_logging
@@ -60,6 +61,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(name="demo", short_help="Run two Spark queries that collide on one table.")(demo_command)
+app.command(name="abort", short_help="End an open transaction, for example one that hangs.")(abort_command)
+app.add_typer(
+    ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
+)
 app.add_typer(lock_app, name="lock", short_help="Inspect, hold, release or audit a table's lock.")
 
 
@@ -370,7 +375,7 @@ def _print_table(view: TableView) -> None:
             rows.add_row(
                 each.writer,
                 "" if each.batch_id is None else str(each.batch_id),
-                each.phase,
+                each.phase if each.revoked is None else f"{each.phase}, withdrawn",
                 each.since,
                 each.waiting_on or "",
                 str(each.partitions),
@@ -378,6 +383,9 @@ def _print_table(view: TableView) -> None:
                 each.transaction,
             )
         tree.add(rows)
+        for each in view.transactions:
+            if each.revoked is not None:
+                tree.add(f"the grant of {each.writer} is withdrawn, its lease still runs: {each.revoked}")
     else:
         tree.add("no open transaction")
     _print_tree(tree)

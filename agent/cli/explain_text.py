@@ -144,6 +144,7 @@ def _text(step: timeline.Step) -> str:
             | timeline.Touched()
             | timeline.Completed()
             | timeline.Abandoned()
+            | timeline.AbortRequested()
             | timeline.Ignored()
         ):
             return _writer_text(step)
@@ -177,6 +178,7 @@ WriterStep = (
     | timeline.Touched
     | timeline.Completed
     | timeline.Abandoned
+    | timeline.AbortRequested
     | timeline.Ignored
 )
 DecisionStep = (
@@ -204,6 +206,8 @@ def _writer_text(step: WriterStep) -> str:
             return f"the writer reports the commit{named}{_unexpected(phase_before)}"
         case timeline.Abandoned(reason=reason):
             return f"the writer abandons it: {reason}"
+        case timeline.AbortRequested(operator=operator, reason=reason):
+            return f"operator {operator} requests its abort: {reason}"
         case timeline.Ignored(type=kind, events=events, phase_before=phase_before):
             return f"{_count(events, kind)} without effect: {_standing(phase_before)}"
         case _:

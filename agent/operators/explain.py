@@ -23,7 +23,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import batches_to_end, partitions_of, reader, start_client, stop_client
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -121,16 +121,17 @@ class AmbiguousError(AgentError):
 
 async def explain(settings: Settings, prefix: str, table: str | None = None) -> Explanation:
     """Explain the one transaction whose id begins with `prefix`. Raises `AgentError` if none or several match."""
-    search = await _search(settings, prefix)
+    search = await search_log(settings, prefix)
     found = search.candidates(table)
     if not found:
-        raise AgentError(_not_found(settings, search, table))
+        raise AgentError(not_found(settings, search, table))
     if len(found) > 1:
         raise AmbiguousError(prefix, found)
     return await _explanation(settings, found[0])
 
 
-async def _search(settings: Settings, prefix: str) -> Search:
+async def search_log(settings: KafkaSettings, prefix: str) -> Search:
+    """Search the log for the transactions whose ids begin with `prefix`."""
     topics = settings.topics
     search = Search(prefix)
     partitions = await partitions_of(settings, topics.writers)
@@ -144,7 +145,8 @@ async def _search(settings: Settings, prefix: str) -> Search:
     return search
 
 
-def _not_found(settings: Settings, search: Search, table: str | None) -> str:
+def not_found(settings: KafkaSettings, search: Search, table: str | None) -> str:
+    """The error for a search without a result: where the search looked, and similar ids."""
     topic = f"{settings.topics.writers} at {settings.bootstrap_servers}"
     if search.oldest_ms is None:
         return (

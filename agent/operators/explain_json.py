@@ -29,6 +29,7 @@ KINDS: dict[type, str] = {
     timeline.Completed: "completed",
     timeline.Skipped: "skipped",
     timeline.Abandoned: "abandoned",
+    timeline.AbortRequested: "abort-requested",
     timeline.Ignored: "ignored",
     timeline.Void: "void",
     timeline.TakenOver: "taken",

@@ -1,6 +1,6 @@
 """`lakewarden status` and `lakewarden conflicts`: read from Kafka alone, so they work while no agent runs.
 
-`status` replays the log with the code of a starting agent, and reads the lock from the audit topic. It shows what the log
+`status` replays the log (`log_replay.py`), and reads the lock from the audit topic. It shows what the log
 contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.clock import utc_now
 from lakewarden.agent.kafka import (
     partitions_of,
     read_to_end,
@@ -26,18 +26,16 @@ from lakewarden.agent.kafka import (
     start_client,
     stop_client,
 )
-from lakewarden.agent.serving.partition import STOPPED, decoded_decisions
-from lakewarden.agent.serving.takeover import Start, find_starts
+from lakewarden.agent.operators.log_replay import LogReplay, replay_log
+from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.agent.serving.takeover import Start
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
     DECISION_RECORD,
-    WRITER_EVENT,
     Abort,
     AuditEventUnion,
-    CommitIntent,
-    CommitRequested,
     ConflictDetected,
     LockAcquired,
     LockRenewed,
@@ -48,11 +46,8 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.table.admission import blockers
-from lakewarden.handlers.table.machine import replay_event, replay_verdict
-from lakewarden.handlers.table.replay import PublishedDecisions
-from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
-from lakewarden.handlers.table.verdicts import verdict_of
 
 AUDIT_WINDOW = timedelta(minutes=15)
 """How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
@@ -71,6 +66,10 @@ class TransactionView:
     waiting_on: str | None
     partitions: int
     file_groups: int
+    granted: str | None = None
+    """When the agent granted it, by the agent's clock."""
+    revoked: str | None = None
+    """Why its grant was withdrawn, if it was. No other transaction is granted before the end of its lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +103,27 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
 
     Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
-    topics = settings.topics
-    partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
-    async with _consumer(settings) as consumer:
-        starts = await find_starts(settings, consumer, partitions)
-    spans: dict[TopicPartition, int | None] = {}
-    for number, start in starts.items():
-        spans[TopicPartition(topics.writers, number)] = start.offset
-        spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
-    records = await read_to_end(settings, spans)
-    states: dict[str, TableState] = {}
-    opened: dict[str, datetime] = {}
-    for number in partitions:
-        _replay(
-            states,
-            opened,
-            records[TopicPartition(topics.writers, number)],
-            decoded_decisions(starts[number].decisions, records[TopicPartition(topics.decisions, number)]),
-        )
+    replay = await replay_log(settings)
+    states = replay.tables
     stopped: dict[str, str] = {}
-    for number in partitions:
-        stopped |= stopped_tables(records[TopicPartition(topics.decisions, number)])
-    locks = await _last_lock_steps(settings, topics)
+    for decisions in replay.decisions.values():
+        stopped |= stopped_tables(decisions)
+    locks = await _last_lock_steps(settings, settings.topics)
     uris = {uri for uri, state in states.items() if state.open()} | set(locks) | set(stopped)
     of_table = None
     if table is not None:
         uris = {table}
-        of_table = DefaultPartitioner()(table.encode(), partitions, partitions)
+        of_table = DefaultPartitioner()(table.encode(), list(replay.starts), list(replay.starts))
     incomplete = [
         TableView(partition_name(number), None, (), incomplete=found)
-        for number, start in sorted(starts.items())
+        for number, start in sorted(replay.starts.items())
         if of_table in (None, number) and (found := _gaps(start))
     ]
     return incomplete + [
         TableView(
             uri,
             _holder(locks[uri]) if uri in locks else None,
-            tuple(_view(state, each, opened) for each in state.open()) if (state := states.get(uri)) else (),
+            tuple(_view(state, each, replay) for each in state.open()) if (state := states.get(uri)) else (),
             stopped.get(uri),
         )
         for uri in sorted(uris)
@@ -202,30 +185,8 @@ async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
         await stop_client(consumer)
 
 
-def _replay(
-    states: dict[str, TableState],
-    opened: dict[str, datetime],
-    events: list[ConsumerRecord],
-    decisions: PublishedDecisions,
-) -> None:
-    def apply_decisions(up_to: int | None) -> None:
-        for decision in decisions.pop_due(up_to):
-            if (state := states.get(decision.table)) is not None:
-                replay_verdict(state, verdict_of(decision), monotonic())
-
-    for record in events:
-        event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-        if not isinstance(event, Undecodable):
-            if isinstance(event, CommitIntent | CommitRequested):
-                opened.setdefault(event.transaction, event.at)
-            state = states.setdefault(event.table, TableState(event.table, TableSettings()))
-            replay_event(state, event, record.offset, monotonic())
-        apply_decisions(record.offset)
-    apply_decisions(None)
-
-
-def _view(state: TableState, transaction: Transaction, opened: dict[str, datetime]) -> TransactionView:
-    at = opened.get(transaction.id)
+def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
+    at, granted = replay.opened.get(transaction.id), replay.granted.get(transaction.id)
     return TransactionView(
         transaction.id,
         transaction.writer,
@@ -235,6 +196,8 @@ def _view(state: TableState, transaction: Transaction, opened: dict[str, datetim
         _blocked_by(state, transaction),
         len(transaction.footprint),
         transaction.markers,
+        granted.isoformat(timespec="milliseconds") if granted else None,
+        replay.revoked.get(transaction.id),
     )
 
 

@@ -118,8 +118,8 @@ from lakewarden.handlers.table.machine import (
     step,
 )
 from lakewarden.handlers.table.memory import Excess, largest_index, largest_transaction, used_bytes
-from lakewarden.handlers.table.replay import Position, PublishedDecisions, entries_in_force
-from lakewarden.handlers.table.state import CommittedBatch, TableState
+from lakewarden.handlers.table.replay import Position, PublishedDecisions, batch_of, entries_in_force
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 
 log = structlog.get_logger()
@@ -370,10 +370,8 @@ class PartitionOwner:
         if isinstance(state, str):
             return
         match entry:
-            case BatchCommitted(batch_id=batch_id, transaction=transaction, version=version):
-                restore_batch(
-                    state, entry.writer, CommittedBatch(batch_id, transaction, version), record_again=again
-                )
+            case BatchCommitted():
+                restore_batch(state, entry.writer, batch_of(entry), record_again=again)
             case ConflictsLost(losses=losses, lost_on=lost_on, transaction=transaction):
                 lost = verdicts.RecordLosses(entry.writer, losses, lost_on, transaction)
                 restore_losses(state, lost, record_again=again)
@@ -938,8 +936,15 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             log.info("commit.granted", **fields, grant=grant, lease_seconds=round(lease_seconds, 3))
         case verdicts.RenewGrant():
             log.debug("grant.renewed", **fields)
-        case verdicts.SkipBatch(committed_transaction=committed):
-            log.info("batch.already-committed", **fields, committed_transaction=committed)
+        case verdicts.SkipBatch():
+            log.warning(
+                "batch.already-committed",
+                **fields,
+                batch_id=verdict.batch_id,
+                committed_batch_id=verdict.committed_batch_id,
+                committed_transaction=verdict.committed_transaction,
+                detail="the writer skips this batch; lakewarden ledger show prints what the answer relies on",
+            )
 
 
 def decoded_decisions(

@@ -344,6 +344,15 @@ class Abandoned:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortRequested:
+    """An operator requested its end."""
+
+    record: RecordRef
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """Events without effect, because the transaction had ended or its intent isn't in the log."""
 
@@ -405,6 +414,7 @@ Step: TypeAlias = (
     | Completed
     | Skipped
     | Abandoned
+    | AbortRequested
     | Ignored
     | Void
     | TakenOver

@@ -24,6 +24,7 @@ from typing import assert_never
 
 from lakewarden.events import (
     Abort,
+    AbortRequested,
     Admitted,
     AlreadyCommitted,
     AuditEventUnion,
@@ -36,6 +37,7 @@ from lakewarden.events import (
     DecisionEventUnion,
     DecisionRecord,
     GrantRenewed,
+    LedgerCorrected,
     Marker,
     MarkerCreated,
     PartitionTaken,
@@ -158,7 +160,7 @@ class Explainer:
         if event.event_id in self._causes:
             self._cause_events.setdefault(event.event_id, reading)
         self._touches.add(reading, _markers(event))
-        own = event.transaction == self._id
+        own = event.transaction == self._id and not isinstance(event, LedgerCorrected)
         phase_before = self._phase_of(event.transaction)
         markers_before = self._marker_count()
         # An unknown transaction may have ended before the first event that was read.
@@ -308,11 +310,12 @@ class Explainer:
             self._repeated += 1
             return
         self._seen.add(event.event_id)
-        if phase_before in OPEN and self._last_event is not None:
+        from_writer = not isinstance(event, AbortRequested)
+        if phase_before in OPEN and self._last_event is not None and from_writer:
             gap = record.recorded_ms - self._last_event.recorded_ms
             if gap > self._gap:
                 self._gap, self._gap_after = gap, self._last_event
-        self._last_event = record
+        self._last_event = record if from_writer else self._last_event
         if isinstance(event, CommitIntent) and phase_before is None:
             self._add_intent(record, event)
         elif isinstance(event, CommitCompleted):
@@ -355,12 +358,14 @@ class Explainer:
                 self._first_heartbeat, self._last_heartbeat = self._first_heartbeat or record, record
             case MarkerCreated(markers=markers):
                 self._add_markers(record, markers, new)
+            case AbortRequested(operator=operator, reason=reason):
+                self._steps.append(timeline.AbortRequested(record, operator, reason))
             case CommitRequested(seq=seq, markers=markers):
                 if self._requested is None:
                     self._requested = record
                     self._waited_for = set()
                 self._steps.append(timeline.GrantRequested(record, seq, len(markers)))
-            case CommitIntent() | CommitCompleted() | TransactionAbandoned():
+            case CommitIntent() | CommitCompleted() | TransactionAbandoned() | LedgerCorrected():
                 raise AssertionError(f"{event.type} is no progress")
             case _:
                 assert_never(event)

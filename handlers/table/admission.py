@@ -125,7 +125,15 @@ def admit_ready(context: StepContext) -> list[Transaction]:
         done = state.ledger.get(transaction.writer)
         if done is not None and _already_committed(transaction, done):
             context.decide(
-                SkipBatch(transaction.id, transaction.writer, cause, done.transaction, done.version)
+                SkipBatch(
+                    transaction.id,
+                    transaction.writer,
+                    cause,
+                    done.transaction,
+                    done.version,
+                    transaction.batch_id,
+                    done.batch_id,
+                )
             )
             continue
         if next(blockers(state, transaction), None) is None:
@@ -142,7 +150,7 @@ def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, 
 
 
 def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
-    return transaction.batch_id is not None and transaction.batch_id <= done.batch_id
+    return done.covers(transaction.batch_id)
 
 
 def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:

@@ -9,9 +9,12 @@ Which events count (`why_ignored`). A client may publish any transaction id, so 
 | --- | --- |
 | any event of a transaction that the state has | its `writer` is the one of the intent |
 | `commit-completed` | it also names the grant of that transaction: a running or lapsed one, or that of an ended transaction |
+| `ledger-corrected` | always; it concerns no transaction |
 
 An event that doesn't count changes nothing but the moment; the agent reports it. In particular, the ledger changes only by a
-completion whose grant is in the log, and records the batch that the intent named.
+completion whose grant is in the log, and records the batch that the intent named, and by an operator's correction
+(docs/decisions/0020). After a correction, completions before it don't count: a replay may read them, while the ledger has what
+came later.
 
 Why this loses no commit (promise G6): a completion that counts needs its intent and its grant.
 
@@ -33,9 +36,11 @@ from typing import assert_never
 
 from lakewarden.events import (
     ALL_FILE_GROUPS,
+    AbortRequested,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
+    LedgerCorrected,
     Marker,
     MarkerCreated,
     TransactionAbandoned,
@@ -50,10 +55,19 @@ from lakewarden.handlers.table.state import (
     MAX_LOST_ON,
     MAX_LOST_ON_CHARACTERS,
     CommittedBatch,
+    Correction,
     Lapsed,
     TableState,
 )
-from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Grant, Phase, Transaction
+from lakewarden.handlers.table.transactions import (
+    LANDED,
+    OPEN,
+    AbortRequest,
+    Closed,
+    Grant,
+    Phase,
+    Transaction,
+)
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
     Admit,
@@ -73,21 +87,33 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
     state.moment += 1
     if why_ignored(state, event) is not None:
         return []
-    if isinstance(event, CommitIntent):
-        return _open_transaction(state, event, offset, now)
     transaction = state.transactions.get(event.transaction)
-    if isinstance(event, CommitCompleted):
-        _apply_completion(state, event, transaction)
-        return []
-    if isinstance(event, TransactionAbandoned):
-        state.lapsed.pop(event.transaction, None)
-    if transaction is None:
-        return []
-    if isinstance(event, TransactionAbandoned):
-        if transaction.phase is not Phase.COMMITTED:
-            close(state, transaction, _closed(Phase.ABORTED, transaction))
-        return []
-    if transaction.phase not in OPEN:
+    match event:
+        case CommitIntent():
+            return _open_transaction(state, event, offset, now)
+        case CommitCompleted():
+            _apply_completion(state, event, transaction, offset)
+        case LedgerCorrected():
+            _apply_correction(state, event, offset)
+        case TransactionAbandoned():
+            state.lapsed.pop(event.transaction, None)
+            if transaction is not None and transaction.phase is not Phase.COMMITTED:
+                close(state, transaction, _closed(Phase.ABORTED, transaction))
+        case _:
+            if transaction is not None and transaction.phase in OPEN:
+                return _apply_to_open(state, event, transaction, now)
+    return []
+
+
+def _apply_to_open(
+    state: TableState,
+    event: MarkerCreated | WriterHeartbeat | CommitRequested | AbortRequested,
+    transaction: Transaction,
+    now: float,
+) -> list[Overlap]:
+    if isinstance(event, AbortRequested):
+        if transaction.abort_request is None:
+            transaction.abort_request = AbortRequest(event.event_id, event.operator, event.reason)
         return []
     transaction.last_event_at = now
     match event:
@@ -109,6 +135,8 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
 
 def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
     """Why an event doesn't count, for people; None if it does."""
+    if isinstance(event, LedgerCorrected):
+        return None
     known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
     completed = isinstance(event, CommitCompleted)
     if known is None:
@@ -228,7 +256,20 @@ def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[
     return state.footprints.add(transaction, markers)
 
 
-def _apply_completion(state: TableState, event: CommitCompleted, transaction: Transaction | None) -> None:
+def _apply_correction(state: TableState, event: LedgerCorrected, offset: int) -> None:
+    """Enter what an operator stated. A repeated delivery, or an earlier correction in a replay, changes nothing."""
+    known = state.ledger.get(event.writer)
+    last = None if known is None else known.correction
+    if last is not None and (event.event_id == last.event_id or offset < last.offset):
+        return
+    correction = Correction(offset, event.event_id)
+    state.ledger[event.writer] = CommittedBatch(event.batch_id, event.transaction, None, correction)
+    state.unrecorded_batches.add(event.writer)
+
+
+def _apply_completion(
+    state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int
+) -> None:
     """Apply a completion that counts: its transaction is known, open or ended."""
     writer, batch_id = event.writer, None
     state.lapsed.pop(event.transaction, None)
@@ -249,9 +290,12 @@ def _apply_completion(state: TableState, event: CommitCompleted, transaction: Tr
             state.closed[event.transaction] = replace(closed, phase=Phase.COMMITTED)
     if batch_id is not None:
         known = state.ledger.get(writer)
-        if known is None or known.batch_id < batch_id:
-            state.ledger[writer] = CommittedBatch(batch_id, event.transaction, event.version)
-            state.unrecorded_batches.add(writer)
+        correction = None if known is None else known.correction
+        if correction is None or offset > correction.offset:
+            batch = CommittedBatch(batch_id, event.transaction, event.version, correction)
+            if known is None or known.rank < batch.rank:
+                state.ledger[writer] = batch
+                state.unrecorded_batches.add(writer)
     drop_old_evidence(state)
 
 

@@ -19,6 +19,7 @@ The rules are in the modules that they call:
 | `grants.py` | Which transaction may commit, and for how long? |
 | `liveness.py` | Which writers are lost, and which transactions are open for too long? |
 | `memory.py` | What is aborted at the agent's memory budget? |
+| `operators.py` | What follows from an operator's requests? |
 | `invariants.py` | Does the state agree with itself? |
 
 After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
@@ -40,10 +41,12 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from lakewarden.events import (
+    AbortRequested,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
     ConflictsLost,
+    LedgerCorrected,
     LedgerEventUnion,
     WriterEventUnion,
     WriterHeartbeat,
@@ -69,6 +72,8 @@ from lakewarden.handlers.table.grants import (
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
+from lakewarden.handlers.table.operators import abort_as_requested
+from lakewarden.handlers.table.replay import batch_of
 from lakewarden.handlers.table.state import CommittedBatch, LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
@@ -204,6 +209,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             if state.without_index:
                 abort_over_budget(context, None, limit)
             judge_unanswered_intents(context)
+            abort_as_requested(context)
             for writer in sorted(state.ledger):
                 abort_repeated_batch(context, writer)
             sweep(context)
@@ -237,7 +243,7 @@ def restore_batch(
     `record_again`: the ledger topic needs a new record, because compaction would keep another one (`replay.py`).
     """
     known = state.ledger.get(writer)
-    if known is None or known.batch_id < batch.batch_id:
+    if known is None or known.rank < batch.rank:
         state.ledger[writer] = batch
     if record_again:
         state.unrecorded_batches.add(writer)
@@ -250,7 +256,7 @@ def record_again(state: TableState, entry: LedgerEventUnion) -> None:
     """
     if isinstance(entry, ConflictsLost):
         state.unrecorded_losses.setdefault(entry.writer, "")
-    elif (known := state.ledger.get(entry.writer)) is not None and entry.batch_id < known.batch_id:
+    elif (known := state.ledger.get(entry.writer)) is not None and batch_of(entry).rank < known.rank:
         state.unrecorded_batches.add(entry.writer)
 
 
@@ -286,8 +292,14 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     if isinstance(event, CommitIntent):
         if before is None and transaction is not None:
             judge_intent(context, event)
-    elif before is None:
+    elif before is None and not isinstance(event, LedgerCorrected):
         _answer_unknown_transaction(context, event)
+    if isinstance(event, LedgerCorrected):
+        abort_repeated_batch(context, event.writer)
+        return
+    if isinstance(event, AbortRequested):
+        abort_as_requested(context)
+        return
     if isinstance(event, CommitCompleted):
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
@@ -314,6 +326,11 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
         if closed is not None and closed.phase is Phase.ABORTED:
             detail = "the writer had abandoned this transaction; the ledger has its batch as committed now"
             context.emit([Warn("commit-after-abandonment", event.transaction, event.writer, detail)])
+        return
+    if isinstance(event, AbortRequested):
+        if closed is None:
+            detail = "the agent knows no intent of the transaction that an operator wants to abort"
+            context.emit([Warn("abort-request.unknown", event.transaction, event.writer, detail)])
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
@@ -359,7 +376,13 @@ def _decide_outstanding(context: StepContext) -> None:
         # Each round ends or starts a transaction, which may unblock another: at most one round per transaction.
     for writer in sorted(state.unrecorded_batches):
         batch = state.ledger[writer]
-        context.emit([RecordBatch(batch.transaction, writer, batch.batch_id, batch.version)])
+        correction = batch.correction
+        corrected_at, event_id = (
+            (None, None) if correction is None else (correction.offset, correction.event_id)
+        )
+        context.emit(
+            [RecordBatch(batch.transaction, writer, batch.batch_id, batch.version, corrected_at, event_id)]
+        )
     state.unrecorded_batches.clear()
     for writer, lost_last in sorted(state.unrecorded_losses.items()):
         losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())

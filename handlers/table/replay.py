@@ -13,7 +13,8 @@ Terms
 
 Ledger
 5. The agent publishes its `partition-taken` to the ledger too. From that record on, a `conflicts-lost` of another term doesn't
-   count: a replaced agent published it. A `batch-committed` always counts, and the largest batch of a writer is in force.
+   count: a replaced agent published it. A `batch-committed` always counts. In force is the one that knows of the later
+   correction by an operator, and among these the one with the largest batch (`CommittedBatch.rank`).
 6. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
    entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
 """
@@ -33,6 +34,7 @@ from lakewarden.events import (
     PartitionTaken,
     counts,
 )
+from lakewarden.handlers.table.state import CommittedBatch, Correction
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,13 @@ class PublishedDecisions:
         return [decision for _, decision in self._decisions[first : self._applied]]
 
 
+def batch_of(entry: BatchCommitted) -> CommittedBatch:
+    """The batch of a ledger entry."""
+    known = entry.corrected_at is not None and entry.correction is not None
+    correction = Correction(entry.corrected_at or 0, entry.correction or "") if known else None
+    return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction)
+
+
 def entries_in_force(records: Iterable[LedgerRecord]) -> list[tuple[LedgerEventUnion, bool]]:
     """For each writer and kind of entry, return the entry in force (rule 5), and whether it is the last of its key.
 
@@ -100,7 +109,7 @@ def entries_in_force(records: Iterable[LedgerRecord]) -> list[tuple[LedgerEventU
                 in_force[key] = record
             elif known is None:
                 in_force[key] = record.model_copy(update=_NO_LOSSES)
-        elif not isinstance(known, BatchCommitted) or record.batch_id >= known.batch_id:
+        elif not isinstance(known, BatchCommitted) or batch_of(record).rank >= batch_of(known).rank:
             in_force[key] = record
     return [(entry, last[key] is entry) for key, entry in in_force.items()]
 

@@ -62,12 +62,34 @@ class LockView:
 
 
 @dataclass(frozen=True, slots=True)
+class Correction:
+    """A `ledger-corrected` of an operator."""
+
+    offset: int
+    """In `writers`."""
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommittedBatch:
     """The last batch of a writer that is known to be committed."""
 
-    batch_id: int
+    batch_id: int | None
+    """None: an operator stated that no batch is."""
     transaction: str
     version: str | None
+    correction: Correction | None = None
+    """The writer's last correction. Facts before its offset don't count."""
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Of two entries of one writer, the one with the larger rank is in force."""
+        corrected_at = -1 if self.correction is None else self.correction.offset
+        return (corrected_at, self.batch_id is not None, self.batch_id or 0)
+
+    def covers(self, batch_id: int | None) -> bool:
+        """Whether this batch of the writer is committed: batch ids rise, so smaller ones are, too."""
+        return batch_id is not None and self.batch_id is not None and batch_id <= self.batch_id
 
 
 @dataclass(frozen=True, slots=True)

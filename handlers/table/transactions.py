@@ -73,6 +73,15 @@ class Grant:
     revoked: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """An operator's request to end a transaction."""
+
+    event_id: str
+    operator: str
+    reason: str
+
+
 @dataclass(slots=True, eq=False)
 class Transaction:
     """One attempt of a writer to commit a batch."""
@@ -100,6 +109,8 @@ class Transaction:
     grant: Grant | None = None
     granted: str | None = None
     """Id of its grant, kept after the grant's end: a completion counts only if it names it."""
+    abort_request: AbortRequest | None = None
+    """The first request of an operator to end it, if there was one while it was open."""
     footprint: dict[str, list[str]] = field(default_factory=dict)
     """File groups by partition, each once, in the order of their first markers."""
     markers: int = 0

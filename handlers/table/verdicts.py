@@ -97,6 +97,10 @@ class SkipBatch:
     cause: Cause
     committed_transaction: str
     version: str | None
+    batch_id: int | None = None
+    """The batch that is skipped."""
+    committed_batch_id: int | None = None
+    """The writer's last committed batch: this one, or a later one."""
 
 
 Verdict: TypeAlias = Admit | AbortTransaction | GrantCommit | RenewGrant | SkipBatch
@@ -134,8 +138,10 @@ class RecordBatch:
 
     transaction: str
     writer: str
-    batch_id: int
+    batch_id: int | None
     version: str | None
+    corrected_at: int | None = None
+    correction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +210,13 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
             )
         case AlreadyCommitted():
             return SkipBatch(
-                event.transaction, event.writer, cause, event.committed_transaction, event.version
+                event.transaction,
+                event.writer,
+                cause,
+                event.committed_transaction,
+                event.version,
+                event.batch_id,
+                event.committed_batch_id,
             )
         case _:
             assert_never(event)

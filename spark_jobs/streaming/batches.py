@@ -111,7 +111,8 @@ class BatchWriter:
             try:
                 self._run_attempt(micro_batch, attempt)
                 return
-            except AlreadyCommitted:
+            except AlreadyCommitted as skipped:
+                _report_skipped(micro_batch, skipped)
                 return
             except GateError as error:
                 if not error.retriable or attempt.number >= self._max_attempts:
@@ -175,6 +176,20 @@ class BatchWriter:
             return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
         for txn in batch.opened:
             txn.notify("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
+
+
+def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
+    """Log a batch that is not written. Nothing else shows it: the query continues as after a commit."""
+    found_in = "the agent's ledger" if skipped.committed_transaction is not None else "the table"
+    log.warning(
+        "batch.skipped",
+        table=skipped.table,
+        writer=skipped.writer,
+        batch_id=batch.number,
+        committed_transaction=skipped.committed_transaction,
+        version=skipped.version,
+        detail=f"the batch is already committed, according to {found_in}; it is not written again",
+    )
 
 
 def wire_name(writer: str, context: SparkContext) -> str:

@@ -193,7 +193,7 @@ def _reasons() -> str:
         ),
         "writer-lost": ("no event of the writer arrived for too long", "begin a new transaction"),
         "lease-lost": (
-            "the agent lost the table's lock while the grant ran",
+            "the agent lost the table's lock while the grant ran, or an operator withdrew the grant",
             "if the publish has not started, begin a new transaction; else see [lapse](#a-lapse)",
         ),
         "outcome-unknown": (
@@ -218,8 +218,8 @@ def _reasons() -> str:
             "read `detail`; begin a new transaction if retriable",
         ),
         "operator": (
-            "an operator ended the transaction (not published by this version)",
-            "read `detail`; begin a new transaction if retriable",
+            "an operator ended the transaction",
+            "read `detail`; begin a new transaction, unless the job should stop",
         ),
     }
     assert set(meaning) == set(get_args(AbortReason)), "describe every reason"
@@ -240,13 +240,13 @@ def _limits() -> str:
         ("a record's value", f"{MAX_EVENT_BYTES:,} bytes", "refused before it is parsed"),
         ("markers in one event", f"{MAX_MARKERS_PER_EVENT:,}", "refused; split the list"),
         (
-            "`event_id`, `transaction`, `writer`",
+            "`event_id`, `transaction`, `writer`, `operator`",
             f"1 to {base.MAX_NAME} bytes of UTF-8, no line break",
             "refused",
         ),
         ("`grant` of a completion", f"1 to {base.MAX_GRANT} bytes of UTF-8, no line break", "refused"),
         ("`version`", f"{base.MAX_VERSION:,} characters", "refused"),
-        ("`reason` of an abandonment", f"{base.MAX_REASON:,} characters", "refused"),
+        ("`reason` of an abandonment or a request", f"{base.MAX_REASON:,} characters", "refused"),
         ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
         (
             "`priority` of a transaction",

@@ -28,6 +28,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
     Abort,
+    AbortRequested,
     Admitted,
     AlreadyCommitted,
     CommitCompleted,
@@ -36,6 +37,7 @@ from lakewarden.events import (
     CommitRequested,
     DecisionRecord,
     GrantRenewed,
+    LedgerCorrected,
     Marker,
     MarkerCreated,
     Topics,
@@ -73,6 +75,8 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-requested.markers": ("writers", lambda event: bool(event["markers"])),
     "commit-completed": ("writers", lambda event: event["version"] is not None),
     "transaction-abandoned": ("writers", lambda _: True),
+    "abort-requested": ("writers", lambda _: True),
+    "ledger-corrected": ("writers", lambda event: event["batch_id"] is not None),
     "admitted": ("decisions", lambda event: not event["reserved"]),
     "admitted.reserved": ("decisions", lambda event: bool(event["reserved"])),
     **{
@@ -84,6 +88,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
             "superseded",
             "not-allowed",
             "unknown-transaction",
+            "operator",
         )
     },
     "abort.outcome-unknown": (
@@ -105,7 +110,8 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "lock-released": ("audit", lambda _: True),
     "lock-lost": ("audit", lambda _: True),
     "lock-refused": ("audit", lambda event: event["waiting"]),
-    "batch-committed": ("ledger", lambda _: True),
+    "batch-committed": ("ledger", lambda event: event.get("corrected_at") is None),
+    "batch-committed.corrected": ("ledger", lambda event: event.get("corrected_at") is not None),
     "conflicts-lost": ("ledger", lambda event: event["losses"] > 0),
     "conflicts-lost.none": ("ledger", lambda event: event["losses"] == 0),
     "dead-letter": ("dead_letters", lambda _: True),
@@ -291,6 +297,18 @@ async def refusals(scene: Scene) -> None:
     await unknown.aborted()
 
 
+async def requests_of_an_operator(scene: Scene) -> None:
+    """An operator ends a transaction that hangs, and corrects the ledger."""
+    hung = Writer(scene, "orders-backfill", batch_id=3)
+    await hung.begin(heartbeat_seconds=100)
+    who = {"operator": "ann@operations", "reason": "hangs since noon"}
+    await scene.send(hung.event(AbortRequested, **who))
+    assert (await hung.aborted()).reason == "operator"
+    corrected = Writer(scene, "orders-corrections", transaction=f"ledger-corrected-{uuid.uuid4().hex}")
+    who["reason"] = "batch 7 was rolled back by hand"
+    await scene.send(corrected.event(LedgerCorrected, batch_id=6, **who))
+
+
 async def lost_lock(scene: Scene, server: S3Server) -> None:
     """Another process overwrites the lock object, and holds it when the next transaction needs it."""
     writer = Writer(scene, "returns-ingest", RETURNS)
@@ -345,6 +363,7 @@ async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]
         await restart(scene)
         await lost_writer(scene)
         await refusals(scene)
+        await requests_of_an_operator(scene)
         await lost_lock(scene, server)
         agent.stop()
     spans = {

@@ -215,7 +215,11 @@ def test_an_error_that_is_not_retriable_is_raised_at_once(harness: Harness, run_
     assert len(agent.wait_for("commit-intent")) == 1
 
 
-def test_committed_batches_are_skipped_and_the_query_continues(harness: Harness, run_query: RunQuery) -> None:
+def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
+    harness: Harness, run_query: RunQuery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The query succeeds, so the warning is the only trace of a batch that a wrong ledger makes it skip."""
+
     def remembering(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitIntent) and event.batch_id == 0:
             return [already_committed(event)]
@@ -232,7 +236,10 @@ def test_committed_batches_are_skipped_and_the_query_continues(harness: Harness,
     run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"), files=2)
 
     assert written == [1]
-    assert [intent.batch_id for intent in agent.wait_for("commit-intent", 2)] == [0, 1]
+    intents = agent.wait_for("commit-intent", 2)
+    assert [intent.batch_id for intent in intents] == [0, 1]
+    [line] = [each.getMessage() for each in caplog.records if each.getMessage().startswith("batch.skipped ")]
+    assert f"writer={intents[0].writer} batch_id=0 committed_transaction=earlier" in line
 
 
 def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(

@@ -111,6 +111,14 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
     ),
     events.TransactionAbandoned: st.builds(events.TransactionAbandoned, **_common, reason=texts),
+    events.AbortRequested: st.builds(events.AbortRequested, **_common, operator=names, reason=texts),
+    events.LedgerCorrected: st.builds(
+        events.LedgerCorrected,
+        **_common,
+        batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
+        operator=names,
+        reason=texts,
+    ),
     events.Admitted: st.builds(events.Admitted, **_decision),
     events.Abort: st.builds(
         events.Abort,

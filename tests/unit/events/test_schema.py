@@ -37,6 +37,8 @@ def test_the_schema_has_every_topic_and_every_event() -> None:
         "commit-requested",
         "commit-completed",
         "transaction-abandoned",
+        "abort-requested",
+        "ledger-corrected",
         "admitted",
         "abort",
         "commit-granted",

@@ -14,12 +14,15 @@ SCRIPT = (str(Path(sys.executable).with_name("lakewarden")),)
 MODULE = (sys.executable, "-m", "lakewarden.agent")
 COMMANDS = [
     (),
+    ("abort",),
     ("agent",),
     ("conflicts",),
     ("demo",),
     ("dev",),
     ("explain",),
     ("status",),
+    ("ledger",),
+    *(("ledger", name) for name in ("correct", "show")),
     ("lock",),
     *(("lock", name) for name in ("audit", "hold", "probe", "release", "show")),
 ]

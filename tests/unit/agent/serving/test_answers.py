@@ -77,7 +77,7 @@ ACTIONS = (
         "complete",
         "abandon",
     ),
-    *("lock", "lock", "tick", "restart", "forged", "loss", "commit", "commit"),
+    *("lock", "lock", "tick", "restart", "forged", "operator", "loss", "commit", "commit"),
 )
 
 
@@ -115,6 +115,15 @@ def act(draw: Any, table: Table) -> None:  # noqa: C901, PLR0912 - one case per 
             table.send(
                 "transaction-abandoned", which, reason=draw(fillers) * draw(st.sampled_from([0, 1000, 1001]))
             )
+        case "operator":
+            operator = filled("o", draw(fillers), draw(sizes))
+            reason = draw(fillers) * draw(st.sampled_from([0, 1000, 1001]))
+            if draw(st.booleans()):
+                table.send("abort-requested", which, operator=operator, reason=reason)
+            else:
+                table.send(
+                    "ledger-corrected", which, operator=operator, reason=reason, batch_id=draw(integers)
+                )
         case "forged":
             table.send("commit-completed", which, writer="other", grant="\x01" * 128, version="\x01" * 1024)
         case "commit":

@@ -54,6 +54,7 @@ STEPS: dict[str, str] = {
     "completed": "where grant version batch_id stood",
     "skipped": "where agent committed_transaction version",
     "abandoned": "where reason",
+    "abort-requested": "where operator reason",
     "ignored": "first where type events stood",
     "void": "where agent type reason taken_by taken_at",
     "taken": "where agent",
@@ -91,7 +92,7 @@ def test_the_names_of_status_are_fixed() -> None:
     assert names(TableView) == "table lock transactions stopped"
     assert names(LockHolder) == "held lock agent owner valid_until last_step detail"
     assert names(TransactionView) == (
-        "transaction writer batch_id phase since waiting_on partitions file_groups"
+        "transaction writer batch_id phase since waiting_on partitions file_groups granted revoked"
     )
 
 

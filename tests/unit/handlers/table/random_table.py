@@ -16,6 +16,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from lakewarden.events import (
+    AbortRequested,
     Admission,
     CommitCompleted,
     CommitIntent,
@@ -307,6 +308,13 @@ class Table(RuleBasedStateMachine):
     def end_without_commit(self, process: Process) -> None:
         process.phase = "ended"
         self.send(TransactionAbandoned, process, reason="the writer failed")
+
+    @rule(index=indexes)
+    def operator_aborts(self, index: int) -> None:
+        """An operator requests the abort of a transaction, which may have ended meanwhile."""
+        process = self.pick(index)
+        if process is not None:
+            self.send(AbortRequested, process, operator="ops", reason="it hangs")
 
     @precondition(lambda self: self.sent)
     @rule(index=st.integers(0, 1000))

@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from lakewarden.events import (
+    AbortRequested,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
+    LedgerCorrected,
     Marker,
     MarkerCreated,
     Operation,
@@ -131,6 +133,17 @@ class World:
     def abandon(self, transaction: str, **fields: Any) -> World:
         return self.read(self.event(TransactionAbandoned, transaction, reason="the writer failed", **fields))
 
+    def request_abort(self, transaction: str, **fields: Any) -> World:
+        """An operator requests the abort of a transaction."""
+        return self.read(
+            self.event(AbortRequested, transaction, **{"operator": "ops", "reason": "it hangs", **fields})
+        )
+
+    def correct(self, writer: str, batch_id: int | None, **fields: Any) -> World:
+        """An operator corrects the ledger."""
+        fields = {"operator": "ops", "reason": "a mistake", "writer": writer, "batch_id": batch_id, **fields}
+        return self.read(self.event(LedgerCorrected, f"correction-{self.offset + 1}", **fields))
+
     def tick(self, after: float = 1.0, *, request_age: float = 0.0) -> World:
         """Run the periodic check. The agent requested the end of the log `request_age` seconds before, and has read up to it."""
         self.now += after
@@ -244,6 +257,7 @@ def facts(state: TableState) -> dict[str, object]:
                 "footprint": each.footprint,
                 "markers": each.markers,
                 "batch": each.batch_id,
+                "abort_request": each.abort_request,
             }
             for each in state.transactions.values()
         },

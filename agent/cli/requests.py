@@ -1,0 +1,239 @@
+"""The commands `lakewarden abort` and `lakewarden ledger …`: their options, output and exit codes."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lakewarden.agent.cli.options import (
+    BootstrapServers,
+    Config,
+    Output,
+    OutputFormat,
+    run,
+    show_help_without_command,
+)
+from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.operators.ledger import LedgerLine, ledger
+from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import canonical_table
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+"""A granted transaction ends with its grant lease, 20 s by default, and a check of the agent."""
+MAX_REASON = 500
+"""Characters: the agent repeats the reason in an abort."""
+MAX_OPERATOR_BYTES = 512
+NO_BATCH = "none"
+UNLIMITED_COLUMNS = 2_000
+
+ledger_app = typer.Typer(
+    help="Print or correct the ledger: the last committed batch of each writer.",
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+OnlyTable = Annotated[
+    str | None, typer.Option("--table", metavar="T", help="URI of the table, if the name is not unique.")
+]
+Operator = Annotated[
+    str | None,
+    typer.Option("--operator", metavar="NAME", help="Who requests it; default: your user and host name."),
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept in the log.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long to wait for the outcome.")
+]
+
+
+def abort_command(
+    transaction: Annotated[
+        str, typer.Argument(metavar="TRANSACTION", help="Transaction id, or a unique prefix of it.")
+    ],
+    *,
+    table: OnlyTable = None,
+    reason: Reason = "no reason given",
+    operator: Operator = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """End an open transaction, for example one whose work hangs, and print the outcome.
+
+    A transaction that is not granted is aborted at once. A granted one may be publishing: its grant is withdrawn, and no
+    other transaction of the table is granted before its lease is over. The job may begin a new transaction, which queues
+    behind the others. To stop the job, stop its driver.
+
+    Exit codes: 0 the transaction has ended; 1 no such open transaction, no outcome in time, or another failure; 2 usage
+    error.
+    """
+    settings = _settings(config, bootstrap_servers)
+    if not transaction:
+        raise typer.BadParameter(
+            "the transaction id is empty; lakewarden status prints ids", param_hint="TRANSACTION"
+        )
+    only_table, requester = _table(table), _requester(operator, reason, timeout)
+
+    def report(line: str) -> None:
+        if output is Output.TEXT:
+            typer.echo(line)
+
+    outcome = run(lambda: abort(settings, transaction, only_table, requester, report))
+    typer.echo(json.dumps(asdict(outcome)) if output is Output.JSON else _outcome_line(outcome))
+
+
+@ledger_app.callback(invoke_without_command=True)
+def _help(context: typer.Context) -> None:
+    show_help_without_command(context)
+
+
+@ledger_app.command(name="show", short_help="Print the last committed batch of each writer.")
+def show_command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[TABLE|WRITER]...",
+            help="Only these tables and writers; a streaming query's writer with or without its query id.",
+        ),
+    ] = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """Print what the ledger has for each writer of each table: its last committed batch, and the conflicts lost in a row.
+
+    The agent skips a batch whose id is not larger than the one printed here. The command reads the Kafka topics, so it also
+    works while no agent runs.
+    """
+    settings = _settings(config, bootstrap_servers)
+    wanted = [_canonical_if_table(each) for each in names or ()]
+    lines = run(lambda: ledger(settings, wanted))
+    if output is Output.JSON:
+        typer.echo(json.dumps([asdict(each) for each in lines]))
+    elif lines:
+        _print_lines(lines)
+    else:
+        typer.echo("the ledger has no entry" + (f" of {', '.join(wanted)}" if wanted else ""))
+
+
+@ledger_app.command(name="correct", short_help="State which batch of a writer is its last committed one.")
+def correct_command(
+    *,
+    writer: Annotated[
+        str, typer.Option("--writer", metavar="W", help="The writer, as lakewarden ledger show prints it.")
+    ],
+    batch_id: Annotated[
+        str,
+        typer.Option(
+            "--batch-id",
+            metavar="N|none",
+            help="Its last committed batch: smaller ids are skipped too. none: the next batch is written whatever its id.",
+        ),
+    ],
+    reason: Reason,
+    table: OnlyTable = None,
+    operator: Operator = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """State which batch of a writer is its last committed one, from now on.
+
+    Check the table first. With a batch id that is too small, batches that the table contains may be written again; with one
+    that is too large, batches are skipped and their data is missing.
+
+    Exit codes: 0 the ledger has the correction; 1 no agent recorded it in time, or another failure; 2 usage error.
+    """
+    settings = _settings(config, bootstrap_servers)
+    number = _batch_id(batch_id)
+    only_table, requester = _table(table), _requester(operator, reason, timeout)
+    before, after = run(lambda: correct(settings, only_table, writer, number, requester))
+    if output is Output.JSON:
+        typer.echo(json.dumps({"before": None if before is None else asdict(before), "after": asdict(after)}))
+        return
+    was = "no batch" if before is None or before.batch_id is None else f"batch {before.batch_id}"
+    now = "no batch" if after.batch_id is None else f"batch {after.batch_id}"
+    typer.echo(
+        f"writer {after.writer}, table {after.table}: the ledger had {was} as committed; now it has {now}"
+    )
+
+
+def _settings(config: Config, bootstrap_servers: BootstrapServers) -> KafkaSettings:
+    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
+    configure_logging("auto", "warning", stream=sys.stderr)
+    return settings
+
+
+def _table(table: str | None) -> str | None:
+    try:
+        return None if table is None else canonical_table(table)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--table") from None
+
+
+def _canonical_if_table(name: str) -> str:
+    try:
+        return canonical_table(name)
+    except ValueError:
+        return name
+
+
+def _requester(operator: str | None, reason: str, timeout: float) -> Requester:
+    who = operator if operator is not None else f"{getpass.getuser()}@{socket.gethostname()}"
+    if not who or len(who.encode()) > MAX_OPERATOR_BYTES or not who.isprintable():
+        raise typer.BadParameter(f"1 to {MAX_OPERATOR_BYTES} bytes on one line", param_hint="--operator")
+    if len(reason) > MAX_REASON:
+        raise typer.BadParameter(f"at most {MAX_REASON} characters", param_hint="--reason")
+    return Requester(who, reason, timeout)
+
+
+def _batch_id(text: str) -> int | None:
+    if text == NO_BATCH:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise typer.BadParameter(
+            f"{text!r} is neither an integer of 64 bits nor none", param_hint="--batch-id"
+        )
+    return number
+
+
+def _outcome_line(outcome: AbortOutcome) -> str:
+    detail = f": {outcome.detail}" if outcome.detail else ""
+    match outcome.outcome:
+        case "aborted":
+            return f"aborted ({outcome.reason}){detail}"
+        case "committed":
+            return "committed: the writer had published before the request took effect"
+        case "abandoned":
+            return "abandoned by its writer: nothing was committed"
+        case _:
+            return f"outcome unknown{detail}"
+
+
+def _print_lines(lines: list[LedgerLine]) -> None:
+    rows = Table("table", "writer", "batch", "recorded", "version", "lost in a row", "transaction", box=None)
+    for each in lines:
+        rows.add_row(
+            each.table,
+            each.writer,
+            "" if each.batch_id is None else str(each.batch_id),
+            each.recorded or "",
+            each.version or "",
+            str(each.losses),
+            each.transaction or "",
+        )
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(rows)

@@ -1,0 +1,108 @@
+"""Replays the log for operators' commands, with the code of a starting agent. It asks no agent, so it works while none runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from aiokafka import TopicPartition
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.kafka import partitions_of, read_to_end, reader, start_client, stop_client
+from lakewarden.agent.serving.partition import decoded_decisions
+from lakewarden.agent.serving.takeover import Start, find_starts
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import (
+    WRITER_EVENT,
+    Abort,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    Undecodable,
+    decode,
+)
+from lakewarden.handlers.table.machine import replay_event, replay_verdict
+from lakewarden.handlers.table.replay import PublishedDecisions
+from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import verdict_of
+
+
+@dataclass(slots=True)
+class LogReplay:
+    """The state of every table that the log has events of, since the last checkpoint."""
+
+    starts: dict[int, Start]
+    """Where the replay of each Kafka partition started, and what its log lacks."""
+    tables: dict[str, TableState] = field(default_factory=dict)
+    opened: dict[str, datetime] = field(default_factory=dict)
+    """When each transaction was opened, by its writer's clock."""
+    granted: dict[str, datetime] = field(default_factory=dict)
+    """When each transaction was granted, by the agent's clock."""
+    revoked: dict[str, str] = field(default_factory=dict)
+    """Why the grant of a transaction was withdrawn. Its lease still runs."""
+    partition: dict[str, int] = field(default_factory=dict)
+    """The Kafka partition of each table."""
+    next_offsets: dict[TopicPartition, int | None] = field(default_factory=dict)
+    """Where the replay ended in `writers` and `decisions`. None: at the beginning of an empty partition."""
+    decisions: dict[int, list[ConsumerRecord]] = field(default_factory=dict)
+    """The records of `decisions`, by Kafka partition."""
+
+    def replay(self, number: int, events: Iterable[ConsumerRecord], decisions: PublishedDecisions) -> None:
+        """Replay a partition: its events, and each decision after the event that led to it."""
+        for record in events:
+            event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+            if not isinstance(event, Undecodable):
+                if isinstance(event, CommitIntent | CommitRequested):
+                    self.opened.setdefault(event.transaction, event.at)
+                self.partition[event.table] = number
+                state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
+                replay_event(state, event, record.offset, monotonic())
+            for decision in decisions.pop_due(record.offset):
+                self.apply(decision)
+        for decision in decisions.pop_due(None):
+            self.apply(decision)
+
+    def apply(self, decision: DecisionEventUnion) -> None:
+        """Apply a decision."""
+        state = self.tables.get(decision.table)
+        if state is None:
+            return
+        kept = state.transactions.get(decision.transaction)
+        if isinstance(decision, Abort) and kept is not None and kept.phase is Phase.GRANTED:
+            self.revoked.setdefault(
+                decision.transaction, ": ".join(filter(None, (decision.reason, decision.detail)))
+            )
+        if isinstance(decision, CommitGranted):
+            self.granted.setdefault(decision.transaction, decision.at)
+        replay_verdict(state, verdict_of(decision), monotonic())
+
+
+async def replay_log(settings: KafkaSettings) -> LogReplay:
+    """Replay `writers` and `decisions` from the last checkpoint to their ends."""
+    topics = settings.topics
+    partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        starts = await find_starts(settings, client, partitions)
+    finally:
+        await stop_client(client)
+    spans: dict[TopicPartition, int | None] = {}
+    for number, start in starts.items():
+        spans[TopicPartition(topics.writers, number)] = start.offset
+        spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
+    records = await read_to_end(settings, spans)
+    found = LogReplay(starts)
+    for partition, offset in spans.items():
+        read = records[partition]
+        found.next_offsets[partition] = read[-1].offset + 1 if read else offset
+    for number in partitions:
+        decisions = records[TopicPartition(topics.decisions, number)]
+        found.decisions[number] = decisions
+        published = decoded_decisions(starts[number].decisions, decisions)
+        found.replay(number, records[TopicPartition(topics.writers, number)], published)
+    return found

@@ -1,0 +1,286 @@
+"""Requests of an operator: `lakewarden abort` and `lakewarden ledger correct` (docs/decisions/0020).
+
+A request is an event in the log. The command publishes it, then consumes the topics until the agent has answered it. If no agent
+runs, the request stays in the log, and the agent that takes the table over answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import anyio
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import fresh_id, utc_now
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import missing_right, partitions_of, producer, reader, start_client, stop_client
+from lakewarden.agent.operators.explain import not_found, search_log
+from lakewarden.agent.operators.ledger import LedgerLine, ledger
+from lakewarden.agent.operators.log_replay import LogReplay, replay_log
+from lakewarden.agent.serving.partition import decoded_decisions
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import (
+    LEDGER_EVENT,
+    AbortRequested,
+    BatchCommitted,
+    LedgerCorrected,
+    decode,
+    encode,
+)
+from lakewarden.handlers.table.replay import Position
+from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transaction
+
+MAX_LISTED = 5
+"""Transactions or tables that an error lists, if several match."""
+POLL_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who requests something, why, and how long the command waits for the outcome."""
+
+    operator: str
+    reason: str
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbortOutcome:
+    """How a transaction ended after the request. The field names are the JSON of `lakewarden abort`."""
+
+    transaction: str
+    writer: str
+    table: str
+    batch_id: int | None
+    phase: str
+    """Its phase before the request."""
+    outcome: str
+    """`aborted`, `abandoned`, `committed` or `outcome-unknown`."""
+    reason: str | None
+    """The reason of the abort."""
+    detail: str | None
+
+
+async def abort(
+    settings: KafkaSettings,
+    prefix: str,
+    table: str | None,
+    requester: Requester,
+    report: Callable[[str], None],
+) -> AbortOutcome:
+    """End the open transaction whose id begins with `prefix`, and return the outcome. `report` gets a line per step."""
+    replay = await replay_log(settings)
+    found = _open_transaction(replay, prefix, table)
+    if found is None:
+        raise await _nothing_open(settings, prefix, table)
+    state, transaction = found
+    phase, batch_id = transaction.phase, transaction.batch_id
+    name = f"transaction {transaction.id} of writer {transaction.writer}, table {state.uri}"
+    request = AbortRequested(
+        event_id=fresh_id(),
+        table=state.uri,
+        transaction=transaction.id,
+        writer=transaction.writer,
+        at=utc_now(),
+        operator=requester.operator,
+        reason=requester.reason,
+    )
+    number = replay.partition[state.uri]
+    await _publish(settings, request, number)
+    report(f"{name}, {phase.value}: abort requested")
+    topics = settings.topics
+    spans = {
+        each: replay.next_offsets[each]
+        for each in (TopicPartition(topics.writers, number), TopicPartition(topics.decisions, number))
+    }
+    term = decoded_decisions(Position(0, None), replay.decisions[number]).term
+    withdrawn = transaction.id in replay.revoked
+    with anyio.move_on_after(requester.timeout_seconds):
+        async with aclosing(_follow(settings, spans)) as batches:
+            async for batch in batches:
+                decided = batch.get(TopicPartition(topics.decisions, number), ())
+                published = decoded_decisions(Position(0, term), decided)
+                term = published.term
+                # Decisions first: a completion counts only after the grant that it names.
+                for decision in published.all():
+                    replay.apply(decision)
+                events = batch.get(TopicPartition(topics.writers, number), ())
+                replay.replay(number, events, decoded_decisions(Position(0, None), ()))
+                ended = _outcome(state, transaction.id)
+                if ended is not None:
+                    outcome, reason, detail = ended
+                    return AbortOutcome(
+                        transaction.id,
+                        transaction.writer,
+                        state.uri,
+                        batch_id,
+                        phase.value,
+                        outcome,
+                        reason,
+                        detail,
+                    )
+                if transaction.id in replay.revoked and not withdrawn:
+                    withdrawn = True
+                    report(
+                        "its grant is withdrawn; its writer may be publishing, so the outcome follows with its report or the end "
+                        "of the grant lease"
+                    )
+    raise AgentError(
+        f"{name}: no outcome within {requester.timeout_seconds:g} s (--timeout); the request is in the log, and the agent that "
+        f"serves the table answers it; see lakewarden explain {transaction.id}"
+    )
+
+
+async def correct(
+    settings: KafkaSettings, table: str | None, writer: str, batch_id: int | None, requester: Requester
+) -> tuple[LedgerLine | None, LedgerLine]:
+    """State the writer's last committed batch. Return what the ledger had, and what it has now."""
+    lines = [each for each in await ledger(settings, [writer]) if each.writer == writer]
+    uri = _table_of(lines, writer, table)
+    before = next((each for each in lines if each.table == uri), None)
+    request = LedgerCorrected(
+        event_id=fresh_id(),
+        table=uri,
+        transaction=f"ledger-corrected-{fresh_id()}",
+        writer=writer,
+        at=utc_now(),
+        batch_id=batch_id,
+        operator=requester.operator,
+        reason=requester.reason,
+    )
+    topic = settings.topics.ledger
+    spans = await _ends(settings, await partitions_of(settings, topic))
+    offset = await _publish(settings, request, None)
+    with anyio.move_on_after(requester.timeout_seconds):
+        async with aclosing(_follow(settings, spans)) as batches:
+            async for batch in batches:
+                for record in (each for records in batch.values() for each in records):
+                    entry = decode(LEDGER_EVENT, record.value)
+                    if isinstance(entry, BatchCommitted) and entry.correction == request.event_id:
+                        return before, LedgerLine.of(entry, None)
+    raise AgentError(
+        f"writer {writer}, table {uri}: no agent recorded the correction within {requester.timeout_seconds:g} s (--timeout); "
+        f"it is in the log at offset {offset}, and the agent that serves the table applies it; see lakewarden ledger show "
+        f"{writer}"
+    )
+
+
+def _open_transaction(
+    replay: LogReplay, prefix: str, table: str | None
+) -> tuple[TableState, Transaction] | None:
+    """The open transaction with this id, else the only one whose id begins with it. None if there is none."""
+    states = [each for uri, each in replay.tables.items() if table in (None, uri)]
+    every = [
+        (state, each)
+        for state in states
+        for each in state.transactions.values()
+        if each.id.startswith(prefix) and each.phase in OPEN
+    ]
+    found = [pair for pair in every if pair[1].id == prefix] or every
+    if len(found) > 1:
+        names = ", ".join(
+            f"{each.id} (writer {each.writer}, table {state.uri})" for state, each in found[:MAX_LISTED]
+        )
+        more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+        raise AgentError(
+            f"{len(found)} open transactions begin with {prefix!r}: {names}{more}; give more of the id, or --table"
+        )
+    return found[0] if found else None
+
+
+async def _nothing_open(settings: KafkaSettings, prefix: str, table: str | None) -> AgentError:
+    """Why there is no such open transaction: it has ended, or the log has none."""
+    search = await search_log(settings, prefix)
+    found = search.candidates(table)
+    if not found:
+        return AgentError(not_found(settings, search, table))
+    named = [
+        f"{each.transaction} of writer {each.writer}, table {each.table}," for each in found[-MAX_LISTED:]
+    ]
+    return AgentError(
+        f"transaction {' and '.join(named)} has ended; there is nothing to abort; lakewarden explain tells how it ended"
+    )
+
+
+def _outcome(state: TableState, transaction: str) -> tuple[str, str | None, str | None] | None:
+    """How a transaction ended, with the reason and detail of its abort; None while it is open."""
+    kept, closed = state.transactions.get(transaction), state.closed.get(transaction)
+    phase = kept.phase if kept is not None else closed.phase if closed is not None else None
+    if phase is Phase.UNKNOWN:
+        return "outcome-unknown", "outcome-unknown", "check whether the table contains the batch"
+    if phase in LANDED:
+        return "committed", None, None
+    if closed is None:
+        return None
+    if closed.reason is None:
+        return "abandoned", None, None
+    return "aborted", str(closed.reason), closed.detail
+
+
+def _table_of(lines: list[LedgerLine], writer: str, table: str | None) -> str:
+    if table is not None:
+        return table
+    tables = [each.table for each in lines]
+    if len(tables) == 1:
+        return tables[0]
+    if not tables:
+        raise AgentError(
+            f"the ledger has no entry of writer {writer}; check the name (lakewarden ledger show), or add --table"
+        )
+    named = ", ".join(tables[:MAX_LISTED])
+    raise AgentError(
+        f"the ledger has entries of writer {writer} for {len(tables)} tables ({named}); choose one with --table"
+    )
+
+
+async def _publish(
+    settings: KafkaSettings, event: AbortRequested | LedgerCorrected, number: int | None
+) -> int:
+    """Publish to `writers`. Return the offset."""
+    client = producer(settings)
+    await start_client(client, settings)
+    try:
+        done = await client.send_and_wait(
+            settings.topics.writers, encode(event), key=event.table.encode(), partition=number
+        )
+    except KafkaError as error:
+        reason = missing_right(error, settings) or f"Kafka rejects it: {error!r}"
+        raise AgentError(f"{event.type} of table {event.table} could not be published: {reason}") from error
+    finally:
+        await stop_client(client)
+    return int(done.offset)
+
+
+async def _ends(
+    settings: KafkaSettings, partitions: list[TopicPartition]
+) -> dict[TopicPartition, int | None]:
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        return dict(await client.end_offsets(partitions))
+    finally:
+        await stop_client(client)
+
+
+async def _follow(
+    settings: KafkaSettings, starts: Mapping[TopicPartition, int | None]
+) -> AsyncGenerator[Mapping[TopicPartition, list[ConsumerRecord]]]:
+    """The records from these offsets on, in batches; never ends. Close the generator (`aclosing`)."""
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        client.assign(list(starts))
+        for partition, start in starts.items():
+            if start is None:
+                await client.seek_to_beginning(partition)
+            else:
+                client.seek(partition, start)
+        while True:
+            yield await client.getmany(timeout_ms=POLL_MS)
+    finally:
+        await stop_client(client)

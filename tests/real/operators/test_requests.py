@@ -1,0 +1,197 @@
+"""`lakewarden abort` and `lakewarden ledger`, against a real broker and agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from lakewarden.events import Abort, Admitted, AlreadyCommitted, BatchCommitted, CommitGranted
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+
+pytestmark = [pytest.mark.real]
+
+COMMAND = [sys.executable, "-m", "lakewarden.agent"]
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+async def run(scene: World, *arguments: str) -> Done:
+    values = scene.values()
+    values.pop("allow")
+    names = ("bootstrap_servers", "topic_prefix", "group")
+    settings = environment({name: values[name] for name in names})
+    with anyio.fail_after(PATIENCE_SECONDS):
+        done = await anyio.run_process([*COMMAND, *arguments], check=False, env={**os.environ, **settings})
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World) -> None:
+    """Its work hangs. The abort frees what it touched."""
+    async with scene.agent():
+        hung = scene.writer("hung")
+        await hung.begin(batch_id=7)
+
+        done = await run(scene, "abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
+        abort = await hung.wait_for(Abort)
+        again = await run(scene, "abort", hung.transaction)
+        explained = await run(scene, "explain", hung.transaction)
+
+    assert (abort.reason, abort.retriable) == ("operator", True)
+    assert done == Done(
+        0,
+        f"transaction {hung.transaction} of writer hung, table {scene.table}, active: abort requested\n"
+        "aborted (operator): requested by operator 'ann': hangs\n",
+        "",
+    )
+    assert again.code == 1
+    assert f"transaction {hung.transaction} of writer hung, table {scene.table}, has ended" in again.err
+    assert "operator ann requests its abort: hangs" in explained.out
+    assert "ABORTED (operator)" in explained.out
+
+
+async def test_the_grant_of_a_granted_transaction_is_withdrawn_and_the_command_waits_for_its_end(
+    scene: World,
+) -> None:
+    """The writer may be publishing, so no other one is granted before the lease is over."""
+    async with scene.agent():
+        hung, other = scene.writer("hung"), scene.writer("other")
+        await hung.begin()
+        await other.begin()
+        await hung.obtain_grant()
+        await other.request_commit()
+
+        done = await run(scene, "abort", hung.transaction, "--output", "json")
+        aborts = await scene.wait_for(Abort, hung.mine, count=2)
+        await other.wait_for(CommitGranted)
+
+    outcome = json.loads(done.out)
+    assert [each.reason for each in aborts] == ["lease-lost", "outcome-unknown"]
+    assert (done.code, outcome["phase"], outcome["outcome"]) == (0, "granted", "outcome-unknown")
+
+
+async def test_status_shows_a_withdrawn_grant_with_the_reason(scene: World) -> None:
+    """Until its lease is over, it is why no other transaction is granted."""
+    async with scene.agent(grant_seconds=200, validity_seconds=600, renew_seconds=60):
+        hung = scene.writer("hung")
+        await hung.begin()
+        await hung.obtain_grant()
+        ended = await run(scene, "abort", hung.transaction, "--reason", "hangs", "--timeout", "1")
+        await hung.wait_for(Abort)
+
+        as_json = await run(scene, "status", "--output", "json")
+        as_text = await run(scene, "status")
+
+    [view] = json.loads(as_json.out)
+    [shown] = view["transactions"]
+    assert (shown["phase"], shown["revoked"].partition(":")[0]) == ("granted", "lease-lost")
+    assert shown["granted"] is not None
+    assert (
+        "the grant of hung is withdrawn, its lease still runs: lease-lost: requested by operator"
+        in as_text.out
+    )
+    assert ended.code == 1
+    assert "no outcome within 1 s (--timeout); the request is in the log" in ended.err
+
+
+async def test_an_unknown_transaction_cannot_be_aborted(scene: World) -> None:
+    """A typing error."""
+    async with scene.agent():
+        done = await run(scene, "abort", "nothing")
+
+    assert done.code == 1
+    assert "no transaction 'nothing' in all 2 partitions of" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: World) -> None:
+    """A mistaken batch id made the agent skip every later batch of a query."""
+    async with scene.agent():
+        mistaken = scene.writer("job:1")
+        await mistaken.begin(batch_id=10**12)
+        await mistaken.complete((await mistaken.obtain_grant()).grant)
+        await scene.wait_for(BatchCommitted)
+
+        shown = await run(scene, "ledger", "show", "job", "--output", "json")
+        corrected = await run(
+            scene, "ledger", "correct", "--writer", "job:1", "--batch-id", "7", "--reason", "a mistake"
+        )
+        skipped = scene.writer("job:1")
+        await skipped.send_intent(batch_id=7)
+        answer = await skipped.wait_for(AlreadyCommitted)
+
+    async with scene.agent():
+        following = scene.writer("job:1")
+        await following.send_intent(batch_id=8)
+        await following.wait_for(Admitted)
+        text = await run(scene, "ledger", "show", scene.table)
+
+    [line] = json.loads(shown.out)
+    assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
+    assert corrected == Done(
+        0,
+        f"writer job:1, table {scene.table}: the ledger had batch {10**12} as committed; now it has batch 7\n",
+        "",
+    )
+    assert (answer.batch_id, answer.committed_batch_id) == (7, 7)
+    assert answer.committed_transaction.startswith("ledger-corrected-")
+    assert [line.split()[:3] for line in text.out.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
+
+
+async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scene: World) -> None:
+    """The ledger's key is table and writer."""
+    async with scene.agent():
+        done = await run(
+            scene, "ledger", "correct", "--writer", "nobody", "--batch-id", "none", "--reason", "test"
+        )
+        with_table = await run(
+            scene,
+            *("ledger", "correct", "--writer", "nobody", "--batch-id", "none", "--reason", "test"),
+            *("--table", scene.table, "--output", "json"),
+        )
+
+    assert done.code == 1
+    assert "the ledger has no entry of writer nobody; check the name" in done.err
+    assert json.loads(with_table.out)["before"] is None
+    assert json.loads(with_table.out)["after"]["batch_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["abort", ""], "the transaction id is empty"),
+        (["abort", "t", "--table", "x"], "--table: not a table URI"),
+        (
+            ["ledger", "correct", "--writer", "w", "--batch-id", "many", "--reason", "r"],
+            "'many' is neither an integer of 64 bits nor none",
+        ),
+        (["ledger", "correct", "--writer", "w", "--batch-id", "1"], "--reason"),
+    ],
+)
+async def test_a_usage_error_has_exit_code_2(scene: World, arguments: list[str], problem: str) -> None:
+    """One line, with the problem."""
+    done = await run(scene, *arguments)
+
+    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
+    assert problem in done.err
