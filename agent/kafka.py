@@ -276,8 +276,13 @@ async def batches_to_end(
     settings: KafkaSettings,
     starts: Mapping[TopicPartition, int | None],
     stops: Mapping[TopicPartition, int] | None = None,
+    *,
+    max_records: int | None = None,
 ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
-    """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`)."""
+    """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`).
+
+    `max_records`: the most records of all batches that are fetched together.
+    """
     if not starts:
         return
     consumer = reader(settings)
@@ -291,7 +296,9 @@ async def batches_to_end(
             consumer.seek(partition, max(start or 0, beginnings[partition]))
         unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
         while unread:
-            for partition, records in (await consumer.getmany(*unread, timeout_ms=500)).items():
+            for partition, records in (
+                await consumer.getmany(*unread, timeout_ms=500, max_records=max_records)
+            ).items():
                 yield partition, [record for record in records if record.offset < ends[partition]]
             unread = {each for each in unread if await consumer.position(each) < ends[each]}
     finally:

@@ -290,7 +290,7 @@ class Settings(KafkaSettings):
     max_tables: int = Field(
         default=10_000,
         ge=1,
-        description="most tables of one Kafka partition; the agent refuses events of further tables",
+        description="most tables of one Kafka partition with an event in the last ten minutes; further tables are refused",
     )
 
     shutdown_seconds: Seconds = Field(default=10.0, description="time limit of an orderly shutdown")

@@ -98,6 +98,15 @@ class TableLocks:
         if uri in self._keepers:
             self._keepers.pop(uri)[1].cancel()
 
+    def forget(self, uri: str) -> bool:
+        """Forget where the table's lock is, and end its keeper. False if the lock is not released yet."""
+        if uri in self._keepers:
+            if not self._keepers[uri][0].idle:
+                return False
+            self._keepers.pop(uri)[1].cancel()
+        self._places.pop(uri, None)
+        return True
+
     async def release(self, uris: Collection[str]) -> None:
         """Release the locks of these tables; leave all others to expire."""
         async with anyio.create_task_group() as releases:
@@ -130,7 +139,7 @@ class TableLocks:
     def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
         event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, step)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
-        if self._places[uri] is not place or not relied_on:
+        if self._places.get(uri) is not place or not relied_on:
             return  # The lock is being released: the table does not need it any more, or has changed to another lock.
         now, offset = monotonic(), self._last_offset()
         match step:

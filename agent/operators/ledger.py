@@ -9,7 +9,7 @@ from lakewarden.agent.kafka import partitions_of, read_to_end
 from lakewarden.agent.serving.partition import decoded_ledger
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, ConflictsLost, LedgerEventUnion
-from lakewarden.handlers.table.replay import entries_in_force
+from lakewarden.handlers.table.ledger import events_in_force
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ async def ledger(settings: KafkaSettings, names: Collection[str] = ()) -> list[L
     losses: dict[tuple[str, str], ConflictsLost] = {}
     for partition in await partitions_of(settings, settings.topics.ledger):
         records = await read_to_end(settings, {partition: None})
-        for entry, _ in entries_in_force(decoded_ledger(records[partition])):
+        for entry in events_in_force(decoded_ledger(records[partition])):
             if not names or _matches(entry, names):
                 if isinstance(entry, BatchCommitted):
                     batches[entry.table, entry.writer] = entry

@@ -521,3 +521,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                         if self._owners.get(owner.number) is owner and owner.phase == "live"
                     }
                 )
+                for owner, checkpoint in checkpoints.items():
+                    if self._checkpoints.is_committed(owner.number, checkpoint):
+                        owner.committed = checkpoint.offset

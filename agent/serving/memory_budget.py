@@ -83,7 +83,9 @@ class MemoryBudget:
                     limit_bytes=self.limit,
                 )
                 owner.free(uri, excess)
-            if self.used >= before:
+            if (
+                self.used >= before
+            ):  # what is left is of paused owners, or of transactions without markers in a replay
                 log.error("memory.over-budget", used_bytes=before, limit_bytes=self.limit)
                 return
 

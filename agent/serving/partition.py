@@ -38,6 +38,10 @@ the replay, by a violated invariant, and by a record that is too large for Kafka
 
 The next owner of the partition starts the table again: after a restart of the agent, or when the partition moves.
 
+**A quiet table is forgotten** (decision record 22): it is idle, its last event is `QUIET_SECONDS` old, and the committed
+checkpoint is beyond that event. So a restarted agent would not have its state either. Its entries of the ledger are kept in a
+compact form (`handlers/table/ledger.py`), and its next event finds them.
+
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
 takes over meanwhile finds the same gap.
@@ -53,7 +57,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, assert_never
+from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 import anyio.abc
@@ -76,11 +80,9 @@ from lakewarden.events import (
     PROTOCOL,
     WRITER_EVENT,
     Abort,
-    BatchCommitted,
     CommitGranted,
     CommitIntent,
     CommitRequested,
-    ConflictsLost,
     DeadLetter,
     DecisionRecord,
     LedgerEventUnion,
@@ -98,6 +100,7 @@ from lakewarden.events import (
 from lakewarden.handlers.group.ownership import TakeOvers, may_resume
 from lakewarden.handlers.table import verdicts
 from lakewarden.handlers.table.facts import drop_index
+from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import Gap, LastRecord
 from lakewarden.handlers.table.machine import (
@@ -111,15 +114,15 @@ from lakewarden.handlers.table.machine import (
     Replayed,
     Tick,
     record_again,
+    repeat_entry,
     replay_event,
     replay_verdict,
-    restore_batch,
-    restore_losses,
+    restore,
     step,
 )
 from lakewarden.handlers.table.memory import Excess, largest_index, largest_transaction, used_bytes
-from lakewarden.handlers.table.replay import Position, PublishedDecisions, batch_of, entries_in_force
-from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.replay import Position, PublishedDecisions
+from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, TableState
 from lakewarden.handlers.table.transactions import OPEN, Phase
 
 log = structlog.get_logger()
@@ -133,6 +136,8 @@ MAX_KEY_BYTES = 4_096
 """Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
 
 
+QUIET_SECONDS = LATE_COMPLETION_SECONDS
+"""After so long without an event, a table is forgotten. Until then late events of ended transactions get their own answers."""
 MAX_RECENT = 200
 """Latest inputs of all tables that are kept for the log line of a stopped table."""
 STOPPED = "table is stopped: "
@@ -155,7 +160,7 @@ LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld
 class PartitionOwner:
     """The states and locks of one partition's tables."""
 
-    def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
+    def __init__(  # noqa: PLR0915, PLR0917 - the objects that all owners of an agent share; a line for each field
         self,
         number: int,
         settings: Settings,
@@ -212,6 +217,11 @@ class PartitionOwner:
         """The record whose event is being decided."""
         self._replay_until = 0
         self._published = PublishedDecisions(Position(0, None), ())
+        self._ledger = Ledger()
+        self._last_events: dict[str, tuple[int, float]] = {}
+        """Offset and time of each table's last event."""
+        self.committed = 0
+        """Offset of the checkpoint that is committed."""
         self._aborted: set[str] = set()
         self._doomed: set[str] = set()
         """During a replay: transactions that the log has as aborted with `not-allowed` and never as granted."""
@@ -286,8 +296,9 @@ class PartitionOwner:
         if self.phase == "loading":
             self._others_entries.append(entry)
             return
-        state = self.tables.get(entry.table)
-        if state is not None and entry.table not in self.stopped:
+        known = entry.table in self.tables or entry.table in self._ledger.tables
+        state = self._table(entry.table, known=True) if known else None
+        if isinstance(state, TableState):
             record_again(state, entry)
             self._step(entry.table, Tick(monotonic(), self.position - 1, None))
 
@@ -303,6 +314,18 @@ class PartitionOwner:
         self._own_takeover = offset
         self._decision_acknowledged(value, offset)
 
+    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next decisions while loading. `start`: the position of the first of all."""
+        if self._published.start != start:
+            self._published = PublishedDecisions(start, ())
+        for offset, decision in decisions_in(records, self._undecodable):
+            self._published.add(offset, decision)
+
+    def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next entries of the ledger while loading."""
+        for entry in decoded_ledger(records, self._undecodable):
+            self._ledger.add(entry)
+
     def load(
         self,
         start: int,
@@ -314,16 +337,19 @@ class PartitionOwner:
         checkpoint: Checkpoint | None = None,
         gaps: Sequence[Gap] = (),
     ) -> None:
-        """Start the replay of `writers` from `start` to `end`, with the decisions and the ledger that were read.
+        """Start the replay of `writers` from `start` to `end`.
 
+        `decisions` and `ledger`: the records that `read_decisions` and `read_ledger` have not been given yet.
         `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on.
         """
-        self.position, self._replay_until = start, end
-        self._published = decoded_decisions(decisions_position, decisions, self._undecodable)
+        self.position, self._replay_until, self.committed = start, end, start
+        self.read_decisions(decisions_position, decisions)
+        self.read_ledger(ledger)
         self._note_gaps(end, checkpoint, gaps)
         self._safe = Checkpoint(start, decisions_position, self._seen.read, gaps=self._seen.reported)
-        for entry, is_last in entries_in_force(decoded_ledger(ledger, self._undecodable)):
-            self._guard(entry.table, partial(self._remember, entry, again=not is_last))
+        for kind, uri, writer in self._ledger.to_repeat:
+            self._guard(uri, partial(self._repeat_entry, kind, uri, writer))
+        self._ledger.to_repeat.clear()
         if self._published.term not in (None, self.term):
             self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
         decided = self._published.all()
@@ -364,19 +390,11 @@ class PartitionOwner:
                 detail=_LEDGER_LOST if lost_ledger else _LOG_LOST,
             )
 
-    def _remember(self, entry: LedgerEventUnion, *, again: bool) -> None:
-        """Restore a ledger entry. `again`: record it once more, because a replaced owner has published a later one."""
-        state = self._table(entry.table, known=True)
-        if isinstance(state, str):
-            return
-        match entry:
-            case BatchCommitted():
-                restore_batch(state, entry.writer, batch_of(entry), record_again=again)
-            case ConflictsLost(losses=losses, lost_on=lost_on, transaction=transaction):
-                lost = verdicts.RecordLosses(entry.writer, losses, lost_on, transaction)
-                restore_losses(state, lost, record_again=again)
-            case _:
-                assert_never(entry)
+    def _repeat_entry(self, kind: Kind, uri: str, writer: str) -> None:
+        """Have a ledger entry recorded once more, because a replaced owner has published a later one."""
+        state = self._table(uri, known=True)
+        if isinstance(state, TableState):
+            repeat_entry(state, kind, writer)
 
     def finish_replay(self, position: int) -> None:
         """Go live if `position` has reached the end of the replay."""
@@ -458,6 +476,7 @@ class PartitionOwner:
             bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
             self._refuse(record, bad)
             return
+        self._last_events[event.table] = record.offset, monotonic()
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
@@ -493,9 +512,15 @@ class PartitionOwner:
             limit = self._settings.max_tables
             if len(self.tables) >= limit and not known:
                 return f"table {uri} exceeds the limit of {limit} tables per partition; increase max_tables"
-            self.tables[uri] = TableState(uri, self._settings.table(shared=False))
-            self.tables[uri].unseen_grant = bool(self._seen.gaps)
+            self.tables[uri] = self._restored(uri)
         return self.tables[uri]
+
+    def _restored(self, uri: str) -> TableState:
+        """The state of a table without transactions, with what the ledger has of it."""
+        state = TableState(uri, self._settings.table(shared=False))
+        state.unseen_grant = bool(self._seen.gaps)
+        restore(state, self._ledger.tables.setdefault(uri, LedgerEntries()))
+        return state
 
     def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
         letter = DeadLetter(
@@ -567,9 +592,27 @@ class PartitionOwner:
         else:
             self._caught_up = CaughtUp(self._caught_up.since, asked_at)
         for uri, state in list(self.tables.items()):
-            if not state.idle() and uri not in self.stopped:
+            if uri in self.stopped:
+                continue
+            if state.idle() and not state.unrecorded_batches and not state.unrecorded_losses:
+                self._forget_if_quiet(uri, state)
+            else:
                 self._step(uri, Tick(monotonic(), self.position - 1, self._caught_up))
                 await anyio.lowlevel.checkpoint()
+
+    def _forget_if_quiet(self, uri: str, state: TableState) -> None:
+        """Forget an idle table, as described at the top of the file. Its entries of the ledger stay."""
+        offset, at = self._last_events.get(uri, (-1, 0.0))
+        if self.committed <= offset or monotonic() - at < QUIET_SECONDS or not self.locks.forget(uri):
+            return
+        entries = self._ledger.tables.get(uri)
+        if entries is not None:
+            entries.keep_all_losses(state.losses, state.lost_on)
+            if not entries:
+                del self._ledger.tables[uri]
+        del self.tables[uri]
+        self._last_events.pop(uri, None)
+        self._memory.note(self, uri, 0)
 
     # -- effects -----------------------------------------------------------------------------------------------------
 
@@ -947,18 +990,21 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
             )
 
 
-def decoded_decisions(
-    start: Position, records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
-) -> PublishedDecisions:
-    """The records of `decisions`, for a replay. Undecodable ones are counted in `undecodable`, logged and skipped."""
-    decoded: list[tuple[int, DecisionRecord]] = []
+def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
+    """The records of `decisions`, for a replay. Undecodable ones are skipped."""
+    return PublishedDecisions(start, decisions_in(records))
+
+
+def decisions_in(
+    records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
+) -> Iterator[tuple[int, DecisionRecord]]:
+    """The records of `decisions` with their offsets. Undecodable ones are counted in `undecodable`, logged and skipped."""
     for record in records:
         decision = decode(DECISION_RECORD, record.value)
         if isinstance(decision, Undecodable):
             skip_undecodable(record, decision, undecodable)
         else:
-            decoded.append((record.offset, decision))
-    return PublishedDecisions(start, decoded)
+            yield record.offset, decision
 
 
 def decoded_ledger(

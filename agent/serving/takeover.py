@@ -6,7 +6,7 @@ The order of the steps matters:
    don't count (`handlers/table/replay.py`).
 2. The checkpoints determine from which event and from which decision on the owners replay. If the log lacks something that a
    checkpoint relies on, `handlers/table/log_gaps.py` says what, and where the replay starts instead.
-3. Decisions and ledger are read to their ends.
+3. Decisions and ledger are read to their ends, as a stream: an owner keeps the entries in force, not the records.
 4. Only then the end offsets of `writers` are requested, up to which the owners decide nothing. Every decision that was read has
    its cause before these ends.
 """
@@ -14,13 +14,15 @@ The order of the steps matters:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
+import anyio.lowlevel
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 
-from lakewarden.agent.kafka import committed_offsets, partitions_known, read_to_end
+from lakewarden.agent.kafka import batches_to_end, committed_offsets, partitions_known, read_to_end
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import (
     Checkpoint,
@@ -34,6 +36,11 @@ from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, find_gap
 from lakewarden.handlers.table.replay import Position
 
 log = structlog.get_logger()
+
+RECORDS_AT_ONCE = 200
+"""Records that are decoded before other tasks run: about 2 ms of ledger entries, 30 ms of the largest usual decisions."""
+RECORDS_READ_AT_ONCE = 5_000
+"""Records that are in memory at once, beside what Kafka's client has fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ async def load(
     for number, start in starts.items():
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
-    records = await read_to_end(settings, spans)
+    await _read(owners, settings, spans, starts)
     ends = await consumer.end_offsets([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
         if owner.phase != "loading":
@@ -79,11 +86,31 @@ async def load(
             start.offset,
             ends[events],
             start.decisions,
-            records[TopicPartition(topics.decisions, owner.number)],
-            records[TopicPartition(topics.ledger, owner.number)],
+            (),
+            (),
             checkpoint=start.checkpoint,
             gaps=gaps,
         )
+
+
+async def _read(
+    owners: Sequence[PartitionOwner],
+    settings: Settings,
+    spans: Mapping[TopicPartition, int | None],
+    starts: Mapping[int, Start],
+) -> None:
+    """Pass decisions and ledger to their owners, a few records at a time, so that other tasks run between them."""
+    by_number = {owner.number: owner for owner in owners}
+    async with aclosing(batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
+        async for partition, records in batches:
+            owner = by_number[partition.partition]
+            for start in range(0, len(records), RECORDS_AT_ONCE):
+                some = records[start : start + RECORDS_AT_ONCE]
+                if partition.topic == settings.topics.ledger:
+                    owner.read_ledger(some)
+                else:
+                    owner.read_decisions(starts[owner.number].decisions, some)
+                await anyio.lowlevel.checkpoint()
 
 
 async def find_starts(

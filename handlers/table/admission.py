@@ -36,7 +36,8 @@ from collections.abc import Iterator
 from lakewarden.events import CommitIntent, Marker
 from lakewarden.handlers.table.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.table.footprints import Overlap
-from lakewarden.handlers.table.state import CommittedBatch, TableState
+from lakewarden.handlers.table.ledger import CommittedBatch
+from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, Phase, Transaction
 from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch
@@ -96,12 +97,16 @@ def _refuse_over_limit(context: StepContext, transaction: Transaction) -> None:
     context.abort(transaction, "not-allowed", detail=detail)
 
 
-def abort_repeated_batch(context: StepContext, writer: str) -> None:
-    """Abort a transaction that computes a batch which is committed by now. Its retry gets `already-committed`."""
-    done = context.state.ledger.get(writer)
+def abort_repeated_batches(context: StepContext, writer: str | None = None) -> None:
+    """Abort the transactions, of this writer or of all, that compute a batch which is committed by now.
+
+    Their retries get `already-committed`.
+    """
     for each in context.state.open():
-        computing = each.phase in (Phase.ACTIVE, Phase.WAITING)
-        if computing and each.writer == writer and done is not None and _already_committed(each, done):
+        if each.phase not in (Phase.ACTIVE, Phase.WAITING) or writer not in (None, each.writer):
+            continue
+        done = context.state.ledger.get(each.writer)
+        if done is not None and _already_committed(each, done):
             detail = (
                 f"transaction {done.transaction} committed batch {done.batch_id}; a retry skips this batch"
             )

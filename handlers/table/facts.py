@@ -48,14 +48,13 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.table.footprints import Footprints, Overlap
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction
 from lakewarden.handlers.table.state import (
     LATE_COMPLETION_SECONDS,
     MAX_CLOSED,
     MAX_KEPT_EVIDENCE,
     MAX_LOST_ON,
     MAX_LOST_ON_CHARACTERS,
-    CommittedBatch,
-    Correction,
     Lapsed,
     TableState,
 )

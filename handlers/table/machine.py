@@ -6,7 +6,7 @@ Only these functions change the facts in a `TableState`:
 | --- | --- | --- |
 | `step` | live | applies one input and decides what follows |
 | `replay_event`, `replay_verdict` | during a replay | apply facts, decide nothing |
-| `restore_batch`, `restore_losses` | before a replay | enter what the ledger contains |
+| `restore`, `repeat_entry` | before a replay | enter what the ledger contains |
 
 The rules are in the modules that they call:
 
@@ -42,6 +42,7 @@ from typing import TypeAlias, assert_never
 
 from lakewarden.events import (
     AbortRequested,
+    BatchCommitted,
     CommitCompleted,
     CommitIntent,
     CommitRequested,
@@ -52,7 +53,7 @@ from lakewarden.events import (
     WriterHeartbeat,
 )
 from lakewarden.handlers.table.admission import (
-    abort_repeated_batch,
+    abort_repeated_batches,
     admit_ready,
     judge_intent,
     judge_unanswered_intents,
@@ -70,11 +71,11 @@ from lakewarden.handlers.table.grants import (
     request_or_release_lock,
 )
 from lakewarden.handlers.table.invariants import check_invariants
+from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
 from lakewarden.handlers.table.operators import abort_as_requested
-from lakewarden.handlers.table.replay import batch_of
-from lakewarden.handlers.table.state import CommittedBatch, LockView, TableState
+from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
@@ -210,8 +211,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
                 abort_over_budget(context, None, limit)
             judge_unanswered_intents(context)
             abort_as_requested(context)
-            for writer in sorted(state.ledger):
-                abort_repeated_batch(context, writer)
+            abort_repeated_batches(context)
             sweep(context)
         case _:
             assert_never(input_)
@@ -235,17 +235,18 @@ def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     apply_verdict(state, verdict, now)
 
 
-def restore_batch(
-    state: TableState, writer: str, batch: CommittedBatch, *, record_again: bool = False
-) -> None:
-    """Enter a writer's last committed batch from the ledger, before the replay.
+def restore(state: TableState, entries: LedgerEntries) -> None:
+    """Enter what the ledger has of this table, before the replay. The state keeps the batches in `entries` up to date."""
+    state.ledger = entries.batches
+    for lost in entries.losses():
+        restore_losses(state, lost)
 
-    `record_again`: the ledger topic needs a new record, because compaction would keep another one (`replay.py`).
-    """
-    known = state.ledger.get(writer)
-    if known is None or known.rank < batch.rank:
-        state.ledger[writer] = batch
-    if record_again:
+
+def repeat_entry(state: TableState, kind: Kind, writer: str) -> None:
+    """Have an entry recorded once more, because compaction would keep another one (`ledger.py`)."""
+    if kind == "conflicts-lost":
+        state.unrecorded_losses.setdefault(writer, "")
+    elif writer in state.ledger:
         state.unrecorded_batches.add(writer)
 
 
@@ -254,16 +255,15 @@ def record_again(state: TableState, entry: LedgerEventUnion) -> None:
 
     A larger batch than the known one is a completion that this agent has not read yet; it is recorded then.
     """
-    if isinstance(entry, ConflictsLost):
-        state.unrecorded_losses.setdefault(entry.writer, "")
-    elif (known := state.ledger.get(entry.writer)) is not None and batch_of(entry).rank < known.rank:
-        state.unrecorded_batches.add(entry.writer)
+    smaller = isinstance(entry, BatchCommitted) and (
+        (known := state.ledger.get(entry.writer)) is not None and batch_of(entry).rank < known.rank
+    )
+    if smaller or isinstance(entry, ConflictsLost):
+        repeat_entry(state, entry.type, entry.writer)
 
 
-def restore_losses(state: TableState, lost: RecordLosses, *, record_again: bool = False) -> None:
-    """Enter a writer's lost conflicts from the ledger, before the replay. `record_again` as in `restore_batch`."""
-    if record_again:
-        state.unrecorded_losses[lost.writer] = lost.transaction
+def restore_losses(state: TableState, lost: RecordLosses) -> None:
+    """Enter a writer's lost conflicts from the ledger, before the replay."""
     state.losses.pop(lost.writer, None)
     state.lost_on.pop(lost.writer, None)
     if lost.losses:
@@ -295,7 +295,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     elif before is None and not isinstance(event, LedgerCorrected):
         _answer_unknown_transaction(context, event)
     if isinstance(event, LedgerCorrected):
-        abort_repeated_batch(context, event.writer)
+        abort_repeated_batches(context, event.writer)
         return
     if isinstance(event, AbortRequested):
         abort_as_requested(context)
@@ -303,7 +303,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     if isinstance(event, CommitCompleted):
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
-        abort_repeated_batch(context, event.writer)
+        abort_repeated_batches(context, event.writer)
         return
     if transaction is None or transaction.id not in state.transactions:
         return

@@ -11,6 +11,7 @@ from typing import Literal
 
 from lakewarden.events import Marker
 from lakewarden.handlers.table.footprints import Footprints
+from lakewarden.handlers.table.ledger import CommittedBatches
 from lakewarden.handlers.table.transactions import LANDED, OPEN, Closed, Phase, Transaction
 
 MAX_CLOSED = 1_000
@@ -62,37 +63,6 @@ class LockView:
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
-    """A `ledger-corrected` of an operator."""
-
-    offset: int
-    """In `writers`."""
-    event_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedBatch:
-    """The last batch of a writer that is known to be committed."""
-
-    batch_id: int | None
-    """None: an operator stated that no batch is."""
-    transaction: str
-    version: str | None
-    correction: Correction | None = None
-    """The writer's last correction. Facts before its offset don't count."""
-
-    @property
-    def rank(self) -> tuple[int, bool, int]:
-        """Of two entries of one writer, the one with the larger rank is in force."""
-        corrected_at = -1 if self.correction is None else self.correction.offset
-        return (corrected_at, self.batch_id is not None, self.batch_id or 0)
-
-    def covers(self, batch_id: int | None) -> bool:
-        """Whether this batch of the writer is committed: batch ids rise, so smaller ones are, too."""
-        return batch_id is not None and self.batch_id is not None and batch_id <= self.batch_id
-
-
-@dataclass(frozen=True, slots=True)
 class Lapsed:
     """A lapsed transaction whose writer may still report."""
 
@@ -113,7 +83,7 @@ class TableState:
     lapsed: dict[str, Lapsed] = field(default_factory=dict)
     """Transactions without a report, in the order of their lapses."""
     footprints: Footprints = field(default_factory=Footprints)
-    ledger: dict[str, CommittedBatch] = field(default_factory=dict)
+    ledger: CommittedBatches = field(default_factory=CommittedBatches)
     unrecorded_batches: set[str] = field(default_factory=set)
     """Writers whose last batch is not yet recorded in the ledger topic."""
     losses: dict[str, int] = field(default_factory=dict)

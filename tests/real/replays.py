@@ -18,6 +18,7 @@ from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
+from tests.all_states import all_states
 from tests.real.writers import World
 
 NEVER = 2**62
@@ -80,7 +81,7 @@ def _cause_offset(record: ConsumerRecord) -> int:
 
 def facts(owner: PartitionOwner) -> dict[str, Any]:
     """The states of an owner's tables without times, and with moments as an order. Empty tables are left out."""
-    found = {uri: _of_table(state) for uri, state in owner.tables.items()}
+    found = {uri: _of_table(state) for uri, state in all_states(owner).items()}
     return {uri: each for uri, each in found.items() if any(each.values())}
 
 

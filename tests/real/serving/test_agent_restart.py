@@ -32,6 +32,7 @@ from lakewarden.events import (
     partition_name,
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
+from tests.all_states import all_states
 from tests.kafka_fixture import KafkaServer
 from tests.real.promises import Id, TransactionLog, check, transactions
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
@@ -481,5 +482,5 @@ def _state_of(session: KafkaSession) -> dict[str, Any]:
             "losses": state.losses,
         }
         for owner in session._owners.values()
-        for uri, state in owner.tables.items()
+        for uri, state in all_states(owner).items()
     }

@@ -30,6 +30,7 @@ from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.handlers.table.state import TableState
+from tests.all_states import all_states
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
@@ -171,7 +172,7 @@ class ObservedOwner(PartitionOwner):
         if self.phase != "live" or not self._is_settled():
             return
         rebuilt, decisions = _replayed(self)
-        live, replayed = _comparable(self.tables), _comparable(rebuilt.tables)
+        live, replayed = _comparable(all_states(self)), _comparable(all_states(rebuilt))
         for uri in sorted({*live, *replayed}):
             if live.get(uri) != replayed.get(uri):
                 self._oracles.violated(

@@ -35,7 +35,6 @@ from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import EventRead, step
-from lakewarden.handlers.table.replay import Position, PublishedDecisions
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
@@ -134,13 +133,7 @@ def _decisions_during_replay() -> list[Patch]:
 
 
 def _published_decisions_ignored() -> list[Patch]:
-    return [
-        (
-            partition,
-            "decoded_decisions",
-            lambda start, *_: PublishedDecisions(Position(start.offset, start.term), ()),
-        )
-    ]
+    return [(partition, "decisions_in", lambda *_: ())]
 
 
 def _takeovers_ignored() -> list[Patch]:

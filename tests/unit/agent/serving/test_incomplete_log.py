@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
@@ -25,6 +27,7 @@ from lakewarden.events import (
     DECISION_RECORD,
     Abort,
     Admitted,
+    BatchCommitted,
     CommitCompleted,
     CommitGranted,
     CommitIntent,
@@ -121,6 +124,13 @@ class Kafka:
             for each, start in starts.items()
         }
 
+    async def batches_to_end(
+        self, settings: object, starts: dict[TopicPartition, int | None], *, max_records: int
+    ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
+        for partition, records in (await self.read_to_end(settings, starts)).items():
+            for start in range(0, len(records), max_records):
+                yield partition, records[start : start + max_records]
+
 
 @dataclass
 class Scene:
@@ -187,6 +197,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene(Kafka(), [1_000.0])
     monkeypatch.setattr(takeover, "committed_offsets", made.kafka.committed_offsets)
     monkeypatch.setattr(takeover, "read_to_end", made.kafka.read_to_end)
+    monkeypatch.setattr(takeover, "batches_to_end", made.kafka.batches_to_end)
     monkeypatch.setattr(partition_module, "monotonic", lambda: made.clock[0])
     return made
 
@@ -369,3 +380,29 @@ async def test_decisions_that_are_truncated_while_the_owner_runs_end_its_session
 
     assert owner.cut is not None
     assert TOPICS.decisions in owner.cut
+
+
+async def test_a_long_ledger_leaves_the_event_loop_to_other_tasks(scene: Scene) -> None:
+    """Meanwhile the locks of other partitions are renewed, and heartbeats to the group are sent."""
+    await scene.take_over()
+    ledger = scene.kafka.topics[TOPICS.ledger]
+    entry = BatchCommitted(
+        event_id="e", table=TABLE, transaction="T", writer="w", at=datetime.now(UTC), batch_id=1
+    )
+    for _ in range(10 * takeover.RECORDS_AT_ONCE):
+        ledger.append(b"k", encode(entry))
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take_turns)
+        owner = await scene.take_over()
+        tasks.cancel_scope.cancel()
+
+    assert turns >= 10
+    assert owner._ledger.tables[TABLE].batches["w"].batch_id == 1

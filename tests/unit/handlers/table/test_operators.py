@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
-from lakewarden.events import BatchCommitted
-from lakewarden.handlers.table.machine import record_again, restore_batch
-from lakewarden.handlers.table.replay import batch_of, entries_in_force
-from lakewarden.handlers.table.state import CommittedBatch, Correction
+from lakewarden.events import BatchCommitted, LedgerEventUnion
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction, Ledger, batch_of, events_in_force
+from lakewarden.handlers.table.machine import record_again
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, RecordBatch, RenewGrant, SkipBatch, Warn
 from tests.unit.handlers.table.world import AT, TABLE, World, facts, m, world
@@ -161,7 +161,7 @@ def test_a_replay_from_before_a_correction_keeps_what_came_after_it() -> None:
     live = committed(900).correct("w", 5)
     live.intent("B", writer="w", batch_id=6).lock().request("B").complete("B")
     w = World()
-    restore_batch(w.state, "w", live.state.ledger["w"])
+    w.state.ledger["w"] = live.state.ledger["w"]
 
     for each in live.log:
         w.replay(each)
@@ -184,14 +184,24 @@ def entry(batch_id: int | None, corrected_at: int | None = None, transaction: st
     )
 
 
+def in_force(records: list[BatchCommitted]) -> tuple[LedgerEventUnion, bool]:
+    """The entry in force, and whether it is the last one."""
+    ledger = Ledger()
+    for record in records:
+        ledger.add(record)
+    [found] = events_in_force(records)
+    assert ledger.tables[TABLE].batches == {"w": batch_of(cast("BatchCommitted", found))}
+    return found, not ledger.to_repeat
+
+
 def test_in_the_ledger_the_later_correction_wins_and_then_the_larger_batch() -> None:
     """An entry of a replaced agent that doesn't know the correction may come last, with a larger batch."""
     large, corrected, none, next_batch = entry(900), entry(5, 60), entry(None, 70), entry(0, 70)
 
-    assert entries_in_force([large, corrected]) == [(corrected, True)]
-    assert entries_in_force([corrected, large]) == [(corrected, False)]
-    assert entries_in_force([large, corrected, none]) == [(none, True)]
-    assert entries_in_force([none, next_batch, corrected, large]) == [(next_batch, False)]
+    assert in_force([large, corrected]) == (corrected, True)
+    assert in_force([corrected, large]) == (corrected, False)
+    assert in_force([large, corrected, none]) == (none, True)
+    assert in_force([none, next_batch, corrected, large]) == (next_batch, False)
 
 
 def test_an_owner_repeats_its_entry_after_one_that_does_not_know_the_correction() -> None:

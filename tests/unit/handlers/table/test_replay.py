@@ -11,12 +11,13 @@ from lakewarden.events import (
     BatchCommitted,
     ConflictsLost,
     DecisionEventUnion,
+    LedgerRecord,
     PartitionTaken,
     partition_name,
 )
-from lakewarden.handlers.table.machine import Tick, record_again, restore_batch, restore_losses, step
-from lakewarden.handlers.table.replay import entries_in_force
-from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, CommittedBatch
+from lakewarden.handlers.table.ledger import CommittedBatch, Ledger
+from lakewarden.handlers.table.machine import Tick, record_again, repeat_entry, restore_losses, step
+from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
@@ -188,34 +189,42 @@ def test_losses_that_a_replaced_agent_records_after_the_take_over_do_not_count()
     )
     taken_over = _partition_taken("new")
 
-    assert entries_in_force([earlier, taken_over, owners, replaced]) == [(owners, False)]
-    assert entries_in_force([earlier, taken_over, replaced, owners]) == [(owners, True)]
-    assert entries_in_force([earlier, taken_over, replaced]) == [(earlier, False)]
-    assert entries_in_force([earlier, taken_over]) == [(earlier, True)], (
-        "the former owner's entries still count"
-    )
+    assert _in_force([earlier, taken_over, owners, replaced]) == (2, True)
+    assert _in_force([earlier, taken_over, replaced, owners]) == (2, False)
+    assert _in_force([earlier, taken_over, replaced]) == (1, True)
+    assert _in_force([earlier, taken_over]) == (1, False), "the former owner's entries still count"
 
 
 def test_losses_count_where_the_ledger_has_no_take_over_before_them() -> None:
     """Compaction keeps one `partition-taken` only, and agents of earlier releases recorded none."""
     earlier, later = _losses(1, "older"), _losses(2, "old")
 
-    assert entries_in_force([earlier, later, _partition_taken("new")]) == [(later, True)]
+    assert _in_force([earlier, later, _partition_taken("new")]) == (2, False)
 
 
 def test_a_writer_of_whose_losses_none_counts_has_lost_nothing() -> None:
     """Found by the simulation, seeds 1602 and 702268: the only entry is one of a replaced agent."""
-    replaced = _losses(1, "old", "T")
+    assert _in_force([_partition_taken("new"), _losses(1, "old", "T")]) == (0, True)
 
-    [(entry, is_last)] = entries_in_force([_partition_taken("new"), replaced])
 
-    assert (entry, is_last) == (_losses(0, "").model_copy(update={"event_id": replaced.event_id}), False)
+def _in_force(records: list[LedgerRecord]) -> tuple[int, bool]:
+    """The losses in force of the only writer, and whether they must be recorded again."""
+    ledger = _folded(records)
+    found = [lost.losses for entries in ledger.tables.values() for lost in entries.losses()]
+    return (found[0] if found else 0), bool(ledger.to_repeat)
+
+
+def _folded(records: list[LedgerRecord]) -> Ledger:
+    ledger = Ledger()
+    for record in records:
+        ledger.add(record)
+    return ledger
 
 
 def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
     """Compaction keeps the last entry of a key, which would then be one that does not count."""
     w = world()
-    restore_batch(w.state, "w", CommittedBatch(7, "T", None))
+    w.state.ledger["w"] = CommittedBatch(7, "T", None)
     restore_losses(w.state, RecordLosses("v", 2, (m("p/*"),)))
 
     record_again(w.state, _batch(6))
@@ -232,7 +241,7 @@ def test_another_agents_entry_makes_the_owner_record_its_own_again() -> None:
 def test_a_batch_that_is_not_smaller_than_the_known_one_is_not_recorded_again(batch_id: int) -> None:
     """A larger one is a completion that this agent has yet to read. Recording the smaller one would hide it."""
     w = world()
-    restore_batch(w.state, "w", CommittedBatch(7, "T", None))
+    w.state.ledger["w"] = CommittedBatch(7, "T", None)
 
     record_again(w.state, _batch(batch_id))
 
@@ -241,23 +250,27 @@ def test_a_batch_that_is_not_smaller_than_the_known_one_is_not_recorded_again(ba
 
 def test_the_largest_batch_in_the_ledger_counts_whichever_agent_recorded_it() -> None:
     """The commit is a fact, even if the agent that read its completion no longer owned the partition."""
-    seven, six = _batch(7), _batch(6)
+    ledger = _folded([_partition_taken("new"), _batch(7), _batch(6)])
 
-    assert entries_in_force([_partition_taken("new"), seven, six]) == [(seven, False)]
+    assert ledger.tables["s3://lake/t"].batches == {"w": CommittedBatch(7, "T", None)}
+    assert list(ledger.to_repeat) == [("batch-committed", "s3://lake/t", "w")]
 
 
-@pytest.mark.parametrize("record_again", [True, False])
-def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(record_again: bool) -> None:
+@pytest.mark.parametrize("repeated", [True, False])
+def test_an_entry_that_counts_but_is_not_the_last_is_recorded_again(repeated: bool) -> None:
     """Compaction would keep the other one."""
     w = world()
-    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"), record_again=record_again)
-    lost = RecordLosses("w-B", 2, (m("p/*"),), "B1")
-    restore_losses(w.state, lost, record_again=record_again)
+    w.state.ledger["w-A"] = CommittedBatch(7, "old", "v7")
+    lost = RecordLosses("w-B", 2, (m("p/*"),))
+    restore_losses(w.state, lost)
+    if repeated:
+        repeat_entry(w.state, "batch-committed", "w-A")
+        repeat_entry(w.state, "conflicts-lost", "w-B")
 
     w.replayed()
 
-    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * record_again
-    assert w.of(RecordLosses) == [lost] * record_again
+    assert w.of(RecordBatch) == [RecordBatch("old", "w-A", 7, "v7")] * repeated
+    assert w.of(RecordLosses) == [lost] * repeated
 
 
 def _batch(batch_id: int) -> BatchCommitted:
@@ -341,8 +354,7 @@ def test_a_grant_that_expired_during_the_restart_lapses_after_it() -> None:
 def test_a_batch_in_the_ledger_is_skipped_after_the_log_is_deleted() -> None:
     """The log was deleted after seven days, and a writer replays its last batch."""
     w = world()
-    restore_batch(w.state, "w-A", CommittedBatch(7, "old", "v7"))
-    restore_batch(w.state, "w-A", CommittedBatch(6, "older", "v6"))
+    w.state.ledger["w-A"] = CommittedBatch(7, "old", "v7")
 
     w.intent("A", batch_id=7)
 
@@ -353,7 +365,7 @@ def test_a_commit_in_the_ledger_topic_is_not_recorded_again() -> None:
     """The agent reads the ledger before it replays the log."""
     live = world().intent("A", batch_id=7).lock().commits("A")
     w = World(live.settings)
-    restore_batch(w.state, "w-A", CommittedBatch(7, "A", None))
+    w.state.ledger["w-A"] = CommittedBatch(7, "A", None)
     w.log = []
     for each in live.log:
         if isinstance(each, tuple):

@@ -1,0 +1,192 @@
+"""What the ledger says of one partition's tables: the entries in force, in a compact form.
+
+One record of the ledger after another is added, so the memory depends on the number of tables and writers, not on the length of
+the topic. An entry takes about 250 bytes, with names of 50 characters.
+
+1. An agent publishes its `partition-taken` to the ledger too. From that record on, a `conflicts-lost` of another term doesn't
+   count: a replaced agent published it. A `batch-committed` always counts. In force is the one that knows of the later
+   correction by an operator, and among these the one with the largest batch (`CommittedBatch.rank`).
+2. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
+   entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
+3. A writer of whose `conflicts-lost` none counts has lost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lakewarden.events import (
+    BatchCommitted,
+    ConflictsLost,
+    LedgerEventUnion,
+    LedgerRecord,
+    Marker,
+    PartitionTaken,
+)
+from lakewarden.handlers.table.verdicts import RecordLosses
+
+Kind: TypeAlias = Literal["batch-committed", "conflicts-lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A `ledger-corrected` of an operator."""
+
+    offset: int
+    """In `writers`."""
+    event_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBatch:
+    """The last batch of a writer that is known to be committed."""
+
+    batch_id: int | None
+    """None: an operator stated that no batch is."""
+    transaction: str
+    version: str | None
+    correction: Correction | None = None
+    """The writer's last correction. Facts before its offset don't count."""
+
+    @property
+    def rank(self) -> tuple[int, bool, int]:
+        """Of two entries of one writer, the one with the larger rank is in force."""
+        corrected_at = -1 if self.correction is None else self.correction.offset
+        return (corrected_at, self.batch_id is not None, self.batch_id or 0)
+
+    def covers(self, batch_id: int | None) -> bool:
+        """Whether this batch of the writer is committed: batch ids rise, so smaller ones are, too."""
+        return batch_id is not None and self.batch_id is not None and batch_id <= self.batch_id
+
+
+class CommittedBatches(MutableMapping[str, CommittedBatch]):
+    """The last committed batch of each writer of a table. Each is kept as one string of bytes."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self) -> None:
+        self._packed: dict[str, bytes] = {}
+
+    def __getitem__(self, writer: str) -> CommittedBatch:
+        batch_id, transaction, version, *correction = json.loads(self._packed[writer])
+        return CommittedBatch(batch_id, transaction, version, Correction(*correction) if correction else None)
+
+    def __setitem__(self, writer: str, batch: CommittedBatch) -> None:
+        fields = [batch.batch_id, batch.transaction, batch.version]
+        if batch.correction is not None:
+            fields += [batch.correction.offset, batch.correction.event_id]
+        self._packed[writer] = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def __delitem__(self, writer: str) -> None:
+        del self._packed[writer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._packed)
+
+    def __len__(self) -> int:
+        return len(self._packed)
+
+    def __repr__(self) -> str:
+        return f"CommittedBatches({dict(self)})"
+
+
+@dataclass(slots=True)
+class LedgerEntries:
+    """The entries in force of one table."""
+
+    batches: CommittedBatches = field(default_factory=CommittedBatches)
+    _losses: dict[str, bytes] = field(default_factory=dict)
+
+    def losses(self) -> Iterator[RecordLosses]:
+        """What the writers of this table have lost in a row, for those that have lost something."""
+        for writer, packed in self._losses.items():
+            losses, transaction, places = json.loads(packed)
+            lost_on = tuple(
+                Marker(partition=partition, file_group=file_group, operation=operation)
+                for partition, file_group, operation in places
+            )
+            yield RecordLosses(writer, losses, lost_on, transaction)
+
+    def keep_losses(self, lost: RecordLosses) -> None:
+        """Keep what a writer has lost. With no losses, forget the writer."""
+        if not lost.losses:
+            self._losses.pop(lost.writer, None)
+            return
+        places = [[each.partition, each.file_group, each.operation] for each in lost.lost_on]
+        self._losses[lost.writer] = json.dumps([lost.losses, lost.transaction, places]).encode()
+
+    def keep_all_losses(self, losses: Mapping[str, int], lost_on: Mapping[str, tuple[Marker, ...]]) -> None:
+        """Keep what the table's state has, in place of what is kept."""
+        self._losses.clear()
+        for writer, count in losses.items():
+            self.keep_losses(RecordLosses(writer, count, lost_on.get(writer, ())))
+
+    def __bool__(self) -> bool:
+        return bool(self.batches) or bool(self._losses)
+
+
+class Ledger:
+    """The entries in force of one partition."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, LedgerEntries] = {}
+        self.to_repeat: dict[tuple[Kind, str, str], None] = {}
+        """Kind, table and writer of the entries in force that are not the last of their keys, in the order of the topic."""
+        self._term: str | None = None
+
+    def add(self, record: LedgerRecord) -> None:
+        """Add the next record of the topic."""
+        if isinstance(record, PartitionTaken):
+            self._term = record.term
+            return
+        entries = self.tables.get(record.table)
+        if entries is None:
+            entries = self.tables[record.table] = LedgerEntries()
+        key: tuple[Kind, str, str] = (record.type, record.table, record.writer)
+        if isinstance(record, BatchCommitted):
+            batch = batch_of(record)
+            known = entries.batches.get(record.writer)
+            in_force = known is None or batch.rank >= known.rank
+            if in_force:
+                entries.batches[record.writer] = batch
+        else:
+            in_force = _losses_count(record, self._term)
+            if in_force:
+                lost = RecordLosses(record.writer, record.losses, record.lost_on, record.transaction)
+                entries.keep_losses(lost)
+        if in_force:
+            self.to_repeat.pop(key, None)
+        else:
+            self.to_repeat[key] = None
+
+
+def batch_of(entry: BatchCommitted) -> CommittedBatch:
+    """The batch of a ledger entry."""
+    known = entry.corrected_at is not None and entry.correction is not None
+    correction = Correction(entry.corrected_at or 0, entry.correction or "") if known else None
+    return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction)
+
+
+def events_in_force(records: Iterable[LedgerRecord]) -> list[LedgerEventUnion]:
+    """The entries in force as they were published, for people. All of them are in memory."""
+    term: str | None = None
+    found: dict[tuple[Kind, str, str], LedgerEventUnion] = {}
+    for record in records:
+        if isinstance(record, PartitionTaken):
+            term = record.term
+            continue
+        key: tuple[Kind, str, str] = (record.type, record.table, record.writer)
+        known = found.get(key)
+        if isinstance(record, ConflictsLost):
+            if _losses_count(record, term):
+                found[key] = record
+        elif not isinstance(known, BatchCommitted) or batch_of(record).rank >= batch_of(known).rank:
+            found[key] = record
+    return list(found.values())
+
+
+def _losses_count(record: ConflictsLost, term: str | None) -> bool:
+    return term is None or record.term in ("", term)

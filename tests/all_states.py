@@ -1,0 +1,12 @@
+"""The states of an owner's tables, also of those that it has forgotten and knows from the ledger only."""
+
+from __future__ import annotations
+
+from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.handlers.table.state import TableState
+
+
+def all_states(owner: PartitionOwner) -> dict[str, TableState]:
+    """The states by table; a table without one gets that with which its next event would begin."""
+    known = dict.fromkeys((*owner.tables, *owner._ledger.tables))
+    return {uri: owner.tables.get(uri) or owner._restored(uri) for uri in known}
