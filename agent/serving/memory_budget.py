@@ -39,6 +39,7 @@ class MemoryBudget:
         self.used = 0
         self._used_by: dict[Holder, dict[str, int]] = {}
         self._held = False
+        self._reported = False
 
     def note(self, owner: Holder, uri: str, used: int) -> None:
         """Note how many bytes a table of this owner needs now, and free some if the sum exceeds the budget."""
@@ -83,11 +84,16 @@ class MemoryBudget:
                     limit_bytes=self.limit,
                 )
                 owner.free(uri, excess)
-            if (
-                self.used >= before
-            ):  # what is left is of paused owners, or of transactions without markers in a replay
-                log.error("memory.over-budget", used_bytes=before, limit_bytes=self.limit)
+            if self.used >= before:
+                self._report_excess()
                 return
+        self._reported = False
+
+    def _report_excess(self) -> None:
+        """Log once that nothing is left to abort: paused owners, or transactions without markers in a replay."""
+        if not self._reported:
+            log.error("memory.over-budget", used_bytes=self.used, limit_bytes=self.limit)
+            self._reported = True
 
     def _largest(self, *, last_resort: bool) -> tuple[Holder, str, Excess] | None:
         found = [
