@@ -28,7 +28,7 @@ from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
 from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
 from lakewarden.handlers.lease.machine import LeaseSettings
-from lakewarden.handlers.lease.placement import Placement
+from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
 from lakewarden.handlers.table.state import TableSettings
 
 RENEWALS_PER_VALIDITY = 10
@@ -37,6 +37,9 @@ RENEWALS_PER_VALIDITY = 10
 _config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
 _CLOUDS = ("gs", "az", "abfs")
+_SCHEMES = ("file", "s3", *_CLOUDS, "memory")
+_PLACED = "=>"
+"""Separates the glob and the place of an entry of `lock_places`."""
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -166,6 +169,12 @@ class Settings(KafkaSettings):
     lock_root: str | None = Field(
         default=None,
         description="folder of the lock objects (file:///folder, or s3, gs, az, abfs://bucket/…); default: each table's bucket",
+    )
+    lock_places: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="where the locks of tables are, as GLOB=>PLACE, comma-separated; PLACE: hudi (the table's own Hudi lock), "
+        "usual (below lock_root) or the URI of an object; the first GLOB that covers a table counts; default: hudi for tables "
+        "with .hoodie/hoodie.properties, else usual",
     )
     s3_endpoint: str | None = Field(
         default=None, description="S3 endpoint; default: that of the AWS configuration, or AWS"
@@ -301,7 +310,7 @@ class Settings(KafkaSettings):
         default="info", description="lowest level that is logged"
     )
 
-    @field_validator("allow", mode="before")
+    @field_validator("allow", "lock_places", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -315,6 +324,11 @@ class Settings(KafkaSettings):
     def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_canonical_glob(glob) for glob in value)
 
+    @field_validator("lock_places")
+    @classmethod
+    def _canonical_places(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_canonical_place(each) for each in value)
+
     @field_validator("lock_root")
     @classmethod
     def _canonical_root(cls, value: str | None) -> str | None:
@@ -323,7 +337,7 @@ class Settings(KafkaSettings):
         value = "file://" + value if value.startswith("/") else value
         scheme, separator, rest = value.partition("://")
         scheme = canonical_scheme(scheme)
-        if not separator or scheme not in ("file", "s3", *_CLOUDS, "memory") or not rest.strip("/"):
+        if not separator or scheme not in _SCHEMES or not rest.strip("/"):
             raise ValueError(
                 f"{value!r} is not a location for locks; use file:///folder or s3://bucket[/prefix]; gs, az and abfs as s3"
             )
@@ -413,8 +427,11 @@ class Settings(KafkaSettings):
         return self.memory_mb * 1_000_000
 
     def placement(self) -> Placement:
-        """The tables and lock objects that events may name."""
-        return Placement(self.allow, self.lock_root)
+        """The tables that events may name, and the places of their locks."""
+        places = (each.partition(_PLACED) for each in self.lock_places)
+        return Placement(
+            self.allow, self.lock_root, tuple(LockLocation(glob, location) for glob, _, location in places)
+        )
 
 
 def _canonical_glob(glob: str) -> str:
@@ -431,6 +448,20 @@ def _canonical_glob(glob: str) -> str:
         if any(wild in glob for wild in "*?[")
         else canonical_table(glob)
     )
+
+
+def _canonical_place(entry: str) -> str:
+    """An entry of `lock_places` with canonical URIs."""
+    glob, separator, location = (part.strip() for part in entry.partition(_PLACED))
+    if not separator or not location:
+        raise ValueError(
+            f"{entry!r} is not of the form GLOB=>PLACE; use for example 's3://lake/hudi/*=>hudi'"
+        )
+    if location not in (HUDI, USUAL):
+        location = canonical_table(location)
+        if location.partition("://")[0] not in _SCHEMES:
+            raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(_SCHEMES)}")
+    return f"{_canonical_glob(glob)}{_PLACED}{location}"
 
 
 def _check_file(path: Path) -> None:

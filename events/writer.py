@@ -53,7 +53,7 @@ class CommitIntent(WriterEvent):
     scope: Markers = ()
     """What the transaction is going to touch, as far as the writer knows. It counts like markers."""
     lock: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
-    """URI of the table's lock object. Null: where the agent keeps it by default."""
+    """URI of the table's lock object, as the writer believes. The agent refuses the intent if it is another. Null: any place."""
     heartbeat_seconds: Annotated[float, Field(gt=0, le=300)] = DEFAULT_HEARTBEAT_SECONDS
     """Interval at which this writer sends heartbeats."""
 

@@ -21,7 +21,7 @@ _GROUPS = (
         "Kafka",
         ("bootstrap_servers", "topic_prefix", "kafka_", "group", "partitions", "replication", "session_"),
     ),
-    ("Tables and locks", ("allow", "lock_root", "s3_", "gcs_", "azure_", "hold")),
+    ("Tables and locks", ("allow", "lock_root", "lock_places", "s3_", "gcs_", "azure_", "hold")),
     ("Lock lease", ("validity_", "renew_", "drift_", "margin_", "strict_", "request_", "refusal_", "hudi_")),
     (
         "Conflicts, grants and writers",

@@ -3,12 +3,10 @@
 Where a table's lock is; the first rule that applies wins:
 
 1. `--lock URI`, or with `--hudi` the lock object of Hudi's writers inside the table.
-2. The lock object of Hudi's writers, if it exists: everyone who shares the table with Hudi's writers must use it.
-3. The agent's usual location (`handlers/lease/placement.py`), if an object exists there.
-4. Without either object: Hudi's location for a Hudi table (it has `.hoodie/hoodie.properties`), else the agent's usual one.
+2. The place that an agent with the same settings uses (`handlers/lease/placement.py`).
 
-This takes up to three reads, or none with rule 1. These commands don't check `allow`. `show` only reads. A command that writes
-opens the store as the agent does, and probes it first.
+This takes one read, or none with rule 1 or a place in `lock_places`. These commands don't check `allow`. `show` only reads. A
+command that writes opens the store as the agent does, and probes it first.
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from lakewarden.handlers.lease.placement import HUDI_LOCK, LockPlace, NotAllowed, Placement
+from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES, LockPlace, NotAllowed
 
-HUDI_PROPERTIES = "/.hoodie/hoodie.properties"
-"""A file that every Hudi table has."""
 READ_TRIES = 3
 RELEASE_TRIES = 5
 PAUSE_SECONDS = 0.2
@@ -200,29 +196,20 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
     if lock is not None:
         lock = require_canonical(canonical_table(lock))
         return TableLock(table, LockPlace(lock, shared=lock.endswith(HUDI_LOCK)))
-    own = LockPlace(table + HUDI_LOCK, shared=True)
     if hudi:
-        return TableLock(table, own)
-    usual = Placement((_literally(table),), settings.lock_root).locate(table, None)
-    async with AsyncExitStack() as stack:
-        reader = Reader(settings, stack)
-        if isinstance(await reader.read(own.uri), Found):
-            return TableLock(table, own)
-        if isinstance(usual, LockPlace) and isinstance(await reader.read(usual.uri), Found):
-            return TableLock(table, usual)
-        if isinstance(await reader.read(table + HUDI_PROPERTIES), Found):
-            return TableLock(table, own)
-    if isinstance(usual, NotAllowed):
+        return TableLock(table, LockPlace(table + HUDI_LOCK, shared=True))
+    placement = settings.placement()
+    place = placement.configured(table)
+    if place is None:
+        async with AsyncExitStack() as stack:
+            properties = await Reader(settings, stack).read(table + HUDI_PROPERTIES)
+        place = placement.place(table, hudi=isinstance(properties, Found))
+    if isinstance(place, NotAllowed):
         raise AgentError(
             f"local table {table} has no bucket for its lock; set the folder of the locks with --lock-root, "
             "or the lock object with --lock"
         )
-    return TableLock(table, usual)
-
-
-def _literally(table: str) -> str:
-    """A glob that matches exactly this table."""
-    return "".join(f"[{each}]" if each in "*?[" else each for each in table)
+    return TableLock(table, place)
 
 
 # -- show --------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from lakewarden.agent.stores.limited import LimitedStore
 from lakewarden.agent.stores.locations import parse_location
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
-from lakewarden.handlers.lease.conditional import Refused, Unknown
+from lakewarden.handlers.lease.conditional import Absent, ReadOutcome, Refused, Unknown
 from lakewarden.handlers.lease.lock_queue import Contender, LockQueue
 from lakewarden.handlers.lease.placement import LockPlace
 
@@ -238,6 +238,8 @@ class Stores:
         self._open: dict[str, ConditionalStore] = {}
         self._opening: dict[str, anyio.Lock] = {}
         self._failed: dict[str, StoreProbeError] = {}
+        self._readers: dict[str, ConditionalStore] = {}
+        self._opening_readers: dict[str, anyio.Lock] = {}
 
     async def for_lock(self, uri: str) -> ConditionalStore:
         """The store of a lock object.
@@ -257,6 +259,26 @@ class Stores:
                 if root not in self._open:
                     self._open[root] = await self._open_recording(root)
         return self._open[root]
+
+    async def read(self, uri: str) -> ReadOutcome:
+        """Read an object of a table, without a probe: the agent may have no right to write there."""
+        try:
+            root = self._root_of(uri)
+            if root.startswith("file://") and not await anyio.Path(_folder(root)).is_dir():
+                return Absent()
+            store = self._open.get(root) or await self._reader(root)
+        except LocationError as error:
+            return Refused(str(error), unusable=True)
+        except (OSError, ValueError) as error:
+            return Refused(f"the store can't be opened: {error}")
+        return await store.read(uri)
+
+    async def _reader(self, root: str) -> ConditionalStore:
+        async with self._opening_readers.setdefault(root, anyio.Lock()):
+            if root not in self._readers:
+                store = LimitedStore(store_at(root, self._settings))
+                self._readers[root] = await self._stack.enter_async_context(store)
+        return self._readers[root]
 
     async def _open_recording(self, root: str) -> ConditionalStore:
         try:

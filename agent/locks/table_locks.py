@@ -1,7 +1,7 @@
-"""The locks of one partition's tables: their locations, their keepers, and what a keeper's events mean for its table.
+"""The locks of one partition's tables: their places, their keepers, and what a keeper's events mean for its table.
 
-- The intents of a table determine where its lock is. All open transactions of a table must name the same lock. A table without
-  open transactions may change to another one.
+- `handlers/lease/placement.py` determines where a table's lock is. Unless it is configured, one task per table looks the table
+  up, so that a slow store delays no other table. A request for the lock waits for the result.
 - Each keeper event is published to the topic `audit`. It also becomes an input of the table's state machine, unless the lease may
   not be relied upon or the table has changed to another lock.
 - A lock is released when the table does not need it any more, and when its partition is released. A lock under which a grant runs
@@ -12,25 +12,43 @@ A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import anyio
 import anyio.abc
 import structlog
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.clock import monotonic
+from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.events import AuditEventUnion, encode
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
-from lakewarden.handlers.lease.placement import LockPlace, NotAllowed
-from lakewarden.handlers.table.machine import LockConfirmed, LockForbidden, LockGone, LockWithheld
+from lakewarden.handlers.lease.placement import (
+    HUDI_PROPERTIES,
+    LockPlace,
+    LookAgain,
+    LookUp,
+    NotAllowed,
+    judge_look_up,
+)
+from lakewarden.handlers.table.machine import (
+    LockConfirmed,
+    LockForbidden,
+    LockGone,
+    LockPlaced,
+    LockWithheld,
+)
 from lakewarden.handlers.table.state import LockView, TableState
 
 log = structlog.get_logger()
+
+LOOK_AGAIN_SECONDS = 60.0
+"""After this time, a table that was no Hudi table is looked up again when it is used after a pause."""
+
+LockInput = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
 
 
 class TableLocks:
@@ -44,7 +62,7 @@ class TableLocks:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None,
         *,
-        step_table: Callable[[str, LockConfirmed | LockGone | LockForbidden | LockWithheld], None],
+        step_table: Callable[[str, LockInput], None],
         last_offset: Callable[[], int],
         on_failure: Callable[[str, Exception], None],
     ) -> None:
@@ -58,34 +76,104 @@ class TableLocks:
         self._last_offset = last_offset
         self._on_failure = on_failure
         self._places: dict[str, LockPlace] = {}
+        self._absent_at: dict[str, float] = {}
+        """When a table was found to be no Hudi table, in monotonic seconds."""
+        self._searches: dict[str, anyio.CancelScope] = {}
+        self._requested: dict[str, str | None] = {}
+        """Tables whose lock is requested and whose place is being looked up, each with the former owner."""
         self._keepers: dict[str, tuple[LockKeeper, anyio.CancelScope]] = {}
 
-    def resolve_place(self, state: TableState, lock: str | None) -> str | None:
-        """Determine where the table's lock is, from `lock` in an intent. Return None, or why the intent is refused."""
-        settled = self._places.get(state.uri)
-        if settled is not None and (lock is None or lock == settled.uri):
-            return None
-        place = self._placement.locate(state.uri, lock)
-        if isinstance(place, NotAllowed):
-            return place.why
-        if settled is not None and not state.idle():
-            return (
-                f"lock {lock} is not the one in use for table {state.uri}, {settled.uri}; "
-                "all its writers must name the same lock"
-            )
-        if state.uri in self._keepers:
-            self._tasks.start_soon(_release, *self._keepers.pop(state.uri))
-        self._places[state.uri] = place
-        state.settings = self._settings.table(shared=place.shared)
-        return None
+    def new_table(self, uri: str) -> TableState:
+        """The state of a table that is used for the first time, with the place of its lock if that is configured."""
+        place = self._placement.configured(uri)
+        if not isinstance(place, LockPlace):
+            return TableState(uri, self._settings.table(shared=False))
+        self._places[uri] = place
+        return TableState(uri, self._settings.table(shared=place.shared), lock_place=place.uri)
 
-    def start_acquire(self, uri: str, adopt: str | None) -> None:
+    def find_place(self, state: TableState) -> None:
+        """Start to look up where the table's lock is, unless it is known. Call it for each intent, before it is applied."""
+        uri = state.uri
+        if uri in self._searches or (uri in self._places and not self._may_have_become_hudi(state)):
+            return
+        state.lock_place = None
+        scope = self._searches[uri] = anyio.CancelScope()
+        self._tasks.start_soon(
+            self._run_within, scope, lambda: self._look_up(state), uri, name=f"lock place of {uri}"
+        )
+
+    def _may_have_become_hudi(self, state: TableState) -> bool:
+        absent_at = self._absent_at.get(state.uri)
+        keeper = self._keepers.get(state.uri)
+        return (
+            absent_at is not None
+            and state.idle()
+            and (keeper is None or keeper[0].idle)
+            and monotonic() - absent_at >= LOOK_AGAIN_SECONDS
+        )
+
+    async def _look_up(self, state: TableState) -> None:
+        uri, look_up = state.uri, LookUp()
+        settings = self._settings.lease(shared=False)
+        found: LockPlace | NotAllowed | None = self._placement.configured(uri)
+        while found is None:
+            outcome = await self._stores.read(uri + HUDI_PROPERTIES)
+            at = moment()
+            judged = judge_look_up(
+                self._placement, uri, look_up, outcome, settings, now=at.now, jitter=at.jitter
+            )
+            if not isinstance(judged, LookAgain):
+                found = judged
+                break
+            look_up = judged.look_up
+            self._report_look_up(uri, judged)
+            await anyio.sleep(judged.seconds)
+        self._on_place(state, found)
+
+    def _report_look_up(self, uri: str, failed: LookAgain) -> None:
+        why = (
+            f"whether table {uri} is a Hudi table, and so where its lock is, can't be read from {uri}{HUDI_PROPERTIES}: "
+            f"{failed.why}; permit the agent to read it, or set lock_places"
+        )
+        if failed.lasting:
+            log.error("lock.place-unknown", table=uri, why=why)
+            self._step_table(uri, LockWithheld(monotonic(), self._last_offset(), why))
+        elif failed.reported:
+            log.warning("lock.place-unknown", table=uri, why=why)
+
+    def _on_place(self, state: TableState, found: LockPlace | NotAllowed) -> None:
+        """Enter the place, then request the lock if it is still needed."""
+        uri, now, offset = state.uri, monotonic(), self._last_offset()
+        del self._searches[uri]
+        if isinstance(found, NotAllowed):
+            self._requested.pop(uri, None)
+            self._step_table(uri, LockForbidden(now, offset, found.why))
+            return
+        if self._places.get(uri) != found:
+            if uri in self._keepers:
+                self._keepers.pop(uri)[1].cancel()  # It is idle: see `_may_have_become_hudi`.
+            self._places[uri] = found
+        self._absent_at.pop(uri, None)
+        if not found.shared:
+            self._absent_at[uri] = now
+        state.settings = self._settings.table(shared=found.shared)
+        self._step_table(uri, LockPlaced(now, offset, found.uri))
+        if uri in self._requested:
+            self._keeper(uri).acquire(self._requested.pop(uri))
+
+    def start_acquire(self, state: TableState, adopt: str | None) -> None:
         """Request the table's lock. `adopt` names the former owner whose lock covers a running grant."""
-        self._keeper(uri).acquire(adopt)
+        self.find_place(state)
+        if state.uri in self._searches:
+            self._requested[state.uri] = adopt
+        else:
+            self._keeper(state.uri).acquire(adopt)
 
     def start_release(self, uri: str) -> None:
         """Request the release of the table's lock."""
-        self._keeper(uri).release()
+        self._requested.pop(uri, None)
+        if uri in self._keepers:
+            self._keepers[uri][0].release()
 
     def observe(self, event: AuditEventUnion) -> None:
         """Pass an agent's audit event to the keepers of the same lock object."""
@@ -95,20 +183,26 @@ class TableLocks:
 
     def leave_to_expire(self, uri: str) -> None:
         """Stop renewing the table's lock without releasing it, because a grant may run under it."""
+        self._stop_search(uri)
         if uri in self._keepers:
             self._keepers.pop(uri)[1].cancel()
 
     def forget(self, uri: str) -> bool:
-        """Forget where the table's lock is, and end its keeper. False if the lock is not released yet."""
+        """Forget where the table's lock is, and end its keeper. False if the lock is not released, or its place not found yet."""
+        if uri in self._searches:
+            return False
         if uri in self._keepers:
             if not self._keepers[uri][0].idle:
                 return False
             self._keepers.pop(uri)[1].cancel()
         self._places.pop(uri, None)
+        self._absent_at.pop(uri, None)
         return True
 
     async def release(self, uris: Collection[str]) -> None:
         """Release the locks of these tables; leave all others to expire."""
+        for uri in list(self._searches):
+            self._stop_search(uri)
         async with anyio.create_task_group() as releases:
             for uri, (keeper, scope) in self._keepers.items():
                 if uri in uris:
@@ -119,6 +213,11 @@ class TableLocks:
     def unreleased(self, uris: Collection[str]) -> list[str]:
         """The tables among these whose locks are not released yet."""
         return [uri for uri, (keeper, _) in self._keepers.items() if uri in uris and not keeper.idle]
+
+    def _stop_search(self, uri: str) -> None:
+        self._requested.pop(uri, None)
+        if uri in self._searches:
+            self._searches.pop(uri).cancel()
 
     def _keeper(self, uri: str) -> LockKeeper:
         if uri not in self._keepers:
@@ -133,7 +232,7 @@ class TableLocks:
             )
             scope = anyio.CancelScope()
             self._keepers[uri] = (keeper, scope)
-            self._tasks.start_soon(self._run_within, scope, keeper, uri, name=f"lock of {uri}")
+            self._tasks.start_soon(self._run_within, scope, keeper.run, uri, name=f"lock of {uri}")
         return self._keepers[uri][0]
 
     def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
@@ -165,11 +264,13 @@ class TableLocks:
             case lease.LockDenied(why=why, holder=holder, held_until=held_until):
                 log.info("lock.waiting", table=uri, why=why, holder=holder, until=held_until, lock=place.uri)
 
-    async def _run_within(self, scope: anyio.CancelScope, keeper: LockKeeper, uri: str) -> None:
-        """Run a keeper. An unexpected error in it stops its table, not the agent."""
+    async def _run_within(
+        self, scope: anyio.CancelScope, task: Callable[[], Awaitable[None]], uri: str
+    ) -> None:
+        """Run a task of one table. An unexpected error in it stops that table, not the agent."""
         with scope:
             try:
-                await keeper.run()
+                await task()
             except Exception as error:  # noqa: BLE001 - the callback logs it, and stops the table
                 self._on_failure(uri, error)
 

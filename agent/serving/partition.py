@@ -12,7 +12,7 @@
   position concerns the intent or a later event.
 - A paused owner decides nothing. It resumes by the rules of `handlers/group/ownership.py`, with its state and its locks. What
   happens to its locks meanwhile is applied when it resumes.
-- An event that can't be decoded, or that names a table or a lock that is not allowed, goes to the dead letters. If its
+- An event that can't be decoded, or that names a table that is not allowed, goes to the dead letters. If its
   transaction can be decoded, the owner publishes one `abort(not-allowed)`. An open transaction is aborted by it, because part of
   what it touches is unknown; a granted one is not.
 
@@ -413,7 +413,9 @@ class PartitionOwner:
                     self._stop_table(uri, state, RecordTooLargeError(self._unpublishable[uri]))
             self._aborted.clear()
             self._doomed.clear()
-            for uri in list(self.tables):
+            for uri, state in list(self.tables.items()):
+                if state.open() and uri not in self.stopped:
+                    self.locks.find_place(state)
                 self._step(uri, Replayed(monotonic(), self.position - 1, missing, self._memory.limit))
         self._memory.enforce()
         log.debug(
@@ -469,11 +471,8 @@ class PartitionOwner:
 
     def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
         state = self._table(event.table)
-        why = state if isinstance(state, str) else None
-        if isinstance(state, TableState) and isinstance(event, CommitIntent):
-            why = self._resolve_place(state, event.lock)
-        if why is not None or isinstance(state, str):
-            bad = Undecodable(why or "", event.table, event.transaction, event.writer, event.event_id)
+        if isinstance(state, str):
+            bad = Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
             self._refuse(record, bad)
             return
         self._last_events[event.table] = record.offset, monotonic()
@@ -489,14 +488,9 @@ class PartitionOwner:
             if ignored is not None:
                 log.warning("event.ignored", table=event.table, offset=record.offset, detail=ignored)
             return
+        if isinstance(event, CommitIntent):
+            self.locks.find_place(state)
         self._step(event.table, EventRead(event, record.offset, monotonic(), read_at))
-
-    def _resolve_place(self, state: TableState, lock: str | None) -> str | None:
-        """As `TableLocks.resolve_place`. What an intent names must not stop the table, whatever it is."""
-        try:
-            return self.locks.resolve_place(state, lock)
-        except Exception as error:  # noqa: BLE001 - the event is refused with it
-            return f"the place of the lock can't be found: {error!r}; lock={lock} table={state.uri}"
 
     def _decisions_seen(self) -> Position:
         """A position in `decisions` before which no decision concerns the events from now on."""
@@ -517,7 +511,7 @@ class PartitionOwner:
 
     def _restored(self, uri: str) -> TableState:
         """The state of a table without transactions, with what the ledger has of it."""
-        state = TableState(uri, self._settings.table(shared=False))
+        state = self.locks.new_table(uri)
         state.unseen_grant = bool(self._seen.gaps)
         restore(state, self._ledger.tables.setdefault(uri, LedgerEntries()))
         return state
@@ -696,7 +690,7 @@ class PartitionOwner:
         for effect in effects:
             match effect:
                 case verdicts.AcquireLock(adopt=adopt):
-                    self.locks.start_acquire(uri, adopt)
+                    self.locks.start_acquire(self.tables[uri], adopt)
                 case verdicts.ReleaseLock():
                     self.locks.start_release(uri)
                 case _:

@@ -1,23 +1,30 @@
-"""Which tables and lock objects an event may make the agent touch, and where a table's lock object is.
+"""Where a table's lock object is, and which tables an event may make the agent touch.
 
-Events come from the network, so they are checked against the configuration:
+Events come from the network. They name tables, which are checked against the `allow` globs. They never determine which object the
+agent writes: the place of a table's lock is the agent's knowledge. The first rule that applies counts:
 
-- A table is served only if one of the `allow` globs covers it.
-- A lock that an intent names is used only if it is under the lock root, or in a folder that one of the globs covers, or if it is
-  the table's own Hudi lock.
+    rule                                                     the lock object
+    a glob of `lock_places` covers the table                 the place that the operator names there: `hudi`, `usual` or an object
+    the table has `.hoodie/hoodie.properties`                <table>/.hoodie/.locks/table_lock.json, shared with Hudi's writers
+    otherwise                                                <lock root>/locks/<cleaned path>-<hash>.json, the usual place
 
 Globs are compared with the whole canonical URI. `*` matches any characters, `/` too. A glob without a wildcard covers that table
 and everything below it.
 
-    the intent names                     the lock object
-    no lock                              <lock root>/locks/<cleaned path>-<hash>.json
-    the table's own Hudi lock            <table>/.hoodie/.locks/table_lock.json, shared with unmodified Hudi writers
-    another object that is allowed       that object
-
 - The hash is the first 8 hex digits of the SHA-256 of the table's URI.
 - The lock root is the configured one, or else the table's own bucket. A local table has no bucket, so it needs a configured one.
-- An allowed object of another table's Hudi lock counts as shared, too.
-- Locks are named by canonical URIs, as tables are.
+- An object that the operator names counts as shared with Hudi's writers if it is at Hudi's place of any table.
+
+The second rule needs a read of the table's store (`LookUp`):
+
+    the read                              the agent
+    found, absent                         knows the place
+    no answer, throttled                  reads again after a back-off
+    refused                               reads again; reports it as lasting as the lock's automaton does (`machine.py`)
+    refused for good                      serves no transaction of the table: its URI names no object
+
+A Hudi table stays one. A table that was none is looked up again when it is used after a pause, because its first commit may have
+created it.
 """
 
 from __future__ import annotations
@@ -26,10 +33,16 @@ import hashlib
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final, TypeAlias, assert_never
 
-from lakewarden.events import require_canonical
+from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
+from lakewarden.handlers.lease.types import LeaseSettings, Refusal
 
-HUDI_LOCK = "/.hoodie/.locks/table_lock.json"
+HUDI_LOCK: Final = "/.hoodie/.locks/table_lock.json"
+HUDI_PROPERTIES: Final = "/.hoodie/hoodie.properties"
+"""Every Hudi table has this file, and no other table does."""
+HUDI, USUAL = "hudi", "usual"
+"""Locations in `lock_places` that depend on the table."""
 _UNCLEAN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -43,51 +56,116 @@ class LockPlace:
 
 @dataclass(frozen=True, slots=True)
 class NotAllowed:
-    """The agent must not touch this table or lock. `why` names the setting that would allow it."""
+    """The agent must not touch this table, or has no place for its lock. `why` names the setting that would change that."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
+class LockLocation:
+    """An entry of `lock_places`: where the locks of the tables are that `glob` covers."""
+
+    glob: str
+    location: str
+    """`hudi`, `usual` or the URI of an object."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """The configured limits for tables and locks that events name."""
+    """The configured limits for tables, and the configured places of locks."""
 
     allow: tuple[str, ...]
     lock_root: str | None = None
+    places: tuple[LockLocation, ...] = ()
 
     def allows(self, table: str) -> bool:
         """Whether one of the globs covers this table."""
         return any(_covers(glob, table) for glob in self.allow)
 
-    def locate(self, table: str, lock: str | None) -> LockPlace | NotAllowed:
-        """The lock object of `table`. `lock`: the one that the intent names, if any."""
-        if not self.allows(table):
-            return NotAllowed(
-                f"table {table} is not among the allowed ones; start the agent with --allow {table}"
-            )
-        if lock is None:
-            if self.lock_root is None and table.startswith("file:"):
-                return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
-            return LockPlace(self._default_uri(table), shared=False)
-        if lock == table + HUDI_LOCK:
-            return LockPlace(lock, shared=True)
-        try:
-            require_canonical(lock)
-        except ValueError as error:
-            return NotAllowed(f"lock of table {table} is not a plain object URI: {error}")
-        inside_root = self.lock_root is not None and lock.startswith(self.lock_root.rstrip("/") + "/")
-        folder = lock.rsplit("/", 1)[0]
-        if inside_root or any(_covers(glob, folder) for glob in self.allow):
-            return LockPlace(lock, shared=lock.endswith(HUDI_LOCK))
-        return NotAllowed(f"lock {lock} of table {table} lies outside the lock root and the allowed tables")
+    def configured(self, table: str) -> LockPlace | NotAllowed | None:
+        """The place of the table's lock by `lock_places`. None: the table must be looked up."""
+        named = next((each.location for each in self.places if _covers(each.glob, table)), None)
+        match named:
+            case None:
+                return None
+            case "hudi" | "usual":
+                return self.place(table, hudi=named == HUDI)
+            case _:
+                return LockPlace(named, shared=named.endswith(HUDI_LOCK))
 
-    def _default_uri(self, table: str) -> str:
+    def place(self, table: str, *, hudi: bool) -> LockPlace | NotAllowed:
+        """The place of the lock of a table that is a Hudi table, or is none."""
+        if hudi:
+            return LockPlace(table + HUDI_LOCK, shared=True)
+        if self.lock_root is None and table.startswith("file:"):
+            return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
+        return LockPlace(self._usual_uri(table), shared=False)
+
+    def _usual_uri(self, table: str) -> str:
         scheme, rest = table.split("://", 1)
         authority, path = rest.split("/", 1)
         root = self.lock_root.rstrip("/") if self.lock_root else f"{scheme}://{authority}"
         cleaned = _UNCLEAN.sub("-", path).strip("-")
         digest = hashlib.sha256(table.encode()).hexdigest()[:8]
         return f"{root}/locks/{cleaned}-{digest}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp:
+    """The reads so far that did not show whether a table is a Hudi table."""
+
+    failures: int = 0
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """The read showed nothing. Read again after `seconds`."""
+
+    look_up: LookUp
+    seconds: float
+    why: str
+    reported: bool
+    """Whether to report it: the first one of a series, and every few after that."""
+    lasting: bool
+    """Whether the store has refused for `refusal_seconds`, so that transactions must not wait any longer."""
+
+
+LookedUp: TypeAlias = LockPlace | NotAllowed | LookAgain
+
+
+def judge_look_up(
+    placement: Placement,
+    table: str,
+    look_up: LookUp,
+    outcome: ReadOutcome,
+    settings: LeaseSettings,
+    *,
+    now: float,
+    jitter: float,
+) -> LookedUp:
+    """What a read of the table's `HUDI_PROPERTIES` shows. `now`: monotonic seconds; `jitter`: uniform in [0, 1)."""
+    match outcome:
+        case Found():
+            return placement.place(table, hudi=True)
+        case Absent():
+            return placement.place(table, hudi=False)
+        case Refused(why=why, unusable=True):
+            return NotAllowed(f"table {table} can't be read: {why}")
+        case Throttled(why=why) | Unknown(why=why):
+            refusal, lasting = None, False
+        case Refused(why=why):
+            before = look_up.refusal or Refusal(now, 0, "")
+            refusal = Refusal(before.since, before.requests + 1, why)
+            lasting = (
+                refusal.requests >= settings.min_refusals and now - refusal.since >= settings.refusal_seconds
+            )
+        case _:
+            assert_never(outcome)
+    failures = look_up.failures + 1
+    seconds = min(settings.renew_interval, 0.05 * 2 ** min(failures, 8)) * (0.5 + jitter / 2)
+    reported = look_up.failures % settings.failures_per_report == 0
+    return LookAgain(LookUp(failures, None if lasting else refusal), seconds, why, reported, lasting)
 
 
 def _covers(glob: str, uri: str) -> bool:

@@ -5,6 +5,7 @@ Each intent is answered by the first rule that applies:
 | case | answer |
 | --- | --- |
 | its priority is above `max_priority` | `abort` (`not-allowed`, not retriable); the writer's older transactions stay |
+| it names another lock than the table's | the same |
 | the table has more than `max_open` open transactions | `abort` (`not-allowed`, retriable) |
 | after an incomplete log, the lock is not acquired yet | none yet: a grant may run that the log doesn't have (`machine.py`) |
 | an older transaction of its writer is granted | none yet: it waits until that one ends or its grant lapses |
@@ -14,7 +15,8 @@ Each intent is answered by the first rule that applies:
 | it gets a reservation, and another transaction blocks that | none yet: it waits |
 | otherwise | `admitted` |
 
-(The shell refuses tables and locks outside its configuration before the core reads their intents: `placement.py`.)
+The shell refuses tables outside its configuration before the core reads their intents (`lease/placement.py`). It finds out where
+a table's lock is. Until then, an intent that names a lock is answered as one that names none, and judged afterwards.
 
 - **Ahead** of a queued transaction are those that compute, and those before it in the admission queue. Disjoint scopes run
   side by side. A silent transaction at the head blocks the queue until its heartbeats are missed (`liveness.py`).
@@ -33,22 +35,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lakewarden.events import CommitIntent, Marker
+from lakewarden.events import CommitIntent, Marker, canonical_table
 from lakewarden.handlers.table.conflicts import operations_conflict, rule_for
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, Phase, Transaction
-from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch
+from lakewarden.handlers.table.verdicts import Admit, Cause, SkipBatch, Warn
 
 
 def judge_intent(context: StepContext, intent: CommitIntent) -> None:
-    """Refuse a priority above the limit. Else abort the writer's older transactions; refuse the new one if there are too many."""
+    """Refuse a priority above the limit, and another lock. Else abort the writer's older transactions; refuse one too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
     if transaction.priority > state.settings.max_priority:
         _refuse_priority(context, transaction)
+        return
+    if _names_another_lock(state, transaction):
+        _refuse_lock(context, transaction)
         return
     for older in state.open():
         if older.writer == transaction.writer and older.sequence < transaction.sequence:
@@ -66,6 +71,9 @@ def judge_unanswered_intents(context: StepContext) -> None:
         if each.priority > state.settings.max_priority and each.phase is Phase.QUEUED:
             _refuse_priority(context, each)
             continue
+        if each.phase is Phase.QUEUED and _names_another_lock(state, each):
+            _refuse_lock(context, each)
+            continue
         older = last.get(each.writer)
         if older is not None:
             _supersede(context, older, each)
@@ -75,6 +83,35 @@ def judge_unanswered_intents(context: StepContext) -> None:
             continue
         last[each.writer] = each
         count += 1
+
+
+def on_lock_placed(context: StepContext, place: str) -> None:
+    """Enter where the table's lock is, and refuse the open transactions that name another one. A granted one is left alone."""
+    state = context.state
+    state.lock_place = place
+    for transaction in state.open():
+        if transaction.phase is not Phase.GRANTED and _names_another_lock(state, transaction):
+            _refuse_lock(context, transaction)
+
+
+def _names_another_lock(state: TableState, transaction: Transaction) -> bool:
+    named, place = transaction.lock, state.lock_place
+    if named is None or place is None or named == place:
+        return False
+    try:
+        return canonical_table(named) != place
+    except ValueError:
+        return True
+
+
+def _refuse_lock(context: StepContext, transaction: Transaction) -> None:
+    place = context.state.lock_place
+    detail = (
+        f"its intent names the lock {transaction.lock}, and the lock of this table is {place}; name that one or none; "
+        "an operator can change it with the agent's setting lock_places"
+    )
+    context.emit([Warn("lock.another-named", transaction.id, transaction.writer, detail)])
+    context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
 def _supersede(context: StepContext, older: Transaction, newer: Transaction) -> None:

@@ -241,6 +241,7 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         admission=event.admission,
         conflict_rule=event.conflict_rule,
         heartbeat_seconds=event.heartbeat_seconds,
+        lock=event.lock,
         began=state.moment,
         opened_at=now,
         last_event_at=now,

@@ -57,6 +57,7 @@ from lakewarden.handlers.table.admission import (
     admit_ready,
     judge_intent,
     judge_unanswered_intents,
+    on_lock_placed,
 )
 from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
 from lakewarden.handlers.table.facts import apply_event, apply_verdict, why_ignored
@@ -108,6 +109,16 @@ class Tick:
     offset: int
     caught_up: CaughtUp | None
     """Until when the agent has read everything in the log (`liveness.py`). None while the agent lags."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockPlaced:
+    """The agent has found out where the table's lock object is."""
+
+    now: float
+    offset: int
+    place: str
+    """Its URI."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +182,15 @@ class Replayed:
 
 
 Input: TypeAlias = (
-    EventRead | Tick | LockConfirmed | LockGone | LockForbidden | LockWithheld | OverBudget | Replayed
+    EventRead
+    | Tick
+    | LockConfirmed
+    | LockGone
+    | LockForbidden
+    | LockWithheld
+    | LockPlaced
+    | OverBudget
+    | Replayed
 )
 
 
@@ -200,6 +219,8 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
         case LockForbidden(detail=detail):
             on_lock_gone(context, detail)
             on_lock_forbidden(context, detail)
+        case LockPlaced(place=place):
+            on_lock_placed(context, place)
         case LockWithheld(detail=detail):
             on_lock_withheld(context, detail)
         case OverBudget(transaction=transaction, limit=limit):

@@ -94,6 +94,8 @@ class TableState:
     """Writers whose losses are not yet recorded in the ledger topic, each with its last losing transaction (empty: none)."""
     moment: int = 0
     """Number of facts applied so far: the logical clock of `Transaction.began` and `ended`."""
+    lock_place: str | None = None
+    """URI of the table's lock object. None: the agent has not found it out yet (`lease/placement.py`)."""
     lock: LockView | None = None
     lock_requested: bool = False
     lock_used: bool = False

@@ -95,6 +95,8 @@ class Transaction:
     admission: Admission
     conflict_rule: ConflictRule
     heartbeat_seconds: float
+    lock: str | None
+    """Where the intent believes the table's lock to be."""
     began: int
     opened_at: float
     """When the intent was applied, in monotonic seconds."""

@@ -310,6 +310,7 @@ async def chaos(
             root,
             **TIGHT,
             allow=(f"s3://{bucket}/warehouse/*",),
+            lock_places=(f"s3://{bucket}/warehouse/hudi=>hudi",),
             s3_endpoint=proxy.endpoint,
         ) as scene,
     ):

@@ -30,7 +30,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lakewarden.events import CommitGranted, LockAcquired, LockRefused
 from lakewarden.handlers.lease.lock_object import LockRecord, parse, render
-from lakewarden.handlers.lease.placement import HUDI_LOCK
+from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.kafka_fixture import KafkaServer
@@ -90,7 +90,12 @@ class Lake:
     bucket: str
 
     def table(self, name: str) -> str:
-        return f"s3://{self.bucket}/warehouse/{name}"
+        """The URI of a Hudi table, which has the file by which the agent recognises one."""
+        key = f"warehouse/{name}"
+        client = self.server.new_client()
+        client.put_object(Bucket=self.bucket, Key=key + HUDI_PROPERTIES, Body=b"hoodie.table.name=t\n")
+        client.close()
+        return f"s3://{self.bucket}/{key}"
 
     def values(self, **more: Any) -> dict[str, Any]:
         """Settings of the product."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -96,16 +97,21 @@ def test_the_lock_of_a_hudi_table_is_found_in_hudis_location(local: Place) -> No
     own = local.table + HUDI_LOCK
     assert shown(local, "--hudi")["lock"] == own
     local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
-    assert shown(local)["lock"] == own
     local.write(held(owner="agent"))
-    assert shown(local)["lock"] == local.lock
-
     local.write(held(owner="hudi"), own)
 
     found = shown(local)
     assert (found["lock"], found["owner"], found["shared_with_hudi"]) == (own, "hudi", True)
     assert found["drift_seconds"] == 1.0
     assert shown(local, "--lock", local.lock)["owner"] == "agent"
+
+
+def test_the_place_that_the_operator_configured_is_shown(local: Place) -> None:
+    """The agent uses it, whatever the table's files say."""
+    local.write(b"hoodie.table.name=t\n", local.table + "/.hoodie/hoodie.properties")
+    place = replace(local, settings=local.settings | {"lock_places": f"{local.table}=>usual"})
+
+    assert shown(place)["lock"] == local.lock
 
 
 def test_a_lock_that_can_not_be_read_is_an_error_of_one_line(on_s3: Place, local: Place) -> None:

@@ -177,31 +177,48 @@ async def test_tables_above_the_limit_are_refused_and_the_others_are_served(scen
     assert "max_tables" in str(abort.detail)
 
 
-async def test_a_lock_outside_the_allowed_locations_is_refused(scene: World) -> None:
-    named = scene.root / "elsewhere" / "lock.json"
+@pytest.mark.parametrize(
+    "named",
+    ["{root}/elsewhere/lock.json", "{root}/tables/OTHER/snapshot/snapshot-43", "{root}/tables/t/..%2f"],
+)
+async def test_an_intent_that_names_another_lock_is_refused_and_harms_no_other(
+    scene: World, named: str
+) -> None:
+    """The review's `live_lock.py`: the agent created the object that the intent named, or its table was unusable from then on."""
+    before = sorted(scene.root.rglob("*"))
+    uri = "file://" + named.format(root=scene.root)
     async with scene.agent():
-        writer = scene.writer("bold")
-        await writer.send_intent(lock=f"file://{named}")
-        abort = await writer.wait_for(Abort)
+        bold, good = scene.writer("bold"), scene.writer("good")
+        await bold.send_intent(lock=uri, heartbeat_seconds=100)
+        abort = await bold.wait_for(Abort)
+        await good.begin(heartbeat_seconds=100)
+        await good.obtain_grant()
+        created = {path for path in scene.root.rglob("*") if path not in before and path.is_file()}
 
-    assert abort.reason == "not-allowed"
-    assert "outside" in str(abort.detail)
-    assert not named.exists()
+    assert (abort.reason, abort.retriable) == ("not-allowed", False)
+    assert uri in str(abort.detail)
+    assert f"file://{scene.lock_object()}" in str(abort.detail)
+    assert {path for path in created if scene.lock_object().parent not in path.parents} <= _logs(scene)
+
+
+def _logs(scene: World) -> set[Path]:
+    return set(scene.root.glob("*.log"))
 
 
 async def test_a_folder_that_can_not_be_created_refuses_only_its_own_lock(scene: World) -> None:
+    """The operator named a place for the lock below a file."""
     (scene.root / "tables" / "file").write_text("not a folder")
-    allow = (f"file://{scene.root}/tables/file/*", f"file://{scene.root}/tables/*")
-    async with scene.agent(allow=allow, refusal_seconds=1.0):
-        blocked, good = scene.writer("blocked", f"file://{scene.root}/tables/file/t"), scene.writer("good")
-        await blocked.send_intent(lock=f"file://{scene.root}/tables/file/t/.hoodie/.locks/table_lock.json")
+    places = (f"file://{scene.root}/tables/blocked=>file://{scene.root}/tables/file/locks/lock.json",)
+    async with scene.agent(lock_places=places, refusal_seconds=1.0):
+        blocked, good = scene.writer("blocked", f"file://{scene.root}/tables/blocked"), scene.writer("good")
+        await blocked.begin(heartbeat_seconds=100)
         await blocked.request_commit()
         abort = await blocked.wait_for(Abort)
-        await good.begin()
+        await good.begin(heartbeat_seconds=100)
         await good.obtain_grant()
 
-    assert (abort.reason, abort.retriable) == ("lock-refused", True)
-    assert "can't be created" in str(abort.detail)
+    assert abort.reason in ("lock-refused", "not-allowed")
+    assert "tables/file" in str(abort.detail)
 
 
 async def test_an_object_that_is_no_lock_record_is_not_changed_and_its_writers_get_an_abort(
@@ -226,6 +243,7 @@ async def test_no_transaction_is_granted_while_a_foreign_writer_holds_the_lock(s
     """The lock object has the bytes and the location of a Java Hudi writer's."""
     lock = scene.root / "tables/t/.hoodie/.locks/table_lock.json"
     lock.parent.mkdir(parents=True)
+    (scene.root / "tables/t/.hoodie/hoodie.properties").write_text("hoodie.table.name=t")
     held = LockRecord(expired=False, valid_until=_in_ms(3600), owner="0f8fad5b-d9cb-469f-a165-70867728950e")
     lock.write_bytes(render(held))
     lease = {"hudi_validity_seconds": 30, "hudi_renew_seconds": 3}

@@ -177,7 +177,9 @@ class World:
 
     def _start_agent(self, machine: Machine, name: str, *, first: bool) -> None:
         process = self._process(machine, name)
-        agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name}))
+        # The places are configured: looking tables up would need a request for each.
+        places = tuple(f"{plan.uri}=>{'hudi' if plan.lock else 'usual'}" for plan in self.scenario.tables)
+        agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name, "lock_places": places}))
         self._programs[name] = agent
         process.node.log("starts")
         process.node.start(agent.run())

@@ -102,6 +102,18 @@ def test_an_invalid_combination_is_rejected_with_advice(values: dict[str, Any], 
             "lock_root ($LAKEWARDEN_LOCK_ROOT): 'hdfs://b/x' is not a location for locks",
         ),
         ({"lock_root": "gs://"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'gs://' is not a location for locks"),
+        (
+            {"lock_places": ("s3://lake/*",)},
+            "lock_places ($LAKEWARDEN_LOCK_PLACES): 's3://lake/*' is not of the form GLOB=>PLACE; use for example",
+        ),
+        (
+            {"lock_places": ("s3://lake/*=>hoodie",)},
+            "lock_places ($LAKEWARDEN_LOCK_PLACES): not a table URI: 'hoodie'",
+        ),
+        (
+            {"lock_places": ("s3://lake/*=>ftp://here/lock.json",)},
+            "lock_places ($LAKEWARDEN_LOCK_PLACES): 'ftp://here/lock.json' is in no store that can hold locks",
+        ),
     ],
 )
 def test_the_error_of_an_invalid_value_names_the_setting_and_its_variable(
@@ -268,3 +280,19 @@ def test_a_password_is_not_part_of_the_repr() -> None:
 
     assert "hush" not in repr(settings)
     assert settings.kafka_client()["sasl_plain_password"] == "hush"
+
+
+def test_the_places_of_locks_are_read_from_the_environment_and_made_canonical(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "LAKEWARDEN_LOCK_PLACES", "s3a://lake/hudi/* => hudi, /data/t=>usual,s3://lake/t=>s3a://l/t.json"
+    )
+
+    places = Settings.load().placement().places
+
+    assert [(each.glob, each.location) for each in places] == [
+        ("s3://lake/hudi/*", "hudi"),
+        ("file:///data/t", "usual"),
+        ("s3://lake/t", "s3://l/t.json"),
+    ]

@@ -29,7 +29,9 @@ from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
 
 RECORD_BYTES = 1_000_000
-CONFIGURED = Settings(allow=("s3://*",), agent_id="\U0001f40b" * 200, max_losses=1)
+CONFIGURED = Settings(
+    allow=("s3://*",), lock_places=("s3://*=>usual",), agent_id="\U0001f40b" * 200, max_losses=1
+)
 TOPICS = CONFIGURED.topics
 READERS: dict[str, TypeAdapter[Any]] = {
     TOPICS.decisions: DECISION_RECORD,

@@ -70,7 +70,7 @@ async def scene() -> AsyncIterator[Scene]:
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
             0,
-            Settings(allow=TABLES),
+            Settings(allow=TABLES, lock_places=("s3://lake/*=>usual",)),
             cast("Publisher", DiscardingPublisher()),
             cast("Stores", TheStore()),
             tasks,

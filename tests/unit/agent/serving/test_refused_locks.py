@@ -125,7 +125,12 @@ async def scene() -> AsyncIterator[Scene]:
     async with store, in_own_task(anyio.create_task_group()) as tasks:
         owner = PartitionOwner(
             0,
-            Settings(allow=(TABLE,), refusal_seconds=REFUSAL_SECONDS, **QUICK),
+            Settings(
+                allow=(TABLE,),
+                lock_places=("s3://lake/*=>usual",),
+                refusal_seconds=REFUSAL_SECONDS,
+                **QUICK,
+            ),
             cast("Publisher", Log()),
             cast("Stores", TheStore()),
             tasks,

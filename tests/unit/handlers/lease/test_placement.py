@@ -4,9 +4,21 @@ import hashlib
 
 import pytest
 
-from lakewarden.handlers.lease.placement import LockPlace, NotAllowed, Placement
+from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
+from lakewarden.handlers.lease.placement import (
+    LockLocation,
+    LockPlace,
+    LookAgain,
+    LookedUp,
+    LookUp,
+    NotAllowed,
+    Placement,
+    judge_look_up,
+)
+from tests.unit.handlers.lease.lease_keeper import SETTINGS
 
 TABLE = "s3://lake/sales/orders"
+OWN = TABLE + "/.hoodie/.locks/table_lock.json"
 
 
 @pytest.mark.parametrize(
@@ -39,10 +51,7 @@ def test_a_table_is_allowed_only_if_a_glob_covers_its_whole_uri(
 
 def test_without_a_glob_nothing_is_allowed() -> None:
     """An agent without `--allow` serves no table."""
-    found = Placement(()).locate(TABLE, None)
-
-    assert isinstance(found, NotAllowed)
-    assert f"--allow {TABLE}" in found.why
+    assert not Placement(()).allows(TABLE)
 
 
 def digest(table: str) -> str:
@@ -72,12 +81,12 @@ def digest(table: str) -> str:
 )
 def test_the_default_lock_object_is_the_one_of_the_protocol(table: str, root: str | None, uri: str) -> None:
     """Two agents with the same configuration must use the same object."""
-    assert Placement(("*",), root).locate(table, None) == LockPlace(uri, shared=False)
+    assert Placement(("*",), root).place(table, hudi=False) == LockPlace(uri, shared=False)
 
 
 def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
     """It has no bucket, so the lock would be in the root of the file system."""
-    found = Placement(("file:///data/*",)).locate("file:///data/t", None)
+    found = Placement(("file:///data/*",)).place("file:///data/t", hudi=False)
 
     assert isinstance(found, NotAllowed)
     assert "--lock-root" in found.why
@@ -86,59 +95,83 @@ def test_a_local_table_has_no_default_lock_object_without_a_lock_root() -> None:
 def test_the_hash_is_that_of_the_whole_uri() -> None:
     """`a-b` and `a/b` have the same cleaned path, and are two tables."""
     places = {
-        Placement(("*",)).locate(table, None) for table in ("s3://lake/a-b", "s3://lake/a/b", "s3://lake/a b")
+        Placement(("*",)).place(table, hudi=False)
+        for table in ("s3://lake/a-b", "s3://lake/a/b", "s3://lake/a b")
     }
 
     assert len(places) == 3
 
 
 def test_a_hudi_tables_own_lock_is_shared_with_its_java_writers() -> None:
-    """The intent names the table's own lock object."""
-    lock = TABLE + "/.hoodie/.locks/table_lock.json"
+    assert Placement(()).place(TABLE, hudi=True) == LockPlace(OWN, shared=True)
 
-    assert Placement(("s3://lake/sales/orders",)).locate(TABLE, lock) == LockPlace(lock, shared=True)
+
+PLACES = (
+    LockLocation("s3://lake/sales/orders", "s3://locks/special/orders.json"),
+    LockLocation("s3://lake/hudi/*", "hudi"),
+    LockLocation("s3://lake/sales/*", "usual"),
+    LockLocation("s3://lake/copies/*", OWN),
+)
 
 
 @pytest.mark.parametrize(
-    "lock, allowed",
+    "table, place",
     [
-        ("s3://locks/prod/mine.json", True),
-        ("s3://locks/prod/deep/er/mine.json", True),
-        ("s3://lake/sales/other/mine.json", True),
-        ("s3://lake/sales/other/.hoodie/.locks/table_lock.json", True),
-        ("s3://locks/prod", False),
-        ("s3://locks/production/mine.json", False),
-        ("s3://elsewhere/mine.json", False),
-        ("s3://lake/mine.json", False),
-        ("file:///etc/mine.json", False),
-        ("s3://locks/prod/../secret/mine.json", False),
-        ("s3://lake/sales/..", False),
-        ("s3://lake/sales/../../elsewhere/mine.json", False),
-        ("s3://locks/prod/./mine.json", False),
-        ("s3://locks/prod//mine.json", False),
-        ("s3://locks/prod/", False),
-        ("s3a://locks/prod/mine.json", False),
-        ("/locks/prod/mine.json", False),
-        ("mine.json", False),
-        ("s3://locks/prod/a\nb.json", False),
+        (TABLE, LockPlace("s3://locks/special/orders.json", shared=False)),
+        ("s3://lake/hudi/t", LockPlace("s3://lake/hudi/t/.hoodie/.locks/table_lock.json", shared=True)),
+        (
+            "s3://lake/sales/t",
+            LockPlace(f"s3://lake/locks/sales-t-{digest('s3://lake/sales/t')}.json", shared=False),
+        ),
+        ("s3://lake/copies/t", LockPlace(OWN, shared=True)),
+        ("s3://lake/else/t", None),
     ],
 )
-def test_a_named_lock_must_be_under_the_lock_root_or_in_an_allowed_folder(lock: str, allowed: bool) -> None:
-    """An intent must not make the agent write elsewhere, and one object must have one spelling."""
-    placement = Placement(("s3://lake/sales/*",), "s3://locks/prod")
-
-    found = placement.locate(TABLE, lock)
-
-    assert isinstance(found, LockPlace if allowed else NotAllowed), found
-    if isinstance(found, LockPlace):
-        assert found.uri == lock
-        assert found.shared is lock.endswith("table_lock.json")
-    else:
-        assert TABLE in found.why
+def test_the_first_configured_place_that_covers_the_table_counts(table: str, place: LockPlace | None) -> None:
+    assert Placement((), None, PLACES).configured(table) == place
 
 
-def test_a_named_lock_of_a_table_that_is_not_allowed_is_refused() -> None:
-    """The table is checked first."""
-    placement = Placement(("s3://lake/sales/*",), "s3://locks/prod")
+@pytest.mark.parametrize("answer", [Found(b"hoodie.table.name=t", "v"), Found(b"", "v")])
+def test_a_table_with_hudis_properties_has_hudis_lock(answer: Found) -> None:
+    assert judge(LookUp(), answer) == LockPlace(OWN, shared=True)
 
-    assert isinstance(placement.locate("s3://other/t", "s3://locks/prod/mine.json"), NotAllowed)
+
+def test_a_table_without_them_has_the_usual_lock() -> None:
+    assert judge(LookUp(), Absent()) == LockPlace(
+        f"s3://lake/locks/sales-orders-{digest(TABLE)}.json", shared=False
+    )
+
+
+@pytest.mark.parametrize("answer", [Unknown("timeout"), Throttled("503"), Refused("403")])
+def test_any_other_answer_shows_nothing_and_is_asked_again(answer: ReadOutcome) -> None:
+    """A store that is down must not make a Hudi table look like another one."""
+    look_up, waits, reported = LookUp(), [], 0
+    for _ in range(20):
+        again = judge(look_up, answer)
+        assert isinstance(again, LookAgain)
+        look_up, reported = again.look_up, reported + again.reported
+        waits.append(again.seconds)
+
+    assert waits[0] < waits[1] < waits[2] <= waits[-1] <= SETTINGS.renew_interval
+    assert reported == 4
+
+
+def test_a_refusal_lasts_after_refusal_seconds_and_a_new_series_begins() -> None:
+    look_up, lasting = LookUp(), 0
+    for now in range(0, 500, 10):
+        again = judge(look_up, Refused("403"), now=float(now))
+        assert isinstance(again, LookAgain)
+        look_up, lasting = again.look_up, lasting + again.lasting
+
+    assert lasting == 3
+
+
+def test_a_table_whose_uri_names_no_object_has_no_place() -> None:
+    found = judge(LookUp(), Refused("an encoded slash", unusable=True))
+
+    assert isinstance(found, NotAllowed)
+    assert "an encoded slash" in found.why
+
+
+def judge(look_up: LookUp, answer: ReadOutcome, now: float = 0.0) -> LookedUp:
+    return judge_look_up(Placement(()), TABLE, look_up, answer, SETTINGS, now=now, jitter=0.0)

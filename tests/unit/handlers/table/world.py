@@ -30,6 +30,7 @@ from lakewarden.handlers.table.machine import (
     LockConfirmed,
     LockForbidden,
     LockGone,
+    LockPlaced,
     LockWithheld,
     OverBudget,
     Replayed,
@@ -150,6 +151,9 @@ class World:
         since = self.caught_up_since
         caught_up = None if since is None else CaughtUp(since, self.now - request_age)
         return self.apply(Tick(self.now, self.offset, caught_up))
+
+    def place_lock(self, uri: str) -> World:
+        return self.apply(LockPlaced(self.now, self.offset, uri))
 
     def lock(self, left: float = 29.5, *, owner: str = "agent-1", quiet: float = 0.0) -> World:
         view = LockView(owner, self.now + left, self.now + quiet)
