@@ -85,7 +85,7 @@ class TableLocks:
 
     def new_table(self, uri: str) -> TableState:
         """The state of a table that is used for the first time, with the place of its lock if that is configured."""
-        place = self._placement.configured(uri)
+        place = self._places.get(uri) or self._placement.configured(uri)
         if not isinstance(place, LockPlace):
             return TableState(uri, self._settings.table(shared=False))
         self._places[uri] = place

@@ -9,7 +9,11 @@
   running consumer could skip records of the others.
 - *A producer that failed is replaced.* After an idempotent producer has dropped a batch, the broker may refuse its next ones,
   because a sequence number is missing.
-- *A consumer survives errors.* It logs the error, waits and continues at its position. The callers' timeouts bound the wait.
+- *Reading survives every error.* Whatever a client, a token provider or a user's function raises is logged, and the reading
+  continues at its position. A client may also go quiet: aiokafka's own background task ends by an unexpected error, and then
+  its consumer returns nothing, without an error. So a consumer that returned nothing for `QUIET_SECONDS` is compared with the
+  end of its partition. If it is behind, or the end can't be read, it is replaced. The callers' timeouts bound the wait, and
+  their errors name the last error of the reading (`reading_error`).
 - *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched.
 - *A decision counts in its table's partition only.* The agent answers an unreadable record in the partition that has it, and
   any client can send such a record to any partition. (`progress.py` compares the names.)
@@ -21,7 +25,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
-from aiokafka.errors import ConsumerStoppedError, KafkaError
+from aiokafka.errors import ConsumerStoppedError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import TopicPartition
 
@@ -48,6 +52,9 @@ from lakewarden.spark_jobs.gate.kafka import (
     stop_quietly,
 )
 from lakewarden.spark_jobs.gate.logs import EventLogger
+
+QUIET_SECONDS = 5.0
+"""Without a record, before a consumer is compared with the end of its partition. Usually a table's decisions pause for longer."""
 
 READ_RETRY_SECONDS = 0.5
 """Delay after a failed read: shorter than a heartbeat, so that a writer resumes soon after its broker."""
@@ -86,6 +93,8 @@ class Channel:
         self._subscribers: dict[str, OnDecision] = {}
         self._terms: dict[int, str] = {}
         """The term whose decisions count, by partition. Before the first `partition-taken`, all decisions count."""
+        self.reading_error: str | None = None
+        """The last error of reading decisions; None since a read succeeded."""
         self.undecodable = UndecodableRecords()
         """Decisions that this writer could not decode. One of them may have been for its transaction."""
 
@@ -124,9 +133,9 @@ class Channel:
         """Run a coroutine in the channel's loop and wait for its result, at most as long as for a send."""
         return self._thread.call(function, timeout=timeout or self.timeout, doing=doing, facts=facts)
 
-    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `function` in the background until it returns. It handles its own errors."""
-        self._thread.spawn(function)
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        """Run `function` in the background until it returns. If it raises, log the error and run it again."""
+        self._thread.spawn(function, name=name)
 
     def read_back(self, table: str, start: int, timeout: float) -> list[WriterEventUnion]:
         """Return the events of the table's partition of `writers`, from offset `start` to its present end.
@@ -173,7 +182,7 @@ class Channel:
     def _discard(self, producer: Any) -> None:
         if self._producer is producer:
             self._producer = None
-            self._thread.tasks.start_soon(stop_quietly, producer)
+            self._thread.start_soon(stop_quietly, producer)
 
     async def _ready_producer(self) -> Any:
         async with self._opening:
@@ -228,7 +237,7 @@ class Channel:
                 await stop_quietly(consumer)
                 raise
             self._readers[partition] = consumer
-            self._thread.tasks.start_soon(self._read_decisions, consumer, partition)
+            self._thread.spawn_inside(lambda: self._read_decisions(where), name=f"decisions of {where}")
 
     async def _consumer(self, where: TopicPartition) -> Any:
         from aiokafka import AIOKafkaConsumer
@@ -248,19 +257,64 @@ class Channel:
             raise
         return consumer
 
-    async def _read_decisions(self, consumer: Any, partition: int) -> None:
-        while True:
+    async def _read_decisions(self, where: TopicPartition) -> None:
+        """Read and dispatch until `close` stops the consumer."""
+        position: int | None = None
+        while where.partition in self._readers:
             try:
-                record = await consumer.getone()
+                position = await self._read_some(where, position)
+                self.reading_error = None
             except ConsumerStoppedError:
                 return  # stopped by `close`
-            except (KafkaError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - a token provider and a user's function may raise anything
+                self.reading_error = " ".join(str(error).split()) or type(error).__name__
                 log.warning(
-                    "channel.read-failed", topic=self.topics.decisions, partition=partition, error=repr(error)
+                    "channel.read-failed", topic=where.topic, partition=where.partition, error=repr(error)
                 )
                 await anyio.sleep(READ_RETRY_SECONDS)
-                continue
+
+    async def _read_some(self, where: TopicPartition, position: int | None) -> int:
+        """Dispatch the next records and return the position after them. Replace a consumer that went quiet."""
+        consumer = self._readers[where.partition]
+        position = await consumer.position(where) if position is None else position
+        batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
+        for record in batches.get(where, ()):
+            position = record.offset + 1
             self._dispatch(record)
+        if (
+            not batches
+            and self._is_used(where, consumer)
+            and await self._is_behind(where, consumer, position)
+        ):
+            await self._replace(where, consumer, position)
+        return position
+
+    def _is_used(self, where: TopicPartition, consumer: Any) -> bool:
+        """Whether `close` has not taken this consumer out of use."""
+        return self._readers.get(where.partition) is consumer
+
+    async def _is_behind(self, where: TopicPartition, consumer: Any, position: int) -> bool:
+        try:
+            with anyio.fail_after(self.timeout):
+                return bool((await consumer.end_offsets([where]))[where] > position)
+        except Exception as error:  # noqa: BLE001 - it is replaced, whatever is wrong with it
+            log.warning(
+                "channel.read-failed", topic=where.topic, partition=where.partition, error=repr(error)
+            )
+            return True
+
+    async def _replace(self, where: TopicPartition, consumer: Any, position: int) -> None:
+        with anyio.fail_after(self.timeout):
+            replacement = await self._consumer(where)
+        if not self._is_used(where, consumer):
+            await stop_quietly(replacement)
+            return
+        replacement.seek(where, position)
+        self._readers[where.partition] = replacement
+        await stop_quietly(consumer)
+        log.warning(
+            "channel.consumer-replaced", topic=where.topic, partition=where.partition, position=position
+        )
 
     def _dispatch(self, record: Any) -> None:
         decision = decode(DECISION_RECORD, record.value, key=record.key)
@@ -308,8 +362,9 @@ class Channel:
         return found
 
     async def _stop_clients(self) -> None:
-        for client in (*self._readers.values(), self._producer):
-            if client is not None:
-                await stop_quietly(client)
+        clients = [*self._readers.values(), self._producer]
         self._readers.clear()
         self._producer = None
+        for client in clients:
+            if client is not None:
+                await stop_quietly(client)

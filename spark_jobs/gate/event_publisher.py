@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 import anyio
-from aiokafka.errors import KafkaError
 
 from lakewarden.events import (
     MAX_VERSION,
@@ -136,13 +135,13 @@ class EventPublisher:
                     return
                 await self._publish_heartbeat()
 
-        self._channel.spawn(publish_heartbeats)
+        self._channel.spawn(publish_heartbeats, name=f"heartbeats of {self._transaction}")
 
     async def _publish_heartbeat(self) -> None:
         try:
             with anyio.fail_after(self._channel.timeout):
                 await self._publish_with_seq(lambda seq: WriterHeartbeat(**self._header(), seq=seq))
-        except (KafkaError, OSError, TimeoutError, GateError) as error:
+        except Exception as error:  # noqa: BLE001 - a token provider may raise anything; the next heartbeat is sent
             self.heartbeat_error = " ".join(str(error).split()) or type(error).__name__
             log.warning("gate.heartbeat-failed", **self._names(), error=repr(error))
         else:

@@ -104,7 +104,7 @@ class _ProducerThread:
                 # The broker may refuse an idempotent producer that has dropped a record (`channel.py`): replace it.
                 if self._producer is producer:
                     self._producer = None
-                    self._thread.tasks.start_soon(stop_quietly, producer)
+                    self._thread.start_soon(stop_quietly, producer)
                 raise
 
         return send

@@ -2,7 +2,13 @@
 
 Drivers and executors run synchronous Python in threads, and aiokafka needs an event loop. `LoopThread` runs that loop in one
 daemon thread. Every call into it has a timeout *inside* the loop, and another one outside, so no caller waits forever. Its
-failure is raised as `AgentUnreachable`, which names the brokers.
+failure, whatever it is, is raised as `AgentUnreachable`, which names the brokers and the cause.
+
+The settings may contain functions of the user: one that returns the settings, a token provider. They may raise anything, and
+aiokafka passes that on. So background work never ends by an exception, and never ends other background work:
+
+- A background loop (`spawn`) that raised is logged and started again after `RESTART_SECONDS`.
+- A single background action (`start_soon`) that raised is logged.
 """
 
 from __future__ import annotations
@@ -22,7 +28,8 @@ from aiokafka.errors import KafkaError
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from lakewarden.spark_jobs.gate.errors import AgentUnreachable
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError
+from lakewarden.spark_jobs.gate.logs import EventLogger
 
 KafkaSettings: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """aiokafka's keyword arguments (`security_protocol`, `sasl_mechanism`, …), or a function that returns them.
@@ -36,10 +43,15 @@ SEND_TIMEOUT_SECONDS = 10.0
 GRACE_SECONDS = 5.0
 """Added to the timeout inside the loop. After the sum of both, a caller treats the loop as stuck."""
 
+RESTART_SECONDS = 1.0
+"""Before a background loop that raised is started again."""
+
 STOP_SECONDS = 2.0
 """For a client to close its connections."""
 
 T = TypeVar("T")
+
+log = EventLogger("lakewarden.kafka")
 
 
 def settings(kafka: KafkaSettings | None) -> dict[str, Any]:
@@ -92,7 +104,7 @@ async def stop_quietly(client: Any) -> None:
 class LoopThread:
     """A daemon thread with an event loop. The first call starts it; `close`, or Python's exit, ends it.
 
-    Background work belongs in `tasks`, which `close` cancels. A loop that is still open when Python finalises would hang the
+    `close` cancels background work. A loop that is still open when Python finalises would hang the
     exit, because its thread no longer runs when it is asked to end; an exit handler closes it before.
     """
 
@@ -112,8 +124,7 @@ class LoopThread:
         return self._portal is not None
 
     @property
-    def tasks(self) -> TaskGroup:
-        """The task group for background work. Use it inside the loop only."""
+    def _task_group(self) -> TaskGroup:
         assert self._tasks is not None
         return self._tasks
 
@@ -123,6 +134,8 @@ class LoopThread:
             if self._portal is None:
                 self._manager = start_blocking_portal(name=self._name)
                 self._portal = self._manager.__enter__()
+                self._task_host = None
+            if self._task_host is None or self._task_host.done():
                 self._task_host, self._tasks = self._portal.start_task(_run_tasks)
             return self._portal
 
@@ -138,17 +151,45 @@ class LoopThread:
             return future.result(timeout + GRACE_SECONDS)
         except AgentUnreachable as error:
             raise AgentUnreachable(f"{error} {facts}".rstrip()) from error.__cause__
-        except (KafkaError, OSError, TimeoutError, FutureTimeout) as error:
+        except GateError:
+            raise
+        except Exception as error:
             future.cancel()
             raise unreachable(self.bootstrap_servers, doing, timeout, error, facts) from error
 
-    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `function` in the background until it returns. It handles its own errors."""
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        """Run `function` in the background until it returns. If it raises, log the error and run it again."""
 
         async def start() -> None:
-            self.tasks.start_soon(function)
+            self.spawn_inside(function, name=name)
 
         self.portal().start_task_soon(start)
+
+    def spawn_inside(self, function: Callable[[], Coroutine[Any, Any, None]], *, name: str) -> None:
+        """As `spawn`, for callers inside the loop."""
+
+        async def run_until_returned() -> None:
+            while True:
+                try:
+                    await function()
+                except Exception as error:  # whatever it is, the loop must go on
+                    log.exception("background.restarted", task=name, error=repr(error))
+                    await anyio.sleep(RESTART_SECONDS)
+                else:
+                    return
+
+        self._task_group.start_soon(run_until_returned, name=name)
+
+    def start_soon(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Run `function(*arguments)` once in the background, and log an error. Call it inside the loop only."""
+
+        async def run() -> None:
+            try:
+                await function(*arguments)
+            except Exception as error:  # whatever it is, it must not end the other tasks
+                log.exception("background.failed", task=function.__name__, error=repr(error))
+
+        self._task_group.start_soon(run, name=function.__name__)
 
     def close(self) -> None:
         """Cancel what runs in the loop and end it. A loop that is stuck is left to its daemon thread."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GrantTimeout, LeaseLost, OutcomeUnknown
 from lakewarden.spark_jobs.gate.progress import ExpiredLease
@@ -13,37 +15,49 @@ MAX_CAUSE = 300
 """Characters of a failed publish's own error: a store's answer can be a page."""
 
 
-def no_agent(timeout: float, channel: Channel, facts: str) -> AgentUnreachable:
+@dataclass(frozen=True, slots=True)
+class ConnectionErrors:
+    """The last errors of a transaction's background work; None where the last try succeeded."""
+
+    heartbeats: str | None
+    decisions: str | None
+
+    @property
+    def hint(self) -> str:
+        """Name the errors: the agent may have taken the writer for lost, or its answer may not have been read."""
+        sent = (
+            ""
+            if self.heartbeats is None
+            else f"; this writer's heartbeats don't reach Kafka ({self.heartbeats})"
+        )
+        read = "" if self.decisions is None else f"; this writer can't read decisions ({self.decisions})"
+        return f"{sent}{read}: check the brokers and their security settings" if sent or read else ""
+
+
+def no_agent(timeout: float, channel: Channel, errors: ConnectionErrors, facts: str) -> AgentUnreachable:
     """Kafka has the intent, and no agent answered it."""
     return AgentUnreachable(
         f"no agent answered the commit-intent within {timeout:g} s; nothing was computed; start an agent that allows this "
         f"table (`lakewarden agent --allow`); if this writer lost conflicts before, it may be queued: see "
-        f"`lakewarden status`; then restart the query; {facts} "
+        f"`lakewarden status`; then restart the query{errors.hint}; {facts} "
         f"brokers={channel.bootstrap_servers} topic={channel.topics.writers}"
     )
 
 
-def not_admitted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
+def not_admitted(timeout: float, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """The transaction is queued, and its turn didn't come."""
     return GrantTimeout(
         f"not admitted within {timeout:g} s: the transactions ahead have not ended, or no agent runs"
-        f"{_heartbeat_hint(heartbeat_error)}; see `lakewarden status`, then restart the query; {facts}"
+        f"{errors.hint}; see `lakewarden status`, then restart the query; {facts}"
     )
 
 
-def not_granted(timeout: float, heartbeat_error: str | None, facts: str) -> GrantTimeout:
+def not_granted(timeout: float, errors: ConnectionErrors, facts: str) -> GrantTimeout:
     """Everything is staged, and the grant didn't come."""
     return GrantTimeout(
-        f"no grant within {timeout:g} s{_heartbeat_hint(heartbeat_error)}; nothing was committed; `lakewarden status` shows "
+        f"no grant within {timeout:g} s{errors.hint}; nothing was committed; `lakewarden status` shows "
         f"the transactions ahead; then restart the query; {facts}"
     )
-
-
-def _heartbeat_hint(heartbeat_error: str | None) -> str:
-    """Name the error of this writer's last heartbeat, if it failed: the agent may have taken the writer for lost."""
-    if heartbeat_error is None:
-        return ""
-    return f"; this writer's heartbeats don't reach Kafka ({heartbeat_error}): check the brokers"
 
 
 def lease_expired(expired: ExpiredLease, facts: str) -> LeaseLost:

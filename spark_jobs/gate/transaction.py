@@ -281,8 +281,11 @@ class Transaction:
             self.notify("admitted")
             return
         if self._may_queue:
-            raise refusals.not_admitted(timeout, self._publisher.heartbeat_error, self._facts())
-        raise refusals.no_agent(timeout, self._channel, self._facts())
+            raise refusals.not_admitted(timeout, self._connection_errors(), self._facts())
+        raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
+
+    def _connection_errors(self) -> refusals.ConnectionErrors:
+        return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
 
     def _is_answered(self) -> bool:
         return self._progress.phase is not Phase.OPENING or self._progress.abort is not None
@@ -300,7 +303,7 @@ class Transaction:
             if self._progress.lease is None and self._progress.abort is None:
                 # A grant that arrives after this doesn't count (rule 4 of `progress.py`).
                 self._progress.end()
-                raise refusals.not_granted(timeout, self._publisher.heartbeat_error, self._facts())
+                raise refusals.not_granted(timeout, self._connection_errors(), self._facts())
             result = self._progress.begin_publish(self._clock())
         return self._lease_or_raise(result)
 

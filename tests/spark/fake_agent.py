@@ -120,10 +120,10 @@ class FakeAgent:
         )
         await self._consumer.start()
         self._consumer.assign([TopicPartition(self.topics.writers, p) for p in range(self.partitions)])
-        self._thread.tasks.start_soon(self._read)
+        self._thread.start_soon(self._read)
 
     async def _stop(self) -> None:
-        self._thread.tasks.cancel_scope.cancel()
+        self._thread._task_group.cancel_scope.cancel()
         await self._consumer.stop()
         await self._producer.stop()
 

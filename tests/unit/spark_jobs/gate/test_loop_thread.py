@@ -1,5 +1,19 @@
+"""The writer's event loop: background work survives whatever a client, a token provider or a user's function raises."""
+
+from __future__ import annotations
+
+import logging
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from lakewarden.spark_jobs.gate import kafka
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GrantTimeout
+from lakewarden.spark_jobs.gate.kafka import LoopThread
 
 NEVER_CLOSED = """
 import anyio
@@ -9,6 +23,124 @@ kept = LoopThread("127.0.0.1:1", name="kept")
 kept.call(lambda: anyio.sleep(0), timeout=5, doing="nothing")
 print("ended")
 """
+PATIENCE = 60.0
+
+
+class Beats:
+    """Background work that counts, and lets the test wait for the next count."""
+
+    def __init__(self) -> None:
+        self._counted = threading.Semaphore(0)
+
+    async def run(self) -> None:
+        while True:
+            self._counted.release()
+            await anyio.sleep(0.01)
+
+    def require(self, count: int) -> None:
+        """Fail unless it counts so many times more."""
+        while self._counted.acquire(blocking=False):
+            pass
+        for _ in range(count):
+            assert self._counted.acquire(timeout=PATIENCE)
+
+
+@pytest.fixture
+def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopThread]:
+    monkeypatch.setattr(kafka, "RESTART_SECONDS", 0.01)
+    made = LoopThread("kafka-1:9092", name="test")
+    yield made
+    made.close()
+
+
+def test_a_background_loop_that_raises_ends_no_other_and_is_started_again(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token provider raised. Before, the driver's heartbeats and readers ended silently, those of all queries."""
+    caplog.set_level(logging.ERROR, "lakewarden")
+    heartbeats, failing = Beats(), Beats()
+    raised = threading.Semaphore(0)
+
+    async def fail() -> None:
+        if not raised.acquire(blocking=False):
+            raise ValueError("no token today")
+        await failing.run()
+
+    thread.spawn(heartbeats.run, name="heartbeats")
+    heartbeats.require(2)
+    thread.spawn(fail, name="reading")
+    heartbeats.require(5)
+    raised.release()
+    failing.require(2)
+    heartbeats.require(2)
+
+    later = Beats()
+    thread.spawn(later.run, name="later")
+    later.require(2)
+    first = caplog.records[0]
+    assert getattr(first, "event", "") == "background.restarted"
+    assert getattr(first, "fields", {}) == {"task": "reading", "error": "ValueError('no token today')"}
+
+
+def test_a_single_action_that_raises_ends_no_background_loop(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client that can't be closed."""
+    caplog.set_level(logging.ERROR, "lakewarden")
+    heartbeats = Beats()
+    thread.spawn(heartbeats.run, name="heartbeats")
+
+    async def close_client() -> None:
+        raise ValueError("from inside aiokafka")
+
+    async def start() -> None:
+        thread.start_soon(close_client)
+
+    thread.call(start, timeout=PATIENCE, doing="closing")
+    heartbeats.require(5)
+
+    assert [getattr(each, "event", "") for each in caplog.records] == ["background.failed"]
+
+
+def test_background_work_that_returns_is_not_started_again(thread: LoopThread) -> None:
+    ran = threading.Semaphore(0)
+
+    async def once() -> None:
+        ran.release()
+
+    thread.spawn(once, name="once")
+    assert ran.acquire(timeout=PATIENCE)
+    heartbeats = Beats()
+    thread.spawn(heartbeats.run, name="heartbeats")
+    heartbeats.require(5)
+
+    assert not ran.acquire(blocking=False)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no token today"), TypeError("an option twice"), AssertionError()]
+)
+def test_whatever_a_call_raises_its_caller_gets_one_error_that_names_the_cause(
+    thread: LoopThread, error: Exception
+) -> None:
+    async def fail() -> None:
+        raise error
+
+    with pytest.raises(AgentUnreachable) as caught:
+        thread.call(fail, timeout=PATIENCE, doing="publishing markers", facts="table=t")
+
+    assert caught.value.__cause__ is error
+    assert str(error) in str(caught.value)
+    for expected in ("publishing markers failed", "brokers=kafka-1:9092", "table=t"):
+        assert expected in str(caught.value)
+
+
+def test_an_error_of_the_gate_is_passed_on(thread: LoopThread) -> None:
+    async def fail() -> None:
+        raise GrantTimeout("not admitted")
+
+    with pytest.raises(GrantTimeout, match="not admitted"):
+        thread.call(fail, timeout=PATIENCE, doing="publishing")
 
 
 def test_a_loop_that_was_never_closed_does_not_block_the_exit() -> None:
