@@ -13,6 +13,7 @@ A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
+from typing import TypeAlias
 
 import anyio
 import anyio.abc
@@ -48,7 +49,8 @@ log = structlog.get_logger()
 LOOK_AGAIN_SECONDS = 60.0
 """After this time, a table that was no Hudi table is looked up again when it is used after a pause."""
 
-LockInput = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
+LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
+"""What a table's state machine is told about its lock."""
 
 
 class TableLocks:

@@ -57,7 +57,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 
 import anyio
 import anyio.abc
@@ -69,7 +69,7 @@ from lakewarden.agent import wire_events
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.errors import RecordTooLargeError
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
-from lakewarden.agent.locks.table_locks import TableLocks
+from lakewarden.agent.locks.table_locks import LockInput, TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint, FoundGap, LogSeen, digest, recent_gaps
 from lakewarden.agent.serving.memory_budget import MemoryBudget
@@ -106,10 +106,6 @@ from lakewarden.handlers.table.log_gaps import Gap, LastRecord
 from lakewarden.handlers.table.machine import (
     EventRead,
     Input,
-    LockConfirmed,
-    LockForbidden,
-    LockGone,
-    LockWithheld,
     OverBudget,
     Replayed,
     Tick,
@@ -154,7 +150,6 @@ _LEDGER_LOST = (
 )
 
 T = TypeVar("T")
-LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld
 
 
 class PartitionOwner:

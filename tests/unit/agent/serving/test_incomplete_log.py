@@ -43,7 +43,7 @@ from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.state import LockView
 
 TABLE = "s3://lake/orders"
-SETTINGS = Settings(allow=("s3://*",), agent_id="agent-1")
+SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",), agent_id="agent-1")
 TOPICS = SETTINGS.topics
 
 

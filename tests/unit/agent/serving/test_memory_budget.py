@@ -29,7 +29,7 @@ from lakewarden.handlers.table.memory import used_bytes
 from lakewarden.handlers.table.replay import Position
 
 LIMIT = 100_000
-SETTINGS = Settings(allow=("s3://*",))
+SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",))
 ORDERS, TRIPS = "s3://lake/orders", "s3://lake/trips"
 PARTITION = {ORDERS: 0, TRIPS: 1}
 
