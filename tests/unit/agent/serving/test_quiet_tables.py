@@ -26,7 +26,7 @@ from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.replay import Position
 
 TABLE, OTHER = "s3://lake/orders", "s3://lake/trips"
-SETTINGS = Settings(allow=("s3://*",), max_tables=1)
+SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",), max_tables=1)
 PLACES = (Marker(partition="p", file_group="*", operation="merge"),)
 AT = datetime.now(UTC)
 
