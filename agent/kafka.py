@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -25,6 +25,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
+from lakewarden.access import TokenError, read_password_again
 from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
@@ -42,26 +43,45 @@ START_TIMEOUT_SECONDS = 15.0
 """For a client to connect to a broker; after that, the caller gets an error that names the brokers."""
 
 
+_Client = TypeVar("_Client", AIOKafkaProducer, AIOKafkaConsumer, AIOKafkaAdminClient)
+
+
 def producer(settings: KafkaSettings) -> AIOKafkaProducer:
     """A producer that keeps the order of records (idempotent) and waits for all in-sync replicas (`acks=all`)."""
-    return AIOKafkaProducer(
+    made = AIOKafkaProducer(
         **settings.kafka_client(),
         acks="all",
         enable_idempotence=True,
         max_request_size=MAX_EVENT_BYTES,
         max_batch_size=BATCH_BYTES,
+        compression_type=None
+        if settings.kafka_compression_type == "none"
+        else settings.kafka_compression_type,
     )
+    return rotating(made, settings)
 
 
 def reader(settings: KafkaSettings, **more: Any) -> AIOKafkaConsumer:
     """A consumer without a consumer group."""
-    return AIOKafkaConsumer(
+    made = AIOKafkaConsumer(
         **settings.kafka_client(),
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=FETCH_BYTES,
         **more,
     )
+    return rotating(made, settings)
+
+
+def admin_client(settings: KafkaSettings) -> AIOKafkaAdminClient:
+    """A client for topics and groups."""
+    return rotating(AIOKafkaAdminClient(**settings.kafka_client()), settings)
+
+
+def rotating(client: _Client, settings: KafkaSettings) -> _Client:
+    """The client, which from now on reads its password's file at each connect."""
+    read_password_again(client, settings.access())
+    return client
 
 
 async def start_client(client: Any, settings: KafkaSettings) -> None:
@@ -74,8 +94,9 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
             await client.start()
     except (TimeoutError, KafkaConnectionError, OSError) as error:
         await stop_client(client)
-        if (refusal := await _refusal(settings)) is not None:
-            raise KafkaRefusedError(refusal) from error
+        problem = await _connection_problem(settings)
+        if isinstance(problem, KafkaRefusedError | KafkaUnreachableError):
+            raise problem from error
         raise KafkaUnreachableError(
             f"no Kafka broker answers at {settings.bootstrap_servers}; check the address (--bootstrap-servers), the network, "
             f"and that its listener uses {settings.kafka_security_protocol} (kafka_security_protocol)"
@@ -85,8 +106,8 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
         raise
 
 
-async def _refusal(settings: KafkaSettings) -> str | None:
-    """Why a broker refuses access, if one does.
+async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | KafkaUnreachableError | None:
+    """Why no connection is made, if that is not just a broker that is down.
 
     aiokafka's clients raise the same error for a wrong password as for a broker that is down, so this opens a connection itself.
     """
@@ -96,19 +117,43 @@ async def _refusal(settings: KafkaSettings) -> str | None:
             with anyio.fail_after(PROBE_SECONDS):
                 connection = await create_conn(host, port, **options)
             connection.close()
+        except TokenError as error:
+            return KafkaUnreachableError(f"no token for Kafka at {host}:{port}: {error}")
         except (SaslAuthenticationFailed, AuthenticationFailedError, UnsupportedSaslMechanismError) as error:
             why = str(error.args[0] if error.args else error).rstrip(".")
-            return (
-                f"Kafka at {host}:{port} refuses user {settings.kafka_sasl_username}: {why}; check kafka_sasl_username, "
-                f"kafka_sasl_password and kafka_sasl_mechanism ({settings.kafka_sasl_mechanism})"
-            )
+            return KafkaRefusedError(f"Kafka at {host}:{port} refuses {_credentials(settings, why)}")
         except ssl.SSLCertVerificationError as error:
-            return (
+            return KafkaRefusedError(
                 f"the certificate of Kafka at {host}:{port} is not trusted: {error.verify_message}; "
                 "name its authority's PEM file (kafka_ssl_cafile)"
             )
-        except (TimeoutError, KafkaError, OSError):
-            continue
+        except (TimeoutError, KafkaError, OSError) as error:
+            if (alert := _tls_alert(error)) is not None:
+                return KafkaRefusedError(
+                    f"Kafka at {host}:{port} refuses the TLS connection: {alert}; name a client certificate that the brokers "
+                    "trust (kafka_ssl_certfile, kafka_ssl_keyfile)"
+                )
+    return None
+
+
+def _credentials(settings: KafkaSettings, why: str) -> str:
+    """What a broker refuses, why, and the settings to check."""
+    mechanism = settings.kafka_sasl_mechanism
+    if mechanism == "OAUTHBEARER":
+        return f"the access token: {why}; check kafka_oauth_… and what the brokers expect of a token (issuer, audience, scope)"
+    password = "kafka_sasl_password_file" if settings.kafka_sasl_password_file else "kafka_sasl_password"
+    return (
+        f"user {settings.kafka_sasl_username}: {why}; check kafka_sasl_username, {password} and kafka_sasl_mechanism "
+        f"({mechanism})"
+    )
+
+
+def _tls_alert(error: BaseException | None) -> str | None:
+    """The alert by which a broker ended the TLS connection, if it did: TLS 1.3 sends it after the client's handshake."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+            return str(error.reason).lower().replace("_", " ")
+        error = error.__cause__
     return None
 
 
@@ -165,7 +210,7 @@ async def ensure_topics(
 
     `replication` -1: the brokers' default. `check`: log a warning for each setting of a topic that weakens a promise.
     """
-    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    admin = admin_client(settings)
     await start_client(admin, settings)
     try:
         present = set(await admin.list_topics())
@@ -215,7 +260,7 @@ async def ensure_topics(
 
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
     """All partitions of a topic; raises `AgentError` if the topic does not exist."""
-    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    admin = admin_client(settings)
     await start_client(admin, settings)
     try:
         if topic not in await admin.list_topics():
@@ -251,7 +296,7 @@ async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, 
 
 async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
     """The group's committed offsets with their metadata, which aiokafka's consumer does not return."""
-    admin = AIOKafkaAdminClient(**settings.kafka_client())
+    admin = admin_client(settings)
     await start_client(admin, settings)
     try:
         return dict(await admin.list_consumer_group_offsets(group))

@@ -6,12 +6,13 @@ grant that outlives its lock are configuration errors. docs/configuration.md is 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import socket
-import ssl
 import tomllib
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,6 +25,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from lakewarden.access import Access, check_files, client_arguments
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
 from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
@@ -31,6 +33,8 @@ from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
 from lakewarden.handlers.table.state import TableSettings
 
+AGENT_CLIENT_ID = "lakewarden-agent"
+COMMAND_CLIENT_ID = "lakewarden-cli"
 RENEWALS_PER_VALIDITY = 10
 """The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
 
@@ -74,14 +78,57 @@ class KafkaSettings(BaseSettings):
     kafka_security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="security protocol of the brokers' listener"
     )
-    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+    kafka_client_id: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9._-]{1,200}$",
+        description=f"client id of all Kafka clients, for quotas; default: `{AGENT_CLIENT_ID}`, or `{COMMAND_CLIENT_ID}`",
+    )
+    kafka_sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] = Field(
         default="PLAIN", description="SASL mechanism, for the protocols SASL_…"
     )
-    kafka_sasl_username: str | None = Field(default=None, description="SASL user name")
-    kafka_sasl_password: SecretStr | None = Field(default=None, description="SASL password; never logged")
-    kafka_ssl_cafile: Path | None = Field(
+    kafka_sasl_username: str | None = Field(default=None, description="user name, for PLAIN and SCRAM")
+    kafka_sasl_password: SecretStr | None = Field(
+        default=None, description="password, for PLAIN and SCRAM; never logged"
+    )
+    kafka_sasl_password_file: str | None = Field(
+        default=None, description="file with the password, in place of `kafka_sasl_password`"
+    )
+    kafka_ssl_cafile: str | None = Field(
         default=None,
         description="PEM file with the certificate authority of the brokers; default: the system's authorities",
+    )
+    kafka_ssl_certfile: str | None = Field(
+        default=None, description="PEM file with the client's certificate chain, and its key or not"
+    )
+    kafka_ssl_keyfile: str | None = Field(
+        default=None, description="PEM file with the client's key; default: it is in `kafka_ssl_certfile`"
+    )
+    kafka_ssl_key_password_file: str | None = Field(
+        default=None, description="file with the password of the client's key, if it is encrypted"
+    )
+    kafka_oauth_token_url: str | None = Field(
+        default=None, description="token endpoint, for OAUTHBEARER with client credentials"
+    )
+    kafka_oauth_client_id: str | None = Field(
+        default=None, description="the agent's client id at the token endpoint"
+    )
+    kafka_oauth_client_secret_file: str | None = Field(
+        default=None, description="file with the client secret for the token endpoint"
+    )
+    kafka_oauth_scope: str | None = Field(
+        default=None, description="scope to request at the token endpoint; default: none"
+    )
+    kafka_oauth_cafile: str | None = Field(
+        default=None,
+        description="PEM file with the authority of the token endpoint; default: the system's authorities",
+    )
+    kafka_oauth_token_provider: str | None = Field(
+        default=None,
+        description="`module:function?name=value` that returns access tokens, for OAUTHBEARER, in place of client credentials",
+    )
+    kafka_compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
+        default="none",
+        description="compression of published records; all but `gzip` need the package `cramjam`",
     )
     kafka_request_timeout_seconds: Seconds = Field(default=40.0, description="timeout of one Kafka request")
 
@@ -121,21 +168,18 @@ class KafkaSettings(BaseSettings):
         finally:
             _config_file.reset(reading)
 
+    @field_validator("kafka_compression_type")
+    @classmethod
+    def _has_codec(cls, value: str) -> str:
+        if value not in ("none", "gzip") and find_spec("cramjam") is None:
+            raise ValueError(f"{value} needs a package that is not installed; run pip install cramjam")
+        return value
+
     @model_validator(mode="after")
     def _secured(self) -> Self:
-        if "SASL" in self.kafka_security_protocol:
-            missing = [
-                name for name in ("kafka_sasl_username", "kafka_sasl_password") if getattr(self, name) is None
-            ]
-            if missing:
-                raise ValueError(f"{' and '.join(missing)} missing; SASL requires a user and a password")
-        try:
-            if self.kafka_ssl_cafile is not None:
-                ssl.create_default_context(cafile=self.kafka_ssl_cafile)
-        except OSError as error:
-            raise ValueError(
-                f"kafka_ssl_cafile={self.kafka_ssl_cafile} can't be read: {error.strerror or error}; it must be a PEM file"
-            ) from None
+        access = self.access()
+        access.check(_setting_of)
+        check_files(access, _setting_of)
         return self
 
     @property
@@ -143,20 +187,27 @@ class KafkaSettings(BaseSettings):
         """The topic names."""
         return Topics(self.topic_prefix)
 
-    def kafka_client(self) -> dict[str, Any]:
-        """Keyword arguments for aiokafka's clients."""
-        secure = self.kafka_security_protocol in ("SSL", "SASL_SSL")
-        cafile = None if self.kafka_ssl_cafile is None else str(self.kafka_ssl_cafile)
+    def access(self) -> Access:
+        """How the Kafka clients authenticate."""
+        values = {each.name: getattr(self, _setting_of(each.name)) for each in dataclasses.fields(Access)}
         password = self.kafka_sasl_password
+        return Access(
+            **{**values, "sasl_password": None if password is None else password.get_secret_value()}
+        )
+
+    def kafka_client(self) -> dict[str, Any]:
+        """Keyword arguments for aiokafka's clients. Pass each client to `agent.kafka.rotating`, too."""
         return {
             "bootstrap_servers": self.bootstrap_servers,
-            "security_protocol": self.kafka_security_protocol,
-            "sasl_mechanism": self.kafka_sasl_mechanism,
-            "sasl_plain_username": self.kafka_sasl_username,
-            "sasl_plain_password": None if password is None else password.get_secret_value(),
-            "ssl_context": ssl.create_default_context(cafile=cafile) if secure else None,
+            "client_id": self.kafka_client_id or COMMAND_CLIENT_ID,
             "request_timeout_ms": round(self.kafka_request_timeout_seconds * 1000),
+            **client_arguments(self.access()),
         }
+
+
+def _setting_of(option: str) -> str:
+    """The setting with an option of `Access`."""
+    return f"kafka_{option}"
 
 
 class Settings(KafkaSettings):

@@ -52,6 +52,7 @@ from lakewarden.agent.kafka import (
     ensure_topics,
     missing_right,
     producer,
+    rotating,
     start_client,
     stop_client,
 )
@@ -64,7 +65,7 @@ from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.serving.peer_listener import PeerListener, require_not_replaced
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
-from lakewarden.agent.settings import Settings
+from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
 from lakewarden.events import UndecodableRecords
 
@@ -101,7 +102,8 @@ class Agent:
             raise SettingsError(
                 "allow is empty, so no table would be served; set it: --allow 's3://bucket/warehouse/*'"
             )
-        self.settings = settings
+        own_id = {} if settings.kafka_client_id else {"kafka_client_id": AGENT_CLIENT_ID}
+        self.settings = settings.model_copy(update=own_id)
         self.ready = anyio.Event()
         self.undecodable = UndecodableRecords()
         """Counts the decisions, ledger entries and audit events that this agent could not decode, in all its sessions."""
@@ -113,6 +115,7 @@ class Agent:
         """Whether the settings of the topics were compared. The first session does it."""
         self._ready_at: float | None = None
         """When this session became ready for the first time."""
+        self._ever_ready = False
         self._stopping = anyio.Event()
 
     def stop(self) -> None:
@@ -127,6 +130,7 @@ class Agent:
     def mark_ready(self) -> None:
         """Set `ready`: every assigned partition is live."""
         self.ready.set()
+        self._ever_ready = True
         if self._ready_at is None:
             self._ready_at = monotonic()
 
@@ -134,7 +138,10 @@ class Agent:
         return self._ready_at is not None and monotonic() - self._ready_at >= HEALTHY_SECONDS
 
     async def run(self) -> None:
-        """Serve in session after session until stopped. Raises only errors that a retry would not resolve."""
+        """Serve in session after session until stopped. Raises only errors that a retry would not resolve.
+
+        Brokers that refuse the agent's credentials end it at its start. Later it retries: a rotation may be under way.
+        """
         settings = self.settings
         async with AsyncExitStack() as stack:
             stores = Stores(settings, stack)
@@ -144,6 +151,8 @@ class Agent:
                 problem = await self._run_session(stores)
                 if problem is None:
                     continue
+                if isinstance(problem, KafkaRefusedError) and not self._ever_ready:
+                    raise problem
                 if (right := missing_right(problem, settings)) is not None:
                     raise KafkaRefusedError(right)
                 failures = 0 if self._was_healthy() else failures
@@ -178,6 +187,7 @@ class Agent:
                     background.cancel_scope.cancel()
         except* (
             KafkaError,
+            KafkaRefusedError,
             KafkaUnreachableError,
             LogCutError,
             PublishFailedError,
@@ -271,7 +281,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._tasks = tasks
         self._consumer = AIOKafkaConsumer(
             **settings.kafka_client(),
-            client_id=settings.agent_id,
             group_id=settings.group,
             group_instance_id=settings.instance,
             partition_assignment_strategy=(StickyAssignor(self._topic),),
@@ -282,6 +291,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             session_timeout_ms=round(settings.session_timeout_seconds * 1000),
             heartbeat_interval_ms=round(heartbeat_seconds(settings) * 1000),
         )
+        rotating(self._consumer, settings)
         sender = producer(settings)
         self._peers = PeerListener(settings, self._owners, self._agent.undecodable, self._agent.terms)
         self._clients = [self._consumer, sender, self._peers.consumer]

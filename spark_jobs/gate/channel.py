@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
@@ -45,12 +46,12 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
-    KafkaSettings,
     LoopThread,
+    make_consumer,
     make_producer,
-    settings,
     stop_quietly,
 )
+from lakewarden.spark_jobs.gate.kafka_options import WRITER_CLIENT_ID, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 QUIET_SECONDS = 5.0
@@ -84,7 +85,11 @@ class Channel:
         self.topics = topics
         self.timeout = timeout
         self.bootstrap_servers = bootstrap_servers
+        if not callable(kafka):
+            client_options(kafka)  # raises now, not in a query
         self.kafka = kafka
+        self.share = uuid.uuid4().hex
+        """What the executors' channels of this gate have in common: they connect with the same options (`executor.py`)."""
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-channel")
         self._opening = anyio.Lock()
         self._producer: Any = None
@@ -187,7 +192,9 @@ class Channel:
     async def _ready_producer(self) -> Any:
         async with self._opening:
             if self._producer is None:
-                producer = await make_producer(self.bootstrap_servers, self.kafka)
+                producer = await make_producer(
+                    self.bootstrap_servers, self.kafka, client_id=WRITER_CLIENT_ID, timeout=self.timeout
+                )
                 try:
                     if self._partitions is None:
                         self._partitions = await self._count_partitions(producer)
@@ -240,21 +247,8 @@ class Channel:
             self._thread.spawn_inside(lambda: self._read_decisions(where), name=f"decisions of {where}")
 
     async def _consumer(self, where: TopicPartition) -> Any:
-        from aiokafka import AIOKafkaConsumer
-
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap_servers,
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            **settings(self.kafka),
-        )
-        try:
-            await consumer.start()
-            consumer.assign([where])
-        except BaseException:
-            await stop_quietly(consumer)
-            raise
+        consumer = await make_consumer(self.bootstrap_servers, self.kafka, client_id=WRITER_CLIENT_ID)
+        consumer.assign([where])
         return consumer
 
     async def _read_decisions(self, where: TopicPartition) -> None:

@@ -71,6 +71,10 @@ class AgentUnreachable(GateError):
     """Kafka or the agent didn't answer, and nothing may be committed without them. Check both, then restart the query."""
 
 
+class InvalidKafkaOptions(GateError):
+    """An option in `kafka=` is unknown, invalid, or decided by the gate. The message names it; nothing was sent."""
+
+
 class OutcomeUnknown(GateError):
     """The publish failed, and it is unknown whether it took effect. It may also take effect later.
 

@@ -5,20 +5,21 @@
 **Reason.** The driver publishes `commit-requested` after its tasks have ended. So every marker precedes the request in the
 log, whose order decides. And the earlier a marker is in the log, the less a losing transaction computes in vain.
 
-`ExecutorChannel` pickles into a Spark closure, Kafka settings included. Each Python worker process keeps one producer per
-broker address and settings, however many tasks it runs. A forked process creates its own.
+`ExecutorChannel` pickles into a Spark closure, Kafka options included. Each Python worker process keeps one producer per
+gate, however many tasks it runs, so a producer is never used under the credentials of another gate. A forked process creates
+its own. Beyond `MAX_PRODUCERS`, the one that was used longest ago is closed.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import threading
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,12 +30,15 @@ from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
     STOP_SECONDS,
-    KafkaSettings,
     LoopThread,
     make_producer,
     stop_quietly,
 )
+from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
 from lakewarden.spark_jobs.gate.markers import event_chunks
+
+MAX_PRODUCERS = 16
+"""Kept per worker process. A driver that makes a gate per batch would otherwise leave one producer for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,10 @@ class ExecutorChannel:
     table: str
     transaction: str
     writer: str
-    kafka: KafkaSettings | None = None
+    kafka: KafkaSettings | None = field(default=None, repr=False)
     timeout: float = SEND_TIMEOUT_SECONDS
+    share: str = field(default_factory=lambda: uuid.uuid4().hex, repr=False)
+    """Channels with the same value use one producer in each worker process. They must have the same `kafka`."""
 
     def touch(self, partition: str, file_group: str, operation: Operation) -> None:
         """Publish a marker: this task is about to write the file group. Returns when Kafka has acknowledged it."""
@@ -72,9 +78,10 @@ class ExecutorChannel:
 class _ProducerThread:
     """One producer in a loop thread of its own, for all tasks of a worker process."""
 
-    def __init__(self, bootstrap_servers: str, kafka: KafkaSettings | None) -> None:
+    def __init__(self, bootstrap_servers: str, kafka: KafkaSettings | None, timeout: float) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._kafka = kafka
+        self._timeout = timeout
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-executor")
         self._opening = anyio.Lock()
         self._producer: Any = None
@@ -91,12 +98,18 @@ class _ProducerThread:
         if producer is not None:
             with contextlib.suppress(AgentUnreachable):
                 self._thread.call(lambda: stop_quietly(producer), timeout=STOP_SECONDS, doing="closing")
+        self._thread.close()
 
     def _send(self, topic: str, key: bytes, value: bytes) -> Callable[[], Awaitable[None]]:
         async def send() -> None:
             async with self._opening:
                 if self._producer is None:
-                    self._producer = await make_producer(self._bootstrap_servers, self._kafka)
+                    self._producer = await make_producer(
+                        self._bootstrap_servers,
+                        self._kafka,
+                        client_id=EXECUTOR_CLIENT_ID,
+                        timeout=self._timeout,
+                    )
                 producer = self._producer
             try:
                 await producer.send_and_wait(topic, value, key)
@@ -110,37 +123,30 @@ class _ProducerThread:
         return send
 
 
-_producers: dict[tuple[int, str, bytes], _ProducerThread] = {}
+_producers: OrderedDict[tuple[int, str], _ProducerThread] = OrderedDict()
+"""In the order of their last use."""
 _producers_lock = threading.Lock()
 
 
 @atexit.register
 def _stop_producers() -> None:
-    for (pid, _, _), thread in list(_producers.items()):
+    for (pid, _), thread in list(_producers.items()):
         if pid == os.getpid():
             thread.stop()
 
 
 def _producer(channel: ExecutorChannel) -> _ProducerThread:
     # Keyed by process id: a forked child has its parent's dictionary, but not the thread of its parent's producer.
-    key = (os.getpid(), channel.bootstrap_servers, _fingerprint(channel.kafka))
+    key = (os.getpid(), channel.share)
+    oldest: _ProducerThread | None = None
     with _producers_lock:
         if key not in _producers:
-            _producers[key] = _ProducerThread(channel.bootstrap_servers, channel.kafka)
-        return _producers[key]
-
-
-def _fingerprint(kafka: KafkaSettings | None) -> bytes:
-    """Return the same bytes for equal settings: tasks that unpickle copies of the same settings share a producer."""
-    if callable(kafka):
-        code = getattr(kafka, "__code__", None)
-        described = repr(
-            (
-                getattr(kafka, "__module__", ""),
-                getattr(kafka, "__qualname__", ""),
-                getattr(code, "co_code", b""),
-            )
-        )
-    else:
-        described = repr(sorted((kafka or {}).items(), key=lambda pair: pair[0]))
-    return hashlib.sha256(described.encode()).digest()
+            _producers[key] = _ProducerThread(channel.bootstrap_servers, channel.kafka, channel.timeout)
+            if len(_producers) > MAX_PRODUCERS:
+                (pid, _), thread = _producers.popitem(last=False)
+                oldest = thread if pid == os.getpid() else None
+        _producers.move_to_end(key)
+        found = _producers[key]
+    if oldest is not None:
+        oldest.stop()
+    return found

@@ -24,7 +24,7 @@ What the gate guarantees:
 | `progress.py` | its states and the races between decisions and the body; no I/O |
 | `grant_deadline.py` | until when a grant lease counts, on this writer's clock |
 | `event_publisher.py` | the events that a transaction publishes, heartbeats included |
-| `channel.py`, `kafka.py` | the driver's connection to Kafka |
+| `channel.py`, `kafka.py`, `kafka_options.py` | the driver's connection to Kafka |
 | `executor.py` | markers that executors publish themselves |
 | `observer.py`, `logs.py` | `GateEvent`, and log lines |
 | `errors.py`, `refusals.py` | the errors, and their texts |
@@ -52,7 +52,8 @@ from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.errors import CommitAborted, GateError
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
-from lakewarden.spark_jobs.gate.kafka import KafkaSettings
+from lakewarden.spark_jobs.gate.kafka import SEND_TIMEOUT_SECONDS
+from lakewarden.spark_jobs.gate.kafka_options import KafkaSettings
 from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -76,6 +77,7 @@ class TransactionGate:
         queue_timeout_seconds: float = 600.0,
         grant_timeout_seconds: float = 600.0,
         margin_seconds: float = 1.0,
+        send_timeout_seconds: float = SEND_TIMEOUT_SECONDS,
         observer: Observer | None = None,
         clock: Callable[[], float] = monotonic_seconds,
     ) -> None:
@@ -88,7 +90,9 @@ class TransactionGate:
             grant_timeout_seconds=grant_timeout_seconds,
             margin_seconds=margin_seconds,
         )
-        self._channel = Channel(bootstrap_servers, topics=Topics(topic_prefix), kafka=kafka)
+        self._channel = Channel(
+            bootstrap_servers, topics=Topics(topic_prefix), kafka=kafka, timeout=send_timeout_seconds
+        )
         self._losers: set[tuple[str, str]] = set()
         """(table, writer) of those that lost a conflict and have not committed since. The agent may queue their next intent."""
         atexit.register(self.close)

@@ -1,4 +1,4 @@
-"""Kafka for a writer: client settings, and an event loop for blocking callers.
+"""Kafka for a writer: its clients, and an event loop for blocking callers.
 
 Drivers and executors run synchronous Python in threads, and aiokafka needs an event loop. `LoopThread` runs that loop in one
 daemon thread. Every call into it has a timeout *inside* the loop, and another one outside, so no caller waits forever. Its
@@ -17,25 +17,21 @@ import asyncio
 import atexit
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import anyio
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError
+from lakewarden.access import AccessError
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
+from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
-
-KafkaSettings: TypeAlias = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""aiokafka's keyword arguments (`security_protocol`, `sasl_mechanism`, …), or a function that returns them.
-
-An `ssl_context` doesn't pickle, so executors need the function. It is called where the client is created.
-"""
 
 SEND_TIMEOUT_SECONDS = 10.0
 """For the acknowledgement of one record. Longer than a leader election, which takes a few seconds."""
@@ -54,31 +50,58 @@ T = TypeVar("T")
 log = EventLogger("lakewarden.kafka")
 
 
-def settings(kafka: KafkaSettings | None) -> dict[str, Any]:
-    """Return the keyword arguments."""
-    if kafka is None:
-        return {}
-    return dict(kafka()) if callable(kafka) else dict(kafka)
-
-
-async def make_producer(bootstrap_servers: str, kafka: KafkaSettings | None) -> Any:
+async def make_producer(
+    bootstrap_servers: str, kafka: KafkaSettings | None, *, client_id: str, timeout: float
+) -> Any:
     """Return a started producer: all replicas acknowledge, its retries make no duplicates, and it sends without delay."""
     from aiokafka import AIOKafkaProducer
 
+    options = client_options(kafka)
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap_servers,
         acks="all",
         enable_idempotence=True,
         linger_ms=0,
-        request_timeout_ms=int(SEND_TIMEOUT_SECONDS * 1000),
-        **settings(kafka),
+        request_timeout_ms=int(timeout * 1000),
+        compression_type=options.compression_type,
+        **_arguments(options, client_id),
     )
+    return await _started(producer, options)
+
+
+async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, client_id: str) -> Any:
+    """Return a started consumer without a group, which reads what it is assigned and commits nothing."""
+    from aiokafka import AIOKafkaConsumer
+
+    options = client_options(kafka)
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap_servers,
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        **_arguments(options, client_id),
+    )
+    return await _started(consumer, options)
+
+
+def _arguments(options: ClientOptions, client_id: str) -> dict[str, Any]:
+    """aiokafka's arguments. A file that can't be used is an `InvalidKafkaOptions`, which names it."""
     try:
-        await producer.start()
-    except BaseException:
-        await stop_quietly(producer)
+        return options.arguments(client_id)
+    except AccessError as error:
+        raise InvalidKafkaOptions(f"kafka options: {error}") from None
+
+
+async def _started(client: Any, options: ClientOptions) -> Any:
+    options.read_password_again(client)
+    try:
+        await client.start()
+    except BaseException as error:
+        await stop_quietly(client)
+        if isinstance(error, KafkaConnectionError) and (problem := options.token_problem()) is not None:
+            raise KafkaConnectionError(problem) from error
         raise
-    return producer
+    return client
 
 
 async def stop_quietly(client: Any) -> None:

@@ -172,6 +172,8 @@ class Transaction:
             transaction=self.id,
             writer=self.writer,
             kafka=self._channel.kafka,
+            share=self._channel.share,
+            timeout=self._channel.timeout,
         )
 
     @contextmanager

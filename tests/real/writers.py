@@ -78,6 +78,10 @@ class Received:
     offset: int
 
 
+TEST_CLIENT_ID = "test"
+"""Of the producer and the consumer of a test's own."""
+
+
 @dataclass(slots=True)
 class World:
     """The topics, tables and locks of one test."""
@@ -347,10 +351,9 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
     """A world whose topics exist. Its consumer reads them from their beginnings."""
     root = root.resolve()
     (root / "tables").mkdir(parents=True, exist_ok=True)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap_servers, acks="all", max_request_size=4_000_000)
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest", enable_auto_commit=False
-    )
+    client: dict[str, Any] = {"bootstrap_servers": bootstrap_servers, "client_id": TEST_CLIENT_ID}
+    producer = AIOKafkaProducer(**client, acks="all", max_request_size=4_000_000)
+    consumer = AIOKafkaConsumer(**client, auto_offset_reset="earliest", enable_auto_commit=False)
     made = World(bootstrap_servers, prefix, root, producer, consumer, overrides=overrides)
     try:
         settings = made.settings()

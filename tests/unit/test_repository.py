@@ -24,7 +24,7 @@ from lakewarden.agent.embedded.jars import KAFKA_VERSION
 from tests.servers.s3 import VERSITYGW
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("agent", "events", "handlers", "spark_jobs")
+FOLDERS = ("access", "agent", "events", "handlers", "spark_jobs")
 FILES = ("LICENSE", "Makefile", "README.md", "pyproject.toml")
 BIN = Path(sys.executable).parent
 
@@ -85,6 +85,8 @@ def test_mypy_follows_types_from_package_to_package(copy: Path, run: Run) -> Non
         ("events/planted.py", "import random", "The core has no I/O"),
         ("events/planted.py", "from lakewarden.handlers import table", "Imports point downward"),
         ("handlers/planted.py", "from lakewarden.agent import clock", "Imports point downward"),
+        ("access/planted.py", "from lakewarden.agent import clock", "Imports point downward"),
+        ("handlers/planted.py", "from lakewarden.access import Access", "The core connects"),
         ("spark_jobs/planted.py", "from lakewarden.agent import clock", "Imports point downward"),
         ("spark_jobs/planted.py", "from lakewarden.handlers import table", "spark_jobs import"),
         ("agent/planted.py", "from lakewarden.spark_jobs import gate", "Imports point downward"),

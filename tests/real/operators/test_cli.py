@@ -59,7 +59,11 @@ def test_the_version_is_the_installed_one() -> None:
         (["status", "--table", "t"], {}, "--table: not a table URI: 't'"),
         (["status", "--output", "xml"], {}, "xml"),
         (["status", "--bootstrap-servers", ""], {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
-        (["status"], {"kafka_ssl_cafile": "/nowhere.pem"}, "kafka_ssl_cafile=/nowhere.pem can't be read"),
+        (
+            ["status"],
+            {"kafka_security_protocol": "SSL", "kafka_ssl_cafile": "/nowhere.pem"},
+            "kafka_ssl_cafile=/nowhere.pem can't be read",
+        ),
         (["status"], {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
         (["dev"], {}, "--data"),
         (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),

@@ -60,17 +60,17 @@ def test_defaults_are_those_of_the_design_document() -> None:
         ),
         (
             {"kafka_security_protocol": "SASL_SSL"},
-            "kafka_sasl_username and kafka_sasl_password missing; SASL requires a user",
+            "kafka_sasl_username and kafka_sasl_password or kafka_sasl_password_file missing; the mechanism PLAIN requires",
         ),
         (
             {"kafka_security_protocol": "SASL_SSL", "kafka_sasl_username": "me"},
-            "kafka_sasl_password missing; SASL requires a user",
+            "kafka_sasl_password or kafka_sasl_password_file missing; the mechanism PLAIN requires a user",
         ),
         ({"s3_endpoint": "localhost:9000"}, "'localhost:9000' is not a URL; use https://host[:port]"),
         ({"azure_endpoint": "ftp://here"}, "'ftp://here' is not a URL"),
         (
-            {"kafka_ssl_cafile": "/nowhere.pem"},
-            "can't be read: No such file or directory; it must be a PEM file",
+            {"kafka_security_protocol": "SSL", "kafka_ssl_cafile": "/nowhere.pem"},
+            "kafka_ssl_cafile=/nowhere.pem can't be read: No such file or directory; it must be a PEM file",
         ),
     ],
 )

@@ -1,0 +1,30 @@
+"""Connect: how a client of Kafka authenticates, for the agent and for writers alike (docs/decisions/0012).
+
+| file | what it holds |
+| --- | --- |
+| `options.py` | the options, and which combinations are valid |
+| `files.py` | certificates, keys and passwords, read again when their files change |
+| `tokens.py` | access tokens for OAUTHBEARER: client credentials, or a provider of the user's own |
+| `clients.py` | the options as arguments of aiokafka's clients |
+
+- **Secrets are read from files at each connect.** A certificate, password or token that was rotated is used by the next
+  connection. Open connections stay as they are; the broker decides how long they are accepted.
+- **A file that can't be read doesn't stop a running client.** The last content is used, and an error is logged.
+- **No secret leaves this package**, except into aiokafka's arguments: not into a `repr`, a log or an error.
+- **An error of a token provider is a `KafkaError`** (`TokenError`), because aiokafka's background tasks end at any other.
+"""
+
+from lakewarden.access.clients import check_files, client_arguments, read_password_again, token_problem
+from lakewarden.access.options import Access, AccessError
+from lakewarden.access.tokens import TokenError, guarded_provider
+
+__all__ = [
+    "Access",
+    "AccessError",
+    "TokenError",
+    "check_files",
+    "client_arguments",
+    "guarded_provider",
+    "read_password_again",
+    "token_problem",
+]

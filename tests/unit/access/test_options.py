@@ -1,0 +1,69 @@
+"""Which combinations of options are valid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lakewarden.access import Access, AccessError
+
+CLIENT: dict[str, Any] = {
+    "oauth_token_url": "https://id/token",
+    "oauth_client_id": "me",
+    "oauth_client_secret_file": "/secret",
+}
+SASL: dict[str, Any] = {"security_protocol": "SASL_SSL"}
+OAUTH: dict[str, Any] = {**SASL, "sasl_mechanism": "OAUTHBEARER"}
+USER: dict[str, Any] = {"sasl_username": "me", "sasl_password": "hush"}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"security_protocol": "SSL"},
+        {"security_protocol": "SSL", "ssl_certfile": "/c"},
+        {
+            "security_protocol": "SSL",
+            "ssl_certfile": "/c",
+            "ssl_keyfile": "/k",
+            "ssl_key_password_file": "/p",
+        },
+        {**SASL, **USER},
+        {**SASL, "sasl_username": "me", "sasl_password_file": "/p", "ssl_certfile": "/c"},
+        {**OAUTH, **CLIENT},
+        {**OAUTH, **CLIENT, "oauth_token_url": "http://localhost:8080/token"},
+        {**OAUTH, "oauth_token_provider": "module:function?region=x"},
+    ],
+)
+def test_valid_combinations(values: dict[str, Any]) -> None:
+    Access(**values).check()
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"security_protocol": "TLS"}, "x_security_protocol must be one of PLAINTEXT, SSL"),
+        ({**SASL, **USER, "sasl_mechanism": "GSSAPI"}, "x_sasl_mechanism must be one of PLAIN, SCRAM"),
+        ({"ssl_cafile": "/c"}, "x_ssl_cafile is set, but x_security_protocol is PLAINTEXT"),
+        ({"security_protocol": "SSL", "ssl_keyfile": "/k"}, "x_ssl_keyfile needs x_ssl_certfile"),
+        ({**SASL, "sasl_username": "me"}, "x_sasl_password or x_sasl_password_file missing"),
+        ({**SASL, "sasl_password": "hush"}, "x_sasl_username missing"),
+        ({**SASL, **USER, "sasl_password_file": "/p"}, "are both set; remove one"),
+        (OAUTH, "x_oauth_token_url and x_oauth_client_id and x_oauth_client_secret_file missing"),
+        ({**OAUTH, **CLIENT, "oauth_client_id": None}, "x_oauth_client_id missing"),
+        ({**OAUTH, **CLIENT, "oauth_token_provider": "m:f"}, "use a provider or client credentials"),
+        ({**OAUTH, "oauth_token_provider": "m.f"}, "x_oauth_token_provider must be module:function"),
+        ({**OAUTH, **CLIENT, "oauth_token_url": "http://id/token"}, "must be an https:// URL"),
+        ({**OAUTH, **CLIENT, "oauth_token_url": "https://a:hush@id/token"}, "must not contain credentials"),
+    ],
+)
+def test_an_invalid_combination_names_the_options_as_the_caller_does(
+    values: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(AccessError) as caught:
+        Access(**values).check(lambda option: f"x_{option}")
+
+    assert why in str(caught.value)
+    assert "hush" not in str(caught.value)

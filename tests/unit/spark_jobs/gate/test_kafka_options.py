@@ -1,0 +1,114 @@
+"""The options in `kafka=` of a gate: each is checked before anything connects, and each wrong one has a named error."""
+
+from __future__ import annotations
+
+import inspect
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from lakewarden.spark_jobs import GateError
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate import kafka_options
+from lakewarden.spark_jobs.gate.errors import InvalidKafkaOptions
+from lakewarden.spark_jobs.gate.kafka_options import client_options
+
+USER = {"security_protocol": "SASL_SSL", "sasl_username": "me", "sasl_password": "hush-hush"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"request_timeout_ms": 5}, "'request_timeout_ms' can't be set: use the gate's send_timeout_seconds"),
+        ({"acks": 1}, "'acks' can't be set: the gate's guarantees depend on its own value"),
+        ({"linger_ms": 5}, "'linger_ms' can't be set"),
+        ({"group_id": "g"}, "'group_id' can't be set"),
+        ({"bootstrap_servers": "b:1"}, "'bootstrap_servers' can't be set: pass the brokers as"),
+        ({"sasl_pasword": "hush-hush"}, "'sasl_pasword' is unknown; did you mean sasl_password?"),
+        ({"zzz": 1}, "'zzz' is unknown; docs/writers.md lists the options"),
+        ({**USER, "sasl_plain_username": "you"}, "sasl_plain_username and sasl_username are the same"),
+        ({**USER, "sasl_mechanism": "GSSAPI"}, "sasl_mechanism must be one of"),
+        ({**USER, "ssl_context": "tls"}, "ssl_context must be an ssl.SSLContext"),
+        ({"compression_type": "brotli"}, "compression_type must be gzip"),
+        ({"sasl_oauth_token_provider": 5}, "must have a method token"),
+    ],
+)
+def test_a_wrong_option_is_an_error_of_the_gate_that_names_it(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidKafkaOptions) as caught:
+        CommitGate("localhost:1", kafka=options)
+
+    assert isinstance(caught.value, GateError)
+    assert why in str(caught.value)
+    assert "hush-hush" not in str(caught.value)
+
+
+def test_every_argument_of_aiokafka_is_an_option_or_has_a_named_error() -> None:
+    """A new release of aiokafka may add one; whether the gate's guarantees depend on it must be decided."""
+    parameters: set[str] = set()
+    for client in (AIOKafkaProducer, AIOKafkaConsumer):
+        parameters |= set(inspect.signature(client.__init__).parameters)
+    named = {*kafka_options._KNOWN, *kafka_options._INSTEAD, *kafka_options._OF_THE_GATE}
+
+    assert parameters - {"self", "topics"} - named - {"client_rack"} == set()
+
+
+async def test_aiokafkas_own_names_are_accepted() -> None:
+    arguments = client_options(
+        {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "sasl_plain_username": "me",
+            "sasl_plain_password": "hush",
+            "retry_backoff_ms": 50,
+        }
+    ).arguments("an-id")
+
+    assert arguments == {
+        "client_id": "an-id",
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "me",
+        "sasl_plain_password": "hush",
+        "retry_backoff_ms": 50,
+    }
+
+
+def test_an_ssl_context_of_the_callers_own_is_used_as_it_is() -> None:
+    context = ssl.create_default_context()
+
+    arguments = client_options({"security_protocol": "SSL", "ssl_context": context}).arguments("an-id")
+
+    assert arguments["ssl_context"] is context
+
+
+def test_the_callers_client_id_replaces_the_default() -> None:
+    assert client_options({"client_id": "team-a"}).arguments("lakewarden-writer")["client_id"] == "team-a"
+
+
+def test_a_file_that_is_missing_is_an_error_of_the_machine_that_connects(tmp_path: Path) -> None:
+    """The gate's driver may have no such file, and its executors may. So the gate's constructor accepts it."""
+    kafka = {"security_protocol": "SSL", "ssl_cafile": str(tmp_path / "none.pem")}
+    gate = CommitGate("localhost:1", kafka=kafka)
+
+    with (
+        gate,
+        pytest.raises(InvalidKafkaOptions, match=r"ssl_cafile=.*none\.pem can't be read"),
+        gate.transaction(table="file:///t", writer="w"),
+    ):
+        pass
+
+
+def test_a_function_is_checked_when_it_is_called() -> None:
+    kafka: Callable[[], dict[str, Any]] = lambda: {"acks": 1}  # noqa: E731
+    gate = CommitGate("localhost:1", kafka=kafka)
+
+    with (
+        gate,
+        pytest.raises(InvalidKafkaOptions, match="'acks' can't be set"),
+        gate.transaction(table="file:///t", writer="w"),
+    ):
+        pass
