@@ -15,10 +15,11 @@
 """
 
 from lakewarden.access.clients import check_files, client_arguments, read_password_again, token_problem
-from lakewarden.access.options import Access, AccessError
+from lakewarden.access.options import OAUTH, Access, AccessError
 from lakewarden.access.tokens import TokenError, guarded_provider
 
 __all__ = [
+    "OAUTH",
     "Access",
     "AccessError",
     "TokenError",

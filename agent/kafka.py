@@ -23,9 +23,10 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
+from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.access import TokenError, read_password_again
+from lakewarden.access import OAUTH, TokenError, read_password_again
 from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
@@ -35,6 +36,14 @@ BATCH_BYTES = 262_144
 """Of one batch of the producer. A larger record has a batch of its own, so that a refusal of the batch concerns it alone."""
 FETCH_BYTES = 4 * 1024 * 1024
 """Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
+_AGENT_RIGHTS = {
+    "writers": "read",
+    "decisions": "read and write",
+    "ledger": "read and write",
+    "conflicts": "write",
+    "audit": "read and write",
+    "dead-letters": "write",
+}
 _TOPIC_EXISTS = 36
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 STOP_TIMEOUT_SECONDS = 1.0
@@ -92,6 +101,13 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
     try:
         with anyio.fail_after(START_TIMEOUT_SECONDS):
             await client.start()
+        if (
+            settings.kafka_sasl_mechanism == OAUTH
+            and settings.access().uses_sasl
+            and not _connections(client).cluster.brokers()
+        ):
+            # Brokers answer a request after a token that they refuse, but name no broker.
+            raise KafkaConnectionError("the brokers name no broker")  # noqa: TRY301 - handled like a start that failed
     except (TimeoutError, KafkaConnectionError, OSError) as error:
         await stop_client(client)
         problem = await _connection_problem(settings)
@@ -106,6 +122,10 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
         raise
 
 
+def _connections(client: Any) -> Any:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
+
+
 async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | KafkaUnreachableError | None:
     """Why no connection is made, if that is not just a broker that is down.
 
@@ -116,7 +136,11 @@ async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | Ka
         try:
             with anyio.fail_after(PROBE_SECONDS):
                 connection = await create_conn(host, port, **options)
-            connection.close()
+                try:
+                    if options.get("sasl_mechanism") == OAUTH:
+                        await _require_accepted_token(connection)
+                finally:
+                    connection.close()
         except TokenError as error:
             return KafkaUnreachableError(f"no token for Kafka at {host}:{port}: {error}")
         except (SaslAuthenticationFailed, AuthenticationFailedError, UnsupportedSaslMechanismError) as error:
@@ -136,10 +160,24 @@ async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | Ka
     return None
 
 
+async def _require_accepted_token(connection: Any) -> None:
+    """Raise `SaslAuthenticationFailed` if the broker has not accepted the token.
+
+    A broker answers a token that it refuses with a challenge. aiokafka takes that for success, and its next request fails.
+    """
+    refused = "the broker accepts no request after it"
+    try:
+        answer = await connection.send(ApiVersionRequest())
+    except KafkaError as error:
+        raise SaslAuthenticationFailed(refused) from error
+    if answer.error_code != 0:
+        raise SaslAuthenticationFailed(refused)
+
+
 def _credentials(settings: KafkaSettings, why: str) -> str:
     """What a broker refuses, why, and the settings to check."""
     mechanism = settings.kafka_sasl_mechanism
-    if mechanism == "OAUTHBEARER":
+    if mechanism == OAUTH:
         return f"the access token: {why}; check kafka_oauth_… and what the brokers expect of a token (issuer, audience, scope)"
     password = "kafka_sasl_password_file" if settings.kafka_sasl_password_file else "kafka_sasl_password"
     return (
@@ -170,8 +208,8 @@ def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str
                     else topics
                 )
                 return (
-                    f"Kafka denies {user} access to the topic {names}: grant it read, write and describe on "
-                    f"{settings.topic_prefix}.*, and create if the topics don't exist yet"
+                    f"Kafka denies {user} access to the topic {names}: grant it {_rights(settings, names)}, and create if the "
+                    "topic doesn't exist yet; docs/security.md lists the rights of an agent"
                 )
             case GroupAuthorizationFailedError():
                 return f"Kafka denies {user} access to the consumer group {settings.group}: grant it read on the group"
@@ -185,6 +223,27 @@ def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str
     return None
 
 
+def _rights(settings: KafkaSettings, names: str) -> str:
+    found = {
+        right
+        for name, right in _AGENT_RIGHTS.items()
+        if f"{settings.topic_prefix}.{name}" in names.split(", ")
+    }
+    return found.pop() if len(found) == 1 else "read and write"
+
+
+def denied_to_command(error: KafkaError) -> str | None:
+    """Which right a command lacks, if `error` says so."""
+    match error:
+        case TopicAuthorizationFailedError(args=(topics, *_)):
+            names = topics if isinstance(topics, str) else ", ".join(sorted(topics))
+            return f"Kafka denies this user read on the topic {names}"
+        case GroupAuthorizationFailedError():
+            return "Kafka denies this user describe on the agents' consumer group (the setting group)"
+        case _:
+            return None
+
+
 async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
     """Stop a client within `seconds`, also while the calling task is being cancelled.
 
@@ -196,9 +255,8 @@ async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> Non
     with anyio.move_on_after(seconds, shield=True):
         await asyncio.wait([stopping])
     if stopping.cancel() or stopping.cancelled():
-        connections = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
         with anyio.move_on_after(seconds, shield=True):
-            await connections.close()  # `stop` ended before it closed them
+            await _connections(client).close()  # `stop` ended before it closed them
     else:
         stopping.result()
 
@@ -266,7 +324,8 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
         if topic not in await admin.list_topics():
             raise AgentError(
                 f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
-                "or set its prefix ($LAKEWARDEN_TOPIC_PREFIX)"
+                "set its prefix ($LAKEWARDEN_TOPIC_PREFIX), or grant this user read on it: Kafka hides topics from users "
+                "without a right"
             )
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:

@@ -14,10 +14,11 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import structlog
 import typer
+from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
@@ -38,6 +39,7 @@ from lakewarden.agent.cli.options import (
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain
 from lakewarden.agent.operators.explain_json import explanation_json
@@ -291,22 +293,30 @@ def main() -> None:
         _exit_with_error(str(error), EXIT_USAGE)
     except AgentError as error:
         _exit_with_error(str(error), EXIT_FAILED)
+    except KafkaError as error:
+        if (denied := denied_to_command(error)) is not None:
+            _exit_with_error(f"{denied}; docs/security.md lists the rights of each command", EXIT_FAILED)
+        _exit_with_internal_error(error)
     except BrokenPipeError:
         # The reader of our output has exited, so no message can reach it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
-    except Exception as error:
-        if os.environ.get("LAKEWARDEN_VERBOSE"):
-            raise
-        _exit_with_error(
-            f"internal error: {error!r}; run the command with --verbose for the traceback, and report it",
-            EXIT_FAILED,
-        )
+    except Exception as error:  # noqa: BLE001 - reported
+        _exit_with_internal_error(error)
     else:
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _exit_with_error(message: str, status_code: int) -> None:
+def _exit_with_internal_error(error: Exception) -> NoReturn:
+    if os.environ.get("LAKEWARDEN_VERBOSE"):
+        raise error
+    _exit_with_error(
+        f"internal error: {error!r}; run the command with --verbose for the traceback, and report it",
+        EXIT_FAILED,
+    )
+
+
+def _exit_with_error(message: str, status_code: int) -> NoReturn:
     line = " ".join(message.split())
     typer.echo(f"lakewarden: {line}", err=True)
     sys.exit(status_code)

@@ -45,6 +45,7 @@ from lakewarden.events import (
 )
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
+    NEEDED_RIGHTS,
     SEND_TIMEOUT_SECONDS,
     LoopThread,
     make_consumer,
@@ -214,8 +215,8 @@ class Channel:
         missing = [topic for topic, count in counts.items() if not count]
         if missing:
             raise AgentUnreachable(
-                f"topics don't exist: {', '.join(missing)}; start an agent (it creates them) or correct "
-                f"topic_prefix={self.topics.prefix!r}; brokers={self.bootstrap_servers}"
+                f"topics don't exist, or Kafka hides them: {', '.join(missing)}; start an agent (it creates them), correct "
+                f"topic_prefix={self.topics.prefix!r}, or grant the rights: {NEEDED_RIGHTS}; brokers={self.bootstrap_servers}"
             )
         if len(set(counts.values())) != 1:
             raise AgentUnreachable(

@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import anyio
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -44,6 +44,11 @@ RESTART_SECONDS = 1.0
 
 STOP_SECONDS = 2.0
 """For a client to close its connections."""
+
+NEEDED_RIGHTS = (
+    "a driver needs read and write on the topic writers and read on decisions, an executor write on writers "
+    "(docs/security.md)"
+)
 
 T = TypeVar("T")
 
@@ -250,6 +255,13 @@ def unreachable(
     bootstrap_servers: str, doing: str, timeout: float, error: BaseException, facts: str
 ) -> AgentUnreachable:
     """Return the error for a Kafka that doesn't answer."""
+    if isinstance(error, TopicAuthorizationFailedError):
+        topics = error.args[0] if error.args else "its topics"
+        names = topics if isinstance(topics, str) else ", ".join(sorted(topics))
+        return AgentUnreachable(
+            f"Kafka denies this writer access to the topic {names}: {doing} failed; nothing was committed by this call; "
+            f"{NEEDED_RIGHTS}; brokers={bootstrap_servers} {facts}".rstrip()
+        )
     timed_out = isinstance(error, TimeoutError | FutureTimeout)
     cause = f"no answer within {timeout:g} s" if timed_out else str(error) or type(error).__name__
     return AgentUnreachable(
