@@ -186,10 +186,15 @@ def lock_event(
     }
     match step:
         case lease.Confirmed(what="acquired", lease=held):
-            adopted = None if held.former is None else held.former.owner
+            former = held.former
             return LockAcquired.model_validate(
                 common
-                | {"owner": held.record.owner, "valid_until": held.record.valid_until, "adopted": adopted}
+                | {
+                    "owner": held.record.owner,
+                    "valid_until": held.record.valid_until,
+                    "adopted": None if former is None else former.owner,
+                    "handed_over": former is not None and former.handed_over,
+                }
             )
         case lease.Confirmed(lease=held):
             return LockRenewed.model_validate(

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
-from lakewarden.events.base import EventBase
+from lakewarden.events.base import EventBase, TableUri, Wire
 from lakewarden.events.markers import ConflictEntry, Marker
 
 AbortReason: TypeAlias = Literal[
@@ -133,8 +133,38 @@ class PartitionTaken(EventBase):
     """The agent's name in the consumer group, if it has one that stays the same when it restarts (setting `instance`)."""
 
 
+class HandedOverLock(Wire):
+    """A lock whose owner relies on it no more."""
+
+    table: TableUri
+    """The table."""
+    owner: Text
+    """Owner in the lock object."""
+
+
+class LocksHandedOver(EventBase):
+    """An agent that leaves a partition, or is about to, relies on these locks no more. It has decided nothing since.
+
+    The next owner of the partition adopts them without waiting for the ends of their leases. The event counts if its `term` is
+    that of the last `partition-taken` before it. A later decision with a `lock_owner` for the same table replaces it, and a
+    `partition-taken` of the same `term` revokes it.
+    """
+
+    type: Literal["locks-handed-over"] = "locks-handed-over"
+    transaction: str = ""
+    """Empty."""
+    writer: str = ""
+    """Empty."""
+    agent: Text
+    """Id of the agent."""
+    term: Text
+    """The agent's ownership of the partition, see `partition-taken`."""
+    locks: tuple[HandedOverLock, ...]
+    """Locks of tables with a running grant."""
+
+
 DecisionEventUnion: TypeAlias = Admitted | Abort | CommitGranted | GrantRenewed | AlreadyCommitted
-DecisionRecord: TypeAlias = DecisionEventUnion | PartitionTaken
+DecisionRecord: TypeAlias = DecisionEventUnion | PartitionTaken | LocksHandedOver
 """What a record of `decisions` contains."""
 
 

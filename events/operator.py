@@ -67,6 +67,8 @@ class LockAcquired(LockEvent):
     type: Literal["lock-acquired"] = "lock-acquired"
     adopted: str | None = None
     """The former owner, if the agent took over its unexpired lease because a grant still runs under it."""
+    handed_over: bool = False
+    """Whether the former owner relied on it no more, see `locks-handed-over`. Otherwise it may have, until its lease ended."""
 
 
 class LockRenewed(LockEvent):

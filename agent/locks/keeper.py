@@ -104,10 +104,13 @@ class LockKeeper:
         self._idle = anyio.Event()
         self._idle.set()
 
-    def acquire(self, adopt: str | None) -> None:
-        """Request the lock. `adopt` names the former owner whose lock covers a running grant."""
+    def acquire(self, adopt: str | None, *, handed_over: bool = False) -> None:
+        """Request the lock. `adopt` names the former owner whose lock covers a running grant.
+
+        `handed_over`: the log proves that this owner relies on the lock no more.
+        """
         ahead = 0 if self._name is None else self._queue.others_waiting(self._name)
-        self._submit(lease.Acquire(self._clock(), adopt, ahead))
+        self._submit(lease.Acquire(self._clock(), adopt, ahead, handed_over))
 
     def release(self) -> None:
         """Request the release of the lock."""

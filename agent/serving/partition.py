@@ -85,8 +85,10 @@ from lakewarden.events import (
     CommitRequested,
     DeadLetter,
     DecisionRecord,
+    HandedOverLock,
     LedgerEventUnion,
     LedgerRecord,
+    LocksHandedOver,
     MarkerCreated,
     PartitionTaken,
     Undecodable,
@@ -134,6 +136,8 @@ MAX_KEY_BYTES = 4_096
 
 QUIET_SECONDS = LATE_COMPLETION_SECONDS
 """After so long without an event, a table is forgotten. Until then late events of ended transactions get their own answers."""
+MAX_HANDED_OVER_BYTES = 900_000
+"""Of all locks in one `locks-handed-over`, so that it fits into a record. The others have a quiet time."""
 MAX_RECENT = 200
 """Latest inputs of all tables that are kept for the log line of a stopped table."""
 STOPPED = "table is stopped: "
@@ -155,6 +159,9 @@ T = TypeVar("T")
 class PartitionOwner:
     """The states and locks of one partition's tables."""
 
+    follows_paused: bool = False
+    """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
+
     def __init__(  # noqa: PLR0915, PLR0917 - the objects that all owners of an agent share; a line for each field
         self,
         number: int,
@@ -174,8 +181,6 @@ class PartitionOwner:
         """
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "paused", "released"] = "loading"
-        self.follows_paused = False
-        """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
         self._was_live = False
         self.position = 0
         """Offset of the next event."""
@@ -397,6 +402,10 @@ class PartitionOwner:
             return
         self._apply_decisions(None)
         replayed = len(self._published)
+        if not self._seen.gaps:  # otherwise the end of a hand-over may be what the log lacks
+            for uri, owner in self._published.handed_over.items():
+                if uri in self.tables:
+                    self.tables[uri].handed_over = owner
         self._published = PublishedDecisions(Position(0, None), ())
         self.phase = "live"
         missing = "; ".join(each.description for each in self._seen.gaps) or None
@@ -684,8 +693,8 @@ class PartitionOwner:
     def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
         for effect in effects:
             match effect:
-                case verdicts.AcquireLock(adopt=adopt):
-                    self.locks.start_acquire(self.tables[uri], adopt)
+                case verdicts.AcquireLock(adopt=adopt, handed_over=handed_over):
+                    self.locks.start_acquire(self.tables[uri], adopt, handed_over=handed_over)
                 case verdicts.ReleaseLock():
                     self.locks.start_release(uri)
                 case _:
@@ -840,6 +849,7 @@ class PartitionOwner:
         """Decide nothing until `resume`, and keep the locks. Only for a live or paused owner without a stopped table."""
         assert self.phase in ("live", "paused")
         self.phase = "paused"
+        self._hand_over_locks()
         self._taken_again = -1
         self._caught_up = None
 
@@ -858,6 +868,38 @@ class PartitionOwner:
             self._step(uri, replace(step_input, now=monotonic()))
         for uri in list(self.tables):
             self._step(uri, Tick(monotonic(), self.position - 1, None))
+
+    def _hand_over_locks(self) -> None:
+        """Publish that this owner relies on the locks of running grants no more (`handlers/table/replay.py`).
+
+        It is the last record of an owner that leaves, and of one that is paused until it resumes. A lock in its own quiet time
+        is left out: the owner before may still rely on it.
+        """
+        now, budget = monotonic(), MAX_HANDED_OVER_BYTES
+        locks: list[HandedOverLock] = []
+        for uri, state in self.tables.items():
+            quiet = state.lock is None or now < state.lock.quiet_until
+            if state.lock is None or quiet or state.running() is None or uri in self.stopped:
+                continue
+            each = HandedOverLock(table=uri, owner=state.lock.owner)
+            budget -= len(encode(each)) + 1
+            if budget < 0:
+                break
+            locks.append(each)
+        if not locks:
+            return
+        event = LocksHandedOver(
+            event_id=fresh_id(),
+            table=partition_name(self.number),
+            at=utc_now(),
+            agent=self._settings.agent_id,
+            term=self.term,
+            locks=tuple(locks),
+        )
+        key, value = event.table.encode(), encode(event)
+        acknowledged = partial(self._decision_acknowledged, value)
+        self._publisher.put(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
+        log.info("locks.handed-over", partition=self.number, tables=len(locks))
 
     def _defer(self, uri: str, step_input: LockInput) -> None:
         """Keep a lock's input. A renewal replaces the one before it."""
@@ -897,6 +939,8 @@ class PartitionOwner:
 
     def stop_deciding(self) -> None:
         """Decide on no further event."""
+        if self.phase == "live":
+            self._hand_over_locks()
         self._was_live = self.phase in ("live", "paused")
         self.phase = "released"
         self._memory.forget(self)

@@ -24,6 +24,8 @@ The drift is the configured one. Locks at Hudi's place have their own.
 Adoption
 - An owner whose `lock-acquired` names another owner in `adopted` took over its live lease on purpose. It gives no grant of its
   own until that lease has ended (`lease/machine.py`, Adoption), so its interval begins there.
+- With `handed_over`, the former owner relied on nothing any more when the new one began to acquire the lock. So the former
+  interval ends there.
 
 Order and duplicates
 - Within a partition, the events of one owner are in the order of the log; between partitions, in the order of `at`. (There is a
@@ -293,8 +295,12 @@ class LockAudit:
         lock.tables.add(event.table)
         lock.requests += event.requests
         match event:
-            case LockAcquired(adopted=adopted):
+            case LockAcquired(adopted=adopted, handed_over=handed_over):
                 lock.acquisitions += 1
+                if adopted is not None and handed_over:
+                    began = _at(event) - event.duration_ms
+                    former = lock.owners.setdefault(adopted, _Owner())
+                    former.add_end(_End("released", _at(event), began, position))
                 _begin_hold(_owner(lock, event), position, event, adopted=adopted)
             case LockRenewed():
                 lock.renewals += 1

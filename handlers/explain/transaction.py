@@ -38,6 +38,7 @@ from lakewarden.events import (
     DecisionRecord,
     GrantRenewed,
     LedgerCorrected,
+    LocksHandedOver,
     Marker,
     MarkerCreated,
     PartitionTaken,
@@ -122,7 +123,8 @@ class Explainer:
         known = [
             (record, decision)
             for record, decision in decisions
-            if isinstance(decision, PartitionTaken) or decision.table == self._table
+            if not isinstance(decision, LocksHandedOver)
+            and (isinstance(decision, PartitionTaken) or decision.table == self._table)
         ]
         self._published = PublishedDecisions(
             Position(0, None), ((record.offset, decision) for record, decision in known)

@@ -87,7 +87,8 @@ Release
 Adoption
 - The log may name an owner as the holder of a running grant. The automaton adopts that owner's live lease: it replaces the record
   under its version, with a new owner id.
-- The former owner may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
+- If the log proves that the former owner relies on its lease no more (`handed_over`, see `table/replay.py`), that is all.
+- Otherwise it may be alive and rely on its lease. Until that lease has ended (`quiet_until`), our lease covers the running
   grant but no new one, and the object is not released.
 """
 
@@ -240,8 +241,8 @@ def _end_unconfirmed_lease(state: State, at: Moment, settings: LeaseSettings) ->
 def _transition(state: State, input_: Input, settings: LeaseSettings) -> Step:
     at = input_.at
     match input_:
-        case Acquire(adopt=adopt, ahead=ahead):
-            return _on_acquire(state, at, settings, adopt, ahead)
+        case Acquire():
+            return _on_acquire(state, input_, settings)
         case Release():
             return _on_release(state, at)
         case Timer():
@@ -265,20 +266,21 @@ def _transition(state: State, input_: Input, settings: LeaseSettings) -> Step:
 # -- acquire and release -----------------------------------------------------------------------------------------------
 
 
-def _on_acquire(state: State, at: Moment, settings: LeaseSettings, adopt: str | None, ahead: int) -> Step:
+def _on_acquire(state: State, wanted: Acquire, settings: LeaseSettings) -> Step:
+    at = wanted.at
     match state:
         case Idle(own_id=own_id, former=former, in_doubt=in_doubt):
             work = Work(Cost(0, at.now), own_id=own_id, former=former, in_doubt=in_doubt)
-            return _start_acquiring(_mark_needed(work, adopt, ahead), at, settings)
+            return _start_acquiring(_mark_needed(work, wanted), at, settings)
         case Held():
             return state, ()
         case Reading(work=work):
-            return Reading(_mark_needed(work, adopt, ahead)), ()
+            return Reading(_mark_needed(work, wanted)), ()
         case Writing(work=work, record=record):
-            work = _mark_needed(work, adopt, ahead)
+            work = _mark_needed(work, wanted)
             return replace(state, work=work if record.expired else replace(work, release=None)), ()
         case Waiting(work=work):
-            work = _mark_needed(work, adopt, ahead)
+            work = _mark_needed(work, wanted)
             if work.release is not None and _in_quiet_period(work, at):
                 # The release waits for the end of the quiet period, so the object is still ours.
                 return _read_object(_reset_cost(replace(work, release=None), at))
@@ -287,8 +289,10 @@ def _on_acquire(state: State, at: Moment, settings: LeaseSettings, adopt: str | 
             assert_never(state)
 
 
-def _mark_needed(work: Work, adopt: str | None, ahead: int) -> Work:
-    return replace(work, needed=True, adopt=adopt or work.adopt, ahead=ahead)
+def _mark_needed(work: Work, wanted: Acquire) -> Work:
+    if wanted.adopt is not None:
+        work = replace(work, adopt=wanted.adopt, handed_over=wanted.handed_over)
+    return replace(work, needed=True, ahead=wanted.ahead)
 
 
 def _start_acquiring(work: Work, at: Moment, settings: LeaseSettings) -> Step:
@@ -431,7 +435,8 @@ def _found_while_needed(
     if respect_for < 0:
         return _write_hold(work, at, settings, IfMatch(version), record)
     if record.owner == work.adopt:
-        adopting = replace(work, former=FormerOwner(record.owner, at.now + respect_for))
+        until = at.now if work.handed_over else at.now + respect_for
+        adopting = replace(work, former=FormerOwner(record.owner, until, work.handed_over))
         return _write_hold(adopting, at, settings, IfMatch(version), record)
     return _wait_for_holder(work, at, settings, record, respect_for)
 
@@ -506,7 +511,9 @@ def _confirm_lease(state: Writing, at: Moment, version: str, settings: LeaseSett
         version,
         expires_at=state.sent_at + settings.validity - settings.drift,
         renew_at=state.sent_at + settings.renew_interval + spread,
-        former=work.former if _in_quiet_period(work, at) else None,
+        former=work.former
+        if _in_quiet_period(work, at) or (work.lease is None and _was_handed_over(work))
+        else None,
     )
     if at.now >= lease.expires_at - settings.margin:
         # The answer took almost as long as the lease. The object is ours, so write again before relying on it.
@@ -528,7 +535,7 @@ def _finish_release(work: Work, at: Moment, settings: LeaseSettings, *, why: str
 def _lose_lease(work: Work, at: Moment, *, why: str, holder: str | None) -> Step:
     assert work.lease is not None
     # The owner id of a lost lease is no longer ours: from now on we judge the object as any contender does.
-    after = Waiting(Work(Cost(0, at.now), former=work.former), at.now)
+    after = Waiting(Work(Cost(0, at.now), former=_kept_former(work)), at.now)
     return after, (_lease_ended(work.lease, work.cost, why, holder),)
 
 
@@ -628,13 +635,22 @@ def _count_request(work: Work) -> Work:
     return replace(work, cost=Cost(work.cost.requests + 1, work.cost.since))
 
 
+def _was_handed_over(work: Work) -> bool:
+    return work.former is not None and work.former.handed_over
+
+
+def _kept_former(work: Work) -> FormerOwner | None:
+    """The former owner that may still rely on its lease. One that handed the lock over doesn't."""
+    return None if _was_handed_over(work) else work.former
+
+
 def _in_quiet_period(work: Work, at: Moment) -> bool:
     """Whether an adopted owner may still rely on its lease."""
     return work.former is not None and at.now < work.former.until
 
 
 def _idle(work: Work) -> Idle:
-    return Idle(work.own_id, work.former, work.in_doubt)
+    return Idle(work.own_id, _kept_former(work), work.in_doubt)
 
 
 def _lease_ended(lease: Lease, cost: Cost, why: str, holder: str | None = None) -> LeaseEnded:

@@ -70,6 +70,8 @@ class Acquire:
     adopt: str | None = None
     ahead: int = 0
     """The number of other contenders in the queue (`lock_queue.py`)."""
+    handed_over: bool = False
+    """Whether the owner that may be adopted relies on its lease no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,9 @@ class FormerOwner:
 
     owner: str
     until: float
-    """Monotonic seconds, including the drift."""
+    """Monotonic seconds, including the drift. If the lock was handed over: the time of the adoption."""
+    handed_over: bool = False
+    """Whether it relies on its lease no more, so that there is no quiet time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +224,7 @@ class Lease:
     """The end of the lease minus the drift."""
     renew_at: float
     former: FormerOwner | None = None
-    """The adopted owner, if its lease had not ended when this one was confirmed."""
+    """The adopted owner, if its lease had not ended when this one was confirmed, or if it has just handed the lock over."""
 
     @property
     def quiet_until(self) -> float:
@@ -269,6 +273,8 @@ class Work:
     """Number of requests in a row that were lost, unknown or throttled."""
     adopt: str | None = None
     """The owner whose lease may be adopted."""
+    handed_over: bool = False
+    """Whether that owner relies on its lease no more."""
     ahead: int = 0
     """The number of contenders ahead, if the lock must be released first and then acquired again."""
     ahead_at_release: int | None = None

@@ -11,7 +11,8 @@ Granting
    heartbeats come from a thread of their own, so they continue while the publish hangs. A grant ends after `max_grant` and one
    grant lease at the latest.
 6. After an adoption of the lock (`lease/machine.py`), nothing is granted or extended before `quiet_until`. The former owner
-   may still be running. It would not know of an extension, and could grant another transaction after the first lease.
+   may still be running. It would not know of an extension, and could grant another transaction after the first lease. If it
+   handed the lock over in the log, there is no quiet time.
 
 Lapse
 7. A grant whose lease expires without a report is published as `abort(outcome-unknown)` of its own transaction. That record is
@@ -151,7 +152,7 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     state = context.state
     if not state.lock_requested:
         return
-    state.lock = lock
+    state.lock, state.handed_over = lock, None
     if context.now >= lock.quiet_until:
         state.unseen_grant = False
     running = state.running()
@@ -187,7 +188,10 @@ def request_or_release_lock(context: StepContext) -> None:
             _release_lock(context)
     if needed and not state.lock_requested:
         adopt = running.grant.lock_owner if running is not None and running.grant is not None else None
-        context.emit([AcquireLock(adopt)])
+        handed_over = state.handed_over
+        context.emit(
+            [AcquireLock(adopt) if handed_over is None else AcquireLock(handed_over, handed_over=True)]
+        )
         state.lock_requested = True
     elif not needed and state.lock_requested:
         _release_lock(context)

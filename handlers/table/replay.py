@@ -10,6 +10,13 @@ Terms
    agent that was suspended or cut off, and doesn't know that it lost the partition, publishes decisions that don't count.
 4. The last `partition-taken` in the log counts, whichever agent Kafka's group names as owner: a record may reach the log late.
    So an owner reads `decisions` for later `partition-taken` records, and restarts its session when it finds one.
+
+Locks (docs/decisions/0019-an-orderly-hand-over-of-locks.md)
+5. An owner that leaves in order publishes `locks-handed-over` as its last record: it relies on these lock owner ids no more. The
+   record counts if its term is in force. The next owner adopts these locks without a quiet time (`handlers/lease/machine.py`).
+6. A hand-over ends with a later decision that counts and names a lock owner of the same table, and with a `partition-taken` of
+   the same term: its owner was only paused, and relies on its locks again. It survives other take-overs, because no owner id is
+   ever used again.
 """
 
 from __future__ import annotations
@@ -18,8 +25,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lakewarden.events import (
+    CommitGranted,
     DecisionEventUnion,
     DecisionRecord,
+    GrantRenewed,
+    LocksHandedOver,
     PartitionTaken,
     counts,
 )
@@ -41,6 +51,8 @@ class PublishedDecisions:
         self.term = start.term
         """The term in force at the end."""
         self._decisions: list[tuple[Position, DecisionEventUnion]] = []
+        self._handed_over: dict[str, tuple[str, str]] = {}
+        """By table: the term of the owner that handed its lock over, and the owner in the lock object."""
         self._applied = 0
         for offset, record in records:
             self.add(offset, record)
@@ -49,8 +61,21 @@ class PublishedDecisions:
         """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self.term = record.term
+            resumed = [table for table, (term, _) in self._handed_over.items() if term == record.term]
+            for table in resumed:
+                del self._handed_over[table]
+        elif isinstance(record, LocksHandedOver):
+            if record.term == self.term:
+                self._handed_over.update({each.table: (record.term, each.owner) for each in record.locks})
         elif counts(record, self.term):
+            if isinstance(record, CommitGranted | GrantRenewed):
+                self._handed_over.pop(record.table, None)
             self._decisions.append((Position(offset, self.term), record))
+
+    @property
+    def handed_over(self) -> dict[str, str]:
+        """By table: the owner in the lock object that its former agent relies on no more (rules 5 and 6)."""
+        return {table: owner for table, (_, owner) in self._handed_over.items()}
 
     def __len__(self) -> int:
         return len(self._decisions)

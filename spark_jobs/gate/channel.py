@@ -34,6 +34,7 @@ from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
     DecisionEventUnion,
+    LocksHandedOver,
     PartitionTaken,
     Topics,
     Undecodable,
@@ -321,6 +322,8 @@ class Channel:
         if isinstance(decision, PartitionTaken):
             self._terms[record.partition] = decision.term
             return
+        if isinstance(decision, LocksHandedOver):
+            return  # concerns agents only
         if not counts(decision, self._terms.get(record.partition)):
             log.warning(
                 "channel.outdated-agent",

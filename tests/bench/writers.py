@@ -16,6 +16,7 @@ from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
     DecisionEventUnion,
+    LocksHandedOver,
     PartitionTaken,
     Topics,
     Undecodable,
@@ -126,7 +127,7 @@ class Writers:
             arrived = time.perf_counter()
             decision = decode(DECISION_RECORD, record.value)
             assert not isinstance(decision, Undecodable)
-            if isinstance(decision, PartitionTaken):
+            if isinstance(decision, PartitionTaken | LocksHandedOver):
                 continue
             answer = self._answer(decision.transaction, decision.type)
             if not answer.done():

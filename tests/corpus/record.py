@@ -103,6 +103,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "grant-renewed": ("decisions", lambda _: True),
     "already-committed": ("decisions", lambda _: True),
     "partition-taken": ("decisions", lambda event: event["table"] == partition_name(PARTITION_OF_ORDERS)),
+    "locks-handed-over": ("decisions", lambda _: True),
     "conflict-detected": ("conflicts", lambda event: event["kind"] == "marker"),
     "conflict-detected.commit": ("conflicts", lambda event: event["kind"] == "commit"),
     "lock-acquired": ("audit", lambda _: True),
@@ -330,6 +331,13 @@ async def lost_lock(scene: Scene, server: S3Server) -> None:
     await following.abandon()
 
 
+async def running_grant(scene: Scene) -> None:
+    """The agent is stopped in order while a grant runs."""
+    writer = Writer(scene, "orders-ingest", batch_id=46)
+    await writer.begin(heartbeat_seconds=100)
+    await writer.granted()
+
+
 async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]:
     """Play every case. Returns all records of all topics, topic by topic."""
     settings = Settings.load(
@@ -365,6 +373,7 @@ async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]
         await refusals(scene)
         await requests_of_an_operator(scene)
         await lost_lock(scene, server)
+        await running_grant(scene)
         agent.stop()
     spans = {
         TopicPartition(topic.name, number): None

@@ -15,6 +15,7 @@
 | validUntil repeated | unique versions | each write differs from all before it |
 | strict rule ignored | no lock stealing | with clocks apart, a version must have stayed the same for a whole lease |
 | quiet time ignored | one holder | an adopted lock covers no new grant while its former owner may believe in it |
+| hand-over without proof | one holder | only an owner that left in order is adopted without a quiet time |
 | margin ignored | expiry reported in time | an unconfirmed lease is ended early enough before its expiry to report it |
 | lease ended too early | no loss without faults | a lease is renewed before it is in doubt |
 | polls too often | bounded polling | a waiting agent sends no request for `poll_seconds` |
@@ -208,6 +209,15 @@ def _quiet_time_ignored() -> list[Patch]:
     return [(lease, "_confirm_lease", loud)]
 
 
+def _handed_over_without_proof() -> list[Patch]:
+    needed = lease._mark_needed
+
+    def trusting(work: Work, wanted: lease.Acquire) -> Work:
+        return needed(work, replace(wanted, handed_over=True))
+
+    return [(lease, "_mark_needed", trusting)]
+
+
 def _margin_of(share: Callable[[LeaseSettings], float]) -> list[Patch]:
     give_up, deadline = lease._end_unconfirmed_lease, lease.deadline
 
@@ -267,6 +277,7 @@ BUGS: Bugs = {
     "validUntil repeated": ("unique versions", _valid_until_repeated),
     "strict rule ignored": ("no lock stealing", _strict_rule_ignored),
     "quiet time ignored": ("one holder", _quiet_time_ignored),
+    "hand-over without proof": ("one holder", _handed_over_without_proof),
     "margin ignored": ("expiry reported in time", lambda: _margin_of(lambda _: -0.001)),
     "lease ended too early": (
         "no loss without faults",

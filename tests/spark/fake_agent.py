@@ -32,6 +32,7 @@ from lakewarden.events import (
     DecisionEventUnion,
     DecisionRecord,
     GrantRenewed,
+    LocksHandedOver,
     Marker,
     PartitionTaken,
     Topics,
@@ -143,7 +144,7 @@ class FakeAgent:
         record = await self._producer.send_and_wait(
             self.topics.decisions, encode(decision), decision.table.encode(), partition=partition
         )
-        if not isinstance(decision, PartitionTaken):
+        if not isinstance(decision, PartitionTaken | LocksHandedOver):
             with self._changed:
                 self.decisions.append(decision)
         return int(record.offset)

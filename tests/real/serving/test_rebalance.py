@@ -9,7 +9,15 @@ import anyio
 import pytest
 import pytest_asyncio
 
-from lakewarden.events import Admitted, CommitGranted, LockAcquired, PartitionTaken, partition_name
+from lakewarden.events import (
+    Abort,
+    Admitted,
+    CommitGranted,
+    LockAcquired,
+    LocksHandedOver,
+    PartitionTaken,
+    partition_name,
+)
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
 
@@ -102,3 +110,44 @@ def partition_of(scene: World, writer: Writer) -> str:
         if isinstance(each.event, Admitted) and writer.mine(each.event)
     }
     return partition_name(number)
+
+
+async def test_the_lock_of_a_running_grant_is_handed_over_when_an_agent_stops(scene: World) -> None:
+    """The next agent adopts it, extends the grant and grants the next transaction, long before the former lease ends."""
+    first, second = scene.writer("first"), scene.writer("second")
+    long = {"validity_seconds": 3_600.0, "renew_seconds": 300.0}
+    async with scene.agent(agent_id="a", **long):
+        await first.begin(heartbeat_seconds=100)
+        await second.begin(heartbeat_seconds=100)
+        granted = await first.obtain_grant()
+        [held] = await scene.wait_for(LockAcquired)
+    async with scene.agent(agent_id="b", **long):
+        await scene.wait_for(LockAcquired, lambda lock: lock.handed_over)
+        await first.complete(granted.grant)
+        await second.obtain_grant()
+
+    [event] = scene.events(LocksHandedOver)
+    assert [(each.table, each.owner) for each in event.locks] == [(scene.table, held.owner)]
+    [adopted] = scene.events(LockAcquired, lambda lock: lock.handed_over)
+    assert adopted.adopted == held.owner
+
+
+async def test_the_lock_of_a_running_grant_moves_with_its_partition(scene: World) -> None:
+    """Another agent joins: it gets partitions whose tables have running grants, and grants there at once."""
+    long = {"validity_seconds": 3_600.0, "renew_seconds": 300.0}
+    writers = [scene.writer(f"w{number}", f"{scene.table}-{number}") for number in range(4 * PARTITIONS)]
+    following = [scene.writer(f"next-{each.table[-2:]}", each.table) for each in writers]
+    async with scene.agent(agent_id="a", **long):
+        grants = {}
+        for each, after in zip(writers, following, strict=True):
+            await each.begin(heartbeat_seconds=100)
+            await after.begin(heartbeat_seconds=100)
+            grants[each.table] = await each.obtain_grant()
+        async with scene.agent(agent_id="b", **long):
+            await wait_until_owned(scene, "b", PARTITIONS // 2)
+            for each, after in zip(writers, following, strict=True):
+                await each.complete(grants[each.table].grant)
+                await after.obtain_grant()
+
+    assert {each.agent for each in scene.events(CommitGranted)} == {"a", "b"}
+    assert scene.events(Abort) == []

@@ -46,6 +46,7 @@ from lakewarden.events import (
     CommitRequested,
     DecisionEventUnion,
     GrantRenewed,
+    LocksHandedOver,
     PartitionTaken,
     TransactionAbandoned,
     Undecodable,
@@ -161,6 +162,12 @@ class Oracles(ViolationRecorder):
             self._terms[record.partition] = event.term
             self._taken_over_at[record.partition] = record.at
             self._timeline.log("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
+            return
+        if isinstance(event, LocksHandedOver):
+            locks = ", ".join(f"{each.table} as {each.owner}" for each in event.locks)
+            self._timeline.log(
+                "log", f"decisions-{record.partition} {record.offset}: {event.agent} hands over {locks}"
+            )
             return
         counted = event.term == self._terms.get(record.partition)
         reason = f" {event.reason}" if isinstance(event, Abort) else ""

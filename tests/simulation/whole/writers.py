@@ -36,6 +36,7 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     DecisionEventUnion,
+    LocksHandedOver,
     Marker,
     MarkerCreated,
     PartitionTaken,
@@ -159,6 +160,8 @@ class Channel:
         assert not isinstance(decision, Undecodable)
         if isinstance(decision, PartitionTaken):
             self._term = decision.term
+        elif isinstance(decision, LocksHandedOver):
+            return
         elif counts(decision, self._term) and (handler := self._handlers.get(decision.transaction)):
             handler(decision, offset)
 

@@ -156,6 +156,17 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         agent=names,
         term=names,
     ),
+    events.LocksHandedOver: st.builds(
+        events.LocksHandedOver,
+        event_id=names,
+        table=st.integers(0, 10_000).map(events.partition_name),
+        at=_common["at"],
+        agent=names,
+        term=names,
+        locks=st.lists(st.builds(events.HandedOverLock, table=_common["table"], owner=names), max_size=3).map(
+            tuple
+        ),
+    ),
     events.ConflictDetected: st.builds(
         events.ConflictDetected,
         **_common,

@@ -54,6 +54,7 @@ def test_the_schema_has_every_topic_and_every_event() -> None:
         "conflicts-lost",
         "dead-letter",
         "partition-taken",
+        "locks-handed-over",
     }
 
 

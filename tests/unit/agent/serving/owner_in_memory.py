@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -88,16 +89,16 @@ class Table:
         self.unpublishable: dict[str, str] = {}
         self.start()
 
-    def start(self) -> None:
-        """A new owner replays everything."""
+    def start(self, start_acquire: Callable[..., None] = lambda *_, **__: None) -> None:
+        """A new owner replays everything. It requests locks by `start_acquire`."""
         publisher: Any = self.log
         no_tasks: Any = None
         stores = Stores(CONFIGURED, AsyncExitStack())
         self.owner = PartitionOwner(
             0, CONFIGURED, publisher, stores, no_tasks, unpublishable=self.unpublishable
         )
-        for name in ("start_acquire", "start_release"):
-            setattr(self.owner.locks, name, lambda *_: None)
+        for name, request in (("start_acquire", start_acquire), ("start_release", lambda *_: None)):
+            setattr(self.owner.locks, name, request)
         end = len(self.events)
         self.owner.publish_takeover()
         decisions, ledger = self.log.of(TOPICS.decisions), self.log.of(TOPICS.ledger)

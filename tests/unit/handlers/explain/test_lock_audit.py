@@ -617,3 +617,30 @@ def test_a_renewal_that_is_delivered_twice_counts_once() -> None:
     assert (report.events, report.duplicates) == (4, 2)
     assert only(report).renewals == 1
     assert only(report).violations == 0
+
+
+def test_a_lock_that_was_handed_over_may_be_acquired_again_before_the_former_lease_ends() -> None:
+    """Its former owner relied on nothing any more, so a third owner overlaps with no one."""
+    handed_over = (
+        event(LockAcquired, 0, "x"),
+        event(LockAcquired, 5_000, "y", agent="b", adopted="x", handed_over=True, duration_ms=20.0),
+        event(LockReleased, 7_000, "y", agent="b"),
+        event(LockAcquired, 7_100, "z", agent="c"),
+    )
+
+    assert checked(*handed_over).violations == 0
+    adopted = (handed_over[0], handed_over[1].model_copy(update={"handed_over": False}), *handed_over[2:])
+    assert checked(*adopted).violations == 1
+
+
+def test_a_former_owner_that_was_confirmed_after_its_hand_over_is_a_violation() -> None:
+    """It must rely on nothing from then on."""
+    report = checked(
+        event(LockAcquired, 0, "x"),
+        event(LockAcquired, 5_000, "y", agent="b", adopted="x", handed_over=True),
+        event(LockRenewed, 9_000, "x"),
+        event(LockReleased, 20_000, "y", agent="b"),
+        event(LockAcquired, 21_000, "z", agent="c"),
+    )
+
+    assert report.violations > 0

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from lakewarden.events import Admitted, DecisionRecord, PartitionTaken, partition_name
+from lakewarden.events import (
+    Admitted,
+    CommitGranted,
+    DecisionRecord,
+    HandedOverLock,
+    LocksHandedOver,
+    PartitionTaken,
+    partition_name,
+)
 from lakewarden.handlers.table.replay import Position, PublishedDecisions
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -86,3 +94,96 @@ def test_the_next_position_has_the_offset_and_term_of_the_next_decision() -> Non
     assert published.next_position() == Position(103, "two")
     published.pop_due(None)
     assert published.next_position() is None
+
+
+def handed_over(term: str, owner: str = "lock-1", table: str = "s3://lake/t") -> LocksHandedOver:
+    return LocksHandedOver(
+        event_id=f"h-{term}",
+        table=partition_name(3),
+        at=NOW,
+        agent="agent",
+        term=term,
+        locks=(HandedOverLock(table=table, owner=owner),),
+    )
+
+
+def granted(term: str, lock_owner: str, table: str = "s3://lake/t") -> CommitGranted:
+    return CommitGranted(
+        event_id=f"g-{lock_owner}",
+        table=table,
+        transaction="T",
+        writer="w",
+        at=NOW,
+        agent="agent",
+        cause_offset=1,
+        term=term,
+        grant="g",
+        lease_seconds=20,
+        seq=1,
+        lock_owner=lock_owner,
+    )
+
+
+def test_an_owner_that_left_in_order_has_handed_its_locks_over() -> None:
+    """Its hand-over is before the take-over of the next owner, which reads it."""
+    published = decisions(
+        partition_taken("one"), granted("one", "lock-1"), handed_over("one"), partition_taken("two")
+    )
+
+    assert published.handed_over == {"s3://lake/t": "lock-1"}
+    assert len(published) == 1
+
+
+def test_the_hand_over_of_a_replaced_owner_does_not_count() -> None:
+    """The former owner was suspended, and granted after the take-over: a writer may believe it until the lease ends."""
+    published = decisions(
+        partition_taken("one"), granted("one", "lock-1"), partition_taken("two"), handed_over("one")
+    )
+
+    assert published.handed_over == {}
+
+
+def test_an_owner_that_resumes_relies_on_its_locks_again() -> None:
+    """It was paused in a rebalance, kept the partition, and was killed later."""
+    published = decisions(
+        partition_taken("one"), handed_over("one"), partition_taken("one"), partition_taken("two")
+    )
+
+    assert published.handed_over == {}
+
+
+def test_a_hand_over_outlives_an_owner_that_died_before_it_used_it() -> None:
+    """The lock object shows which owner it has; the id is never used again."""
+    published = decisions(
+        partition_taken("one"), handed_over("one"), partition_taken("two"), partition_taken("three")
+    )
+
+    assert published.handed_over == {"s3://lake/t": "lock-1"}
+
+
+def test_a_later_lock_owner_of_the_table_ends_the_hand_over() -> None:
+    """The next owner adopted the lock, published that, and was killed: its own lock was not handed over."""
+    published = decisions(
+        partition_taken("one"),
+        handed_over("one"),
+        handed_over("one", "lock-9", "s3://lake/other"),
+        partition_taken("two"),
+        granted("two", "lock-2"),
+        partition_taken("three"),
+    )
+
+    assert published.handed_over == {"s3://lake/other": "lock-9"}
+
+
+def test_a_grant_that_does_not_count_ends_no_hand_over() -> None:
+    published = decisions(
+        partition_taken("one"), handed_over("one"), partition_taken("two"), granted("one", "lock-1")
+    )
+
+    assert published.handed_over == {"s3://lake/t": "lock-1"}
+
+
+def test_without_a_known_term_no_hand_over_counts() -> None:
+    """Its owner may have been replaced before the beginning of what was read."""
+    assert decisions(handed_over("one")).handed_over == {}
+    assert decisions(handed_over("one"), term="one").handed_over == {"s3://lake/t": "lock-1"}
