@@ -156,7 +156,7 @@ class Scene:
         no_tasks: Any = None
         owner = PartitionOwner(0, SETTINGS, publisher, Stores(SETTINGS, AsyncExitStack()), no_tasks)
         for name in ("start_acquire", "start_release"):
-            setattr(owner.locks, name, lambda *_: None)
+            setattr(owner.locks, name, lambda *_, **__: None)
         consumer: Any = self.kafka
         await takeover.load([owner], SETTINGS, consumer, publisher, 1)
         self.consume(owner)

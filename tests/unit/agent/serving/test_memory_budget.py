@@ -109,7 +109,7 @@ class Agent:
         stores = Stores(SETTINGS, AsyncExitStack())
         owner = PartitionOwner(number, SETTINGS, publisher, stores, no_tasks, memory=self.memory)
         for name in ("start_acquire", "start_release"):
-            setattr(owner.locks, name, lambda *_: None)
+            setattr(owner.locks, name, lambda *_, **__: None)
         return owner
 
     def _decisions(self, number: int) -> list[ConsumerRecord]:

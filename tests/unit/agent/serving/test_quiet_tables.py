@@ -41,7 +41,7 @@ class Scene:
         no_tasks: Any = None
         self.owner = PartitionOwner(0, SETTINGS, publisher, Stores(SETTINGS, AsyncExitStack()), no_tasks)
         for name in ("start_acquire", "start_release"):
-            setattr(self.owner.locks, name, lambda *_: None)
+            setattr(self.owner.locks, name, lambda *_, **__: None)
         common: dict[str, Any] = {"event_id": "e", "table": TABLE, "writer": "w", "at": AT}
         entries = (
             BatchCommitted(transaction="T7", batch_id=7, **common),
