@@ -28,6 +28,8 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.verdicts import RecordLosses
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""One encoder: `json.dumps` with options makes another one each time."""
 Kind: TypeAlias = Literal["batch-committed", "conflicts-lost"]
 
 
@@ -78,7 +80,10 @@ class CommittedBatches(MutableMapping[str, CommittedBatch]):
         fields = [batch.batch_id, batch.transaction, batch.version]
         if batch.correction is not None:
             fields += [batch.correction.offset, batch.correction.event_id]
-        self._packed[writer] = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        self._packed[writer] = _encode(fields).encode()
+
+    def __contains__(self, writer: object) -> bool:
+        return writer in self._packed
 
     def __delitem__(self, writer: str) -> None:
         del self._packed[writer]
@@ -116,7 +121,7 @@ class LedgerEntries:
             self._losses.pop(lost.writer, None)
             return
         places = [[each.partition, each.file_group, each.operation] for each in lost.lost_on]
-        self._losses[lost.writer] = json.dumps([lost.losses, lost.transaction, places]).encode()
+        self._losses[lost.writer] = _encode([lost.losses, lost.transaction, places]).encode()
 
     def keep_all_losses(self, losses: Mapping[str, int], lost_on: Mapping[str, tuple[Marker, ...]]) -> None:
         """Keep what the table's state has, in place of what is kept."""
@@ -148,8 +153,8 @@ class Ledger:
         key: tuple[Kind, str, str] = (record.type, record.table, record.writer)
         if isinstance(record, BatchCommitted):
             batch = batch_of(record)
-            known = entries.batches.get(record.writer)
-            in_force = known is None or batch.rank >= known.rank
+            known = record.writer in entries.batches
+            in_force = not known or batch.rank >= entries.batches[record.writer].rank
             if in_force:
                 entries.batches[record.writer] = batch
         else:
@@ -157,10 +162,10 @@ class Ledger:
             if in_force:
                 lost = RecordLosses(record.writer, record.losses, record.lost_on, record.transaction)
                 entries.keep_losses(lost)
-        if in_force:
-            self.to_repeat.pop(key, None)
-        else:
+        if not in_force:
             self.to_repeat[key] = None
+        elif self.to_repeat:
+            self.to_repeat.pop(key, None)
 
 
 def batch_of(entry: BatchCommitted) -> CommittedBatch:

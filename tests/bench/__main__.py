@@ -33,6 +33,7 @@ from tests.bench import (
     failover,
     in_memory,
     latency,
+    ledger,
     load,
     lock_table,
     locks,
@@ -47,7 +48,7 @@ from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
-PARTS = ("check", "detection", "waste", "latency", "load", "volume", "failover", "stores", "locks")
+PARTS = ("check", "detection", "waste", "latency", "load", "volume", "ledger", "failover", "stores", "locks")
 REMOTE_DELAY_SECONDS = 0.015
 """Added to each request to the store: the latency of a store on another machine."""
 
@@ -59,6 +60,7 @@ class Size:
     trials: int
     warm_up: int
     markers: int
+    ledger_entries: int
     repetitions: int
     checks: int
     sizes: Sequence[detection.Cell]
@@ -81,6 +83,7 @@ FULL = Size(
     trials=300,
     warm_up=30,
     markers=1_000_000,
+    ledger_entries=1_000_000,
     repetitions=3,
     checks=101,
     sizes=(*detection.HUDI, *detection.GRID),
@@ -102,6 +105,7 @@ QUICK = Size(
     trials=10,
     warm_up=3,
     markers=3_000,
+    ledger_entries=3_000,
     repetitions=1,
     checks=5,
     sizes=detection.QUICK,
@@ -182,6 +186,15 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             _progress("restart of the agent on that log")
             report["restart"] = volume.measure_restart(
                 servers, topics, folder, size.markers, repetitions=size.repetitions
+            )
+        if "ledger" in parts:
+            _progress(f"start with a ledger of {size.ledger_entries:,} entries")
+            report["ledger"] = ledger.measure(
+                servers,
+                f"{prefix}-ledger",
+                folder / "ledger",
+                entries=size.ledger_entries,
+                repetitions=size.repetitions,
             )
         if "failover" in parts:
             report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
@@ -319,6 +332,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from load.rows(report["load"])
     if "throughput" in report:
         yield from _volume_rows(report["throughput"], report["restart"])
+    if "ledger" in report:
+        yield from ledger.rows(report["ledger"])
     if "failover" in report:
         yield from failover.rows(report["failover"])
     if "check" in report:

@@ -18,7 +18,8 @@ import psutil
 from lakewarden.agent.embedded.bound_child import bound
 from tests.bench.writer_events import TABLES
 
-READY_SECONDS = 60
+READY_SECONDS = 600
+"""Generous: the machine may be busy, and a large log takes its time."""
 STOP_SECONDS = 30
 POLL_SECONDS = 0.005
 

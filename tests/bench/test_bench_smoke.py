@@ -70,6 +70,8 @@ def test_the_benchmark_runs_and_reports_every_figure(
         "bytes_per_marker",
     ):
         assert name in report["restart"]
+    for name in ("ready_seconds", "cpu_seconds", "resident_mb", "peak_mb", "bytes_per_entry"):
+        assert name in report["ledger"]
     for name in ("incremental", "incremental_all_conflicting", "sweep", "periodic"):
         assert report["check"][name].keys() == {"ms", "ns_per_marker"}
     _check_conflicts(report)
