@@ -6,13 +6,14 @@ Only these are replaced:
 - aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
 - `Stores` of `agent/serving/agent.py`: stores that are already open, and answer by the production table (`../store.py`)
 - `PartitionOwner`: a subclass that reports its decisions to the oracles (`ObservedOwner`)
+- where the scenario has errors: the entries to deciding and to building records (`errors.py`)
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, tzinfo
 from types import SimpleNamespace
@@ -23,22 +24,40 @@ import structlog
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import TopicPartition
 
-from lakewarden.agent import clock, kafka
+from lakewarden.agent import clock, kafka, wire_events
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving import agent as agent_module
+from lakewarden.agent.serving import partition as partition_module
 from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    DECISION_RECORD,
+    Abort,
+    CommitIntent,
+    DecisionEventUnion,
+    LocksHandedOver,
+    PartitionTaken,
+    Undecodable,
+    decode,
+)
+from lakewarden.handlers.table.facts import close
 from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.transactions import Closed, Phase
+from lakewarden.handlers.table.verdicts import Effect
 from tests.all_states import all_states
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
 from tests.simulation.whole.broker import Broker
+from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import current_process
-from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.scenario import STRANGER, TOPICS
 from tests.unit.handlers.table.world import facts
+
+NOTICE_SECONDS = 3.0
+"""Without faults, an owner has read a record after this time."""
 
 
 class _Time:
@@ -83,7 +102,7 @@ class SimStores:
 
 @contextmanager
 def simulated(
-    broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None]
+    broker: Broker, oracles: Oracles, after_grant: Callable[[Node], None], errors: Errors
 ) -> Iterator[list[ObservedOwner]]:
     """Run production code in simulated processes while the context is active. Yields the owners of partitions.
 
@@ -92,7 +111,7 @@ def simulated(
     owners: list[ObservedOwner] = []
 
     def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
-        owner = ObservedOwner(broker, oracles, after_grant, *arguments, **shared)
+        owner = ObservedOwner(broker, oracles, after_grant, errors, *arguments, **shared)
         owners.append(owner)
         return owner
 
@@ -109,6 +128,7 @@ def simulated(
             (agent_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
             (agent_module, "PartitionOwner", make_owner),
+            *errors.patches(partition_module, wire_events),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # The agent opens a connection only to find out why Kafka doesn't answer.
@@ -129,8 +149,11 @@ def simulated(
 def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     process = current_process()
     what = event.pop("event")
-    if what == "table.stopped":
+    if what == "table.stopped" and PLANNED not in event["reason"]:
         process.report_violation("no crash", f"a table is stopped: {event['reason']}")
+    if what == "kafka.waiting" and PLANNED in event["problem"]:
+        process.report_violation("an error stops one table", f"it ended a session: {event['problem']}")
+    event.pop("exc_info", None)
     fields = " ".join(f"{name}={value}" for name, value in event.items())
     process.node.log(f"{what} {fields}")
     raise structlog.DropEvent
@@ -139,11 +162,12 @@ def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
 class ObservedOwner(PartitionOwner):
     """A partition's owner that reports each decision to the oracles when it is made."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - those of the world before those of production
         self,
         broker: Broker,
         oracles: Oracles,
         after_grant: Callable[[Node], None],
+        errors: Errors,
         number: int,
         settings: Settings,
         *rest: Any,
@@ -154,6 +178,10 @@ class ObservedOwner(PartitionOwner):
         self.broker = broker
         self._oracles = oracles
         self._after_grant = after_grant
+        self._errors = errors
+        self._ended: set[str] = set()
+        """Transactions that this owner has ended, in the log or on the way to it."""
+        self._stopping: str | None = None
 
     def _publish(self, record: Outgoing) -> None:
         if record.topic != TOPICS.decisions:
@@ -163,16 +191,55 @@ class ObservedOwner(PartitionOwner):
         caught_up = self._caught_up
         read_until = None if caught_up is None else self.node.clock.when(caught_up.until)
         self._oracles.on_decision(self.node, record.value, writers, read_until)
+        decision = decode(DECISION_RECORD, record.value)
+        if not isinstance(decision, PartitionTaken | LocksHandedOver | Undecodable):
+            self._check_published(decision)
         super()._publish(record)
         if b'"commit-granted"' in record.value:
             self._after_grant(self.node)
+
+    def _check_published(self, decision: DecisionEventUnion) -> None:
+        if isinstance(decision, Abort):
+            self._ended.add(decision.transaction)
+        elif decision.table in self.stopped:
+            self._oracles.violated(
+                "an error stops one table",
+                f"{self.node.name} decides {decision.type} of the stopped table {decision.table}",
+            )
+
+    def _stop_table(
+        self,
+        uri: str,
+        state: TableState,
+        error: Exception,
+        undecided: Sequence[Effect] = (),
+        intent: CommitIntent | None = None,
+    ) -> None:
+        stopped_before = uri in self.stopped
+        super()._stop_table(uri, state, error, undecided, intent)
+        if self.phase == "live" and not stopped_before:
+            read = self.position + (intent is not None)
+            self._oracles.check_stopped(self.node, uri, self.number, read, self._ended)
+
+    def check_goes_on(self) -> None:
+        """After the faults, an owner that has stopped a table has read what others wrote some seconds ago."""
+        log = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
+        old = [each for each in log if each.at < self.node.timeline.now - NOTICE_SECONDS]
+        if self.stopped and self.phase == "live" and not self.replaced and self.position < len(old):
+            self._oracles.violated(
+                "an error stops one table",
+                f"{self.node.name} has read up to {self.position}, and {len(old)} is some seconds old",
+            )
 
     async def compare(self) -> None:
         """Replay the log from the group's committed position, and compare the result with this owner's state."""
         if self.phase != "live" or not self._is_settled():
             return
-        rebuilt, decisions = _replayed(self)
-        live, replayed = _comparable(all_states(self)), _comparable(all_states(rebuilt))
+        with self._errors.none():
+            rebuilt, decisions = _replayed(self)
+        replayed_states, live_states = all_states(rebuilt), all_states(self)
+        _forget_ignored(replayed_states, live_states)
+        live, replayed = _comparable(live_states), _comparable(replayed_states)
         for uri in sorted({*live, *replayed}):
             if live.get(uri) != replayed.get(uri):
                 self._oracles.violated(
@@ -195,13 +262,13 @@ class ObservedOwner(PartitionOwner):
 
 
 class _DecisionRecorder:
-    """Replaces a publisher: keeps the decisions of a replay."""
+    """Replaces a publisher: keeps the decisions of a replay, except those about a stranger's transactions."""
 
     def __init__(self) -> None:
         self.decisions: list[bytes] = []
 
     def put(self, record: Outgoing) -> None:
-        if record.topic == TOPICS.decisions:
+        if record.topic == TOPICS.decisions and f'"writer":"{STRANGER}"'.encode() not in record.value:
             self.decisions.append(record.value)
 
 
@@ -227,6 +294,21 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
         start, owner.position, decided, read(TOPICS.decisions)[decided.offset :], read(TOPICS.ledger)
     )
     return rebuilt, recorder.decisions
+
+
+def _forget_ignored(replayed: dict[str, TableState], live: dict[str, TableState]) -> None:
+    """Close a replay's transactions whose intents the live owner ignored.
+
+    A stranger used the id of a transaction that had ended. A replay doesn't know that one, and decides on the other at its end.
+    """
+    for uri, state in replayed.items():
+        known = live[uri].transactions if uri in live else {}
+        if uri in live and STRANGER not in live[uri].losses:
+            state.losses.pop(STRANGER, None)
+            state.lost_on.pop(STRANGER, None)
+        for each in [each for each in state.transactions.values() if each.writer == STRANGER]:
+            if each.id not in known and each.phase in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
+                close(state, each, Closed(Phase.ABORTED, each.writer, None))
 
 
 def _comparable(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:

@@ -19,6 +19,8 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | replay matches | the log, replayed from the committed position, gives another state than the live owner has (G7) |
 | last take-over owns | the owner of a partition at the end is not the one whose take-over is last in the log |
 | lag loses no writer | a writer or a grant is lost although its event has been in the log, unread (design.md §4) |
+| forged events change nothing | a decision relies on a forged event, or blames a transaction for one |
+| an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
 
@@ -29,11 +31,12 @@ it. `windows` counts these commits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from lakewarden.agent.locks.keeper import KeeperEvent
+from lakewarden.agent.serving.partition import STOPPED
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
@@ -47,9 +50,12 @@ from lakewarden.events import (
     DecisionEventUnion,
     GrantRenewed,
     LocksHandedOver,
+    Marker,
+    MarkerCreated,
     PartitionTaken,
     TransactionAbandoned,
     Undecodable,
+    WriterHeartbeat,
     decode,
 )
 from tests.simulation.node import Node
@@ -58,7 +64,7 @@ from tests.simulation.oracles import Oracles as LockOracles
 from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
-from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.scenario import FORGED, TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 
 TAKEOVER_NOTICE_SECONDS = 3.0
@@ -91,8 +97,17 @@ class History:
     lost_to: set[str] = field(default_factory=set)
     event_offsets: list[int] = field(default_factory=list)
     """Offsets of all its writer's events."""
+    seqs: list[tuple[int, int]] = field(default_factory=list)
+    """Offset and `seq` of its writer's events that have one."""
+    touched: set[tuple[str, str]] = field(default_factory=set)
+    """What its writer declared, or the agent reserved for it."""
+    skipped: bool = False
     completed: int | None = None
     abandoned: bool = False
+
+    def touch(self, markers: Iterable[Marker]) -> None:
+        """Add markers to its footprint."""
+        self.touched.update((each.partition, each.file_group) for each in markers)
 
 
 class Oracles(ViolationRecorder):
@@ -134,7 +149,9 @@ class Oracles(ViolationRecorder):
 
     def _on_writer_record(self, record: Record) -> None:
         event = decode(WRITER_EVENT, record.value)
-        assert not isinstance(event, Undecodable)
+        if FORGED.encode() in record.value or isinstance(event, Undecodable):
+            self._timeline.log("log", f"writers-{record.partition} {record.offset}: forged")
+            return
         self._timeline.log(
             "log", f"writers-{record.partition} {record.offset}: {event.type} {event.transaction}"
         )
@@ -142,11 +159,15 @@ class Oracles(ViolationRecorder):
             self._histories.setdefault(
                 event.transaction,
                 History(event.table, event.writer, event.batch_id, record.offset, event.priority),
-            )
+            ).touch(event.scope)
         history = self._histories.get(event.transaction)
         if history is None:
             return
         history.event_offsets.append(record.offset)
+        if isinstance(event, CommitRequested | WriterHeartbeat):
+            history.seqs.append((record.offset, event.seq))
+        if isinstance(event, CommitRequested | MarkerCreated):
+            history.touch(event.markers)
         if isinstance(event, CommitRequested) and history.requested is None:
             history.requested = record.offset
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
@@ -177,7 +198,7 @@ class Oracles(ViolationRecorder):
             f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
         )
         history = self._histories.get(event.transaction)
-        if counted and history is not None:
+        if counted and history is not None and (event.table, event.writer) == (history.table, history.writer):
             self._check_decision(event, history)
 
     def check_owner(self, partition: int, term: str, agent: str) -> None:
@@ -198,19 +219,69 @@ class Oracles(ViolationRecorder):
                         "consistent decisions", f"{name} is admitted, and was {history.ended or 'admitted'}"
                     )
                 history.admitted = True
+                history.touch(event.reserved)
             case CommitGranted():
+                self._check_seq(event, history)
                 self._check_grant(event, history)
                 history.granted = history.granted or event
             case Abort():
                 self._check_abort(event, history)
             case AlreadyCommitted():
+                history.skipped = True
                 table = self._tables[history.table]
                 if history.batch is None or table.find(history.writer, history.batch) is None:
                     self.violated(
                         "committed batch skipped", f"{name} skips batch {history.batch}, which is in no table"
                     )
             case GrantRenewed():
-                pass
+                self._check_seq(event, history)
+
+    def _check_seq(self, event: CommitGranted | GrantRenewed, history: History) -> None:
+        """A writer counts its lease from when it sent the `seq`, so a grant must name one that it sent."""
+        if all(seq != event.seq for offset, seq in history.seqs if offset <= event.cause_offset):
+            self.violated(
+                "forged events change nothing",
+                f"{event.transaction} gets {event.type} with seq {event.seq}, which its writer never sent",
+            )
+
+    def check_stopped(self, node: Node, table: str, partition: int, position: int, ended: set[str]) -> None:
+        """An owner has just stopped a table: each transaction that it has read and that is open in the log must have an abort."""
+        for name, history in self._histories.items():
+            over = history.ended or history.skipped or history.abandoned or history.completed is not None
+            if history.table == table and history.sequence < position and not over and name not in ended:
+                self.violated(
+                    "an error stops one table",
+                    f"{name} is open, {node.name} has stopped {table} on partition {partition} and tells its writer nothing",
+                )
+
+    def _check_forged_abort(self, event: Abort, history: History) -> None:
+        """An honest writer sends no event that is refused, and only its own next intent or commit supersedes a transaction."""
+        name = event.transaction
+        if event.reason == "not-allowed" and not (event.detail or "").startswith(STOPPED):
+            self.violated("forged events change nothing", f"{name} is refused: {event.detail}")
+        where = (history.table, history.writer)
+        later = any(
+            (other.table, other.writer) == where and other.sequence > history.sequence
+            for other in self._histories.values()
+        )
+        committed = any(batch >= (history.batch or 0) for _, batch in self._committed[where])
+        if event.reason == "superseded" and not later and not committed:
+            self.violated("forged events change nothing", f"{name} is superseded by nothing of its writer")
+        for entry in event.conflicts:
+            other = self._histories.get(entry.other_transaction)
+            if other is not None and other.writer != entry.other_writer:
+                continue  # a stranger's own transaction, with a used id
+            mine = (entry.partition, entry.file_group) in history.touched
+            theirs = other is None or any(
+                partition == entry.partition and (entry.file_group in (group, "*") or group == "*")
+                for partition, group in other.touched
+            )
+            if not (mine and theirs):
+                self.violated(
+                    "forged events change nothing",
+                    f"{name} conflicts with {entry.other_transaction} on {entry.partition}/{entry.file_group},"
+                    " which they don't share",
+                )
 
     def _check_grant(self, event: CommitGranted, history: History) -> None:
         name = event.transaction
@@ -231,10 +302,13 @@ class Oracles(ViolationRecorder):
 
     def _check_abort(self, event: Abort, history: History) -> None:
         name = event.transaction
+        self._check_forged_abort(event, history)
         if event.reason == "unknown-transaction":
             if history.ended is None and history.completed is None and not history.abandoned:
                 self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
             return
+        if (event.detail or "").startswith(STOPPED) and history.ended is not None:
+            return  # a late event of a transaction that its owner has forgotten since
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
             if history.granted is not None:
                 self.violated("granted never aborted", f"{name} is granted, and aborted for a conflict")
@@ -254,7 +328,7 @@ class Oracles(ViolationRecorder):
     def _check_victim(self, event: Abort, history: History) -> None:
         for entry in event.conflicts:
             other = self._histories.get(entry.other_transaction)
-            if other is None:
+            if other is None or other.writer != entry.other_writer:
                 continue
             history.lost_to.add(entry.other_transaction)
             if event.transaction in other.lost_to:

@@ -20,16 +20,21 @@
 | table not queried | once | a batch that the table contains is not written again |
 | queue never moves | every batch commits | a queued transaction is admitted when nothing ahead overlaps it |
 | index leaks | no crash | the index and the transactions agree |
+| strangers believed | forged events change nothing | an event counts only for its own writer's transaction |
+| any grant completes | committed batch skipped | a completion counts only with a grant of its transaction |
+| decisions of other tables believed | no commit without grant | a decision counts only for its own table and writer |
+| an error ends the session | an error stops one table | an unexpected exception concerns one table |
+| writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from lakewarden.agent.serving import partition
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.events import DecisionEvent, WriterEventUnion
-from lakewarden.handlers.table import admission, detection, grants, liveness, replay
+from lakewarden.handlers.table import admission, detection, facts, grants, liveness, replay
 from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
@@ -37,7 +42,7 @@ from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import EventRead, step
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Transaction
 from lakewarden.spark_jobs.gate.grant_deadline import SendTimes
 from lakewarden.spark_jobs.gate.progress import Progress
 from tests.simulation.batch import Bugs, Patch
@@ -202,6 +207,39 @@ def _index_leaks() -> list[Patch]:
     return [(Footprints, "remove", leaking)]
 
 
+def _ignoring(trusting: Callable[[WriterEventUnion, Transaction | Closed], WriterEventUnion]) -> list[Patch]:
+    why = facts.why_ignored
+
+    def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
+        known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
+        return why(state, event if known is None else trusting(event, known))
+
+    return [(facts, "why_ignored", why_ignored), (table, "why_ignored", why_ignored)]
+
+
+def _strangers_believed() -> list[Patch]:
+    return _ignoring(lambda event, known: event.model_copy(update={"writer": known.writer}))
+
+
+def _any_grant_completes() -> list[Patch]:
+    return _ignoring(lambda event, known: event.model_copy(update={"grant": known.granted}))
+
+
+def _decisions_of_other_tables_believed() -> list[Patch]:
+    return [(Progress, "_concerns", lambda *_: True)]
+
+
+def _an_error_ends_the_session() -> list[Patch]:
+    def failing(_: PartitionOwner, __: str, ___: TableState, error: Exception, *____: object) -> None:
+        raise error
+
+    return [(PartitionOwner, "_stop_table", failing)]
+
+
+def _writers_of_a_stopped_table_not_told() -> list[Patch]:
+    return [(PartitionOwner, "_abort_open", lambda *_, **__: None)]
+
+
 BUGS: Bugs = {
     "terms ignored": ("no commit without grant", _terms_ignored),
     "unfenced publish": ("no overlap", _unfenced_publish),
@@ -221,6 +259,14 @@ BUGS: Bugs = {
     "table not queried": ("once", _table_not_queried),
     "queue never moves": ("every batch commits", _queue_never_moves),
     "index leaks": ("no crash", _index_leaks),
+    "strangers believed": ("forged events change nothing", _strangers_believed),
+    "any grant completes": ("committed batch skipped", _any_grant_completes),
+    "decisions of other tables believed": ("no commit without grant", _decisions_of_other_tables_believed),
+    "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
+    "writers of a stopped table not told": (
+        "an error stops one table",
+        _writers_of_a_stopped_table_not_told,
+    ),
 }
 
 
@@ -229,4 +275,12 @@ REVEALED_BY: dict[str, Kind] = {
     "terms ignored": "suspended after grant",
     "take-overs ignored": "take-overs reordered",
 }
-"""The kind of run that reveals a bug. All other bugs show soon in hard runs."""
+"""The kind of run that reveals a bug. All other bugs show soon in hard runs, or by an addition."""
+REVEALED_BY_ADDITION: dict[str, str] = {
+    "strangers believed": "strangers",
+    "any grant completes": "strangers",
+    "decisions of other tables believed": "strangers",
+    "an error ends the session": "errors",
+    "writers of a stopped table not told": "errors",
+}
+"""The addition, a field of `Additions`, that reveals a bug."""

@@ -21,22 +21,26 @@ from tests.simulation.oracles import Assumed
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
 from tests.simulation.whole.agents import ObservedOwner, simulated
-from tests.simulation.whole.broker import Broker
+from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.connection import Connection
+from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.oracles import LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
+    RESTART_SECONDS,
+    STRANGER,
     TOPICS,
     Machine,
     Scenario,
     Stop,
     TablePlan,
-    draw,
     draw_stop,
     draw_stop_at_publish,
     draw_suspension_after_grant,
     draw_suspension_before_publish,
+    scenario_of,
 )
+from tests.simulation.whole.strangers import Strangers
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
@@ -52,8 +56,8 @@ class CountedOutcome(Outcome):
 
 def run(seed: int) -> CountedOutcome:
     """Run a seed. The same seed always gives the same run."""
-    world = World(seed, draw(stream(seed, "scenario")))
-    with simulated(world.broker, world.oracles, world.after_grant) as owners:
+    world = World(seed, scenario_of(seed, partial(stream, seed)))
+    with simulated(world.broker, world.oracles, world.after_grant, world.errors) as owners:
         world.owners = owners
         try:
             return world.run()
@@ -86,7 +90,17 @@ class World:
         self.oracles = Oracles(self.timeline, scenario.settings.max_losses, self.tables)
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
-        self.broker.on_record = self.oracles.on_record
+        self.broker.on_record = self._on_record
+        self.errors = Errors(self.timeline, scenario.additions.errors)
+        self._strangers = Strangers(
+            self.timeline,
+            self.broker,
+            stream(seed, "strangers' records"),
+            chance=scenario.additions.strangers,
+            until=scenario.fault_free_from,
+            partition_of=self._partition_of,
+            locks={uri: table.lock for uri, table in self.tables.items()},
+        )
         self._kafka_faults = FaultInjector(scenario.kafka, stream(seed, "kafka"))
         self._store_faults = FaultInjector(scenario.store, stream(seed, "store"))
         self._table_faults = FaultInjector(scenario.store, stream(seed, "tables"))
@@ -117,6 +131,8 @@ class World:
             self._start_writers(plan)
         for at in scenario.checks:
             timeline.plan(at, self._compare)
+        if scenario.additions.errors:
+            timeline.plan(scenario.fault_free_from + RESTART_SECONDS, self._restart_stopped)
         try:
             timeline.run(scenario.bound, self._is_over)
         except BusyLoopError as error:
@@ -125,7 +141,8 @@ class World:
             self._compare()
         for process in self._processes:
             if (failure := process.node.failure()) is not None:
-                self.oracles.violated("no crash", f"{process.node.name} failed: {failure}")
+                oracle = "an error stops one table" if PLANNED in failure else "no crash"
+                self.oracles.violated(oracle, f"{process.node.name} failed: {failure}")
         for each in self._comparisons:
             if each.done() and not each.cancelled():
                 each.result()
@@ -149,6 +166,26 @@ class World:
         if self.oracles.violations:
             return True
         return self.timeline.now > self.scenario.fault_free_from and all(job.done for job in self._jobs)
+
+    def _on_record(self, record: Record) -> None:
+        self.oracles.on_record(record)
+        self._strangers.on_record(record)
+
+    def _restart_stopped(self) -> None:
+        """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on."""
+        restarted: set[str] = set()
+        for owner in self.owners:
+            node = owner.node
+            if owner.stopped and owner.phase == "live" and node.state == "running":
+                owner.check_goes_on()
+                restarted.add(node.name)
+        for process in list(self._processes):
+            if process.node.name in restarted:
+                node = process.node
+                node.log("gets a stop request")
+                node.deliver(self._programs[node.name].stop)
+                restart = partial(self._restart, node, self._machine(node), kill=True)
+                self.timeline.after(self.scenario.settings.shutdown_seconds + 1.0, restart)
 
     def _check_liveness(self) -> None:
         for owner in self.owners:
@@ -178,7 +215,10 @@ class World:
     def _start_agent(self, machine: Machine, name: str, *, first: bool) -> None:
         process = self._process(machine, name)
         # The places are configured: looking tables up would need a request for each.
-        places = tuple(f"{plan.uri}=>{'hudi' if plan.lock else 'usual'}" for plan in self.scenario.tables)
+        places = (
+            *(f"{plan.uri}=>{'hudi' if plan.lock else 'usual'}" for plan in self.scenario.tables),
+            f"s3://lake/{STRANGER}-*=>usual",
+        )
         agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name, "lock_places": places}))
         self._programs[name] = agent
         process.node.log("starts")

@@ -15,11 +15,20 @@ of every writer is in its table, at most until `bound`.
 
 The last three happen by chance in so few of the others that a missing fence would go unnoticed there, because leases cover it.
 
-`VERSION` counts the changes of what seeds mean, as for the lock.
+Every fifth seed has further faults (`draw_additions`), each from a random stream of its own:
+
+| addition | what goes wrong |
+| --- | --- |
+| strangers | forged events follow the writers' and the agents' records (`strangers.py`) |
+| errors | an agent's code raises an unexpected exception, and the agent is restarted long after the faults |
+
+`VERSION` counts the changes of what seeds mean, as for the lock. Since version 3 there are additions; a seed without them means
+what it meant in version 2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias
@@ -32,14 +41,22 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 2
+VERSION = 3
 TOPICS = Topics("sim")
+STRANGER = "stranger"
+"""The writer of forged events, unless they bear another's name."""
+FORGED = "forged/"
+"""Begins the ids of forged events. Nothing else in a log contains it."""
 
 Amount: TypeAlias = Literal["fault-free", "usual", "hard"]
 """How many faults a run has."""
 Aim: TypeAlias = Literal["suspended before publish", "suspended after grant", "take-overs reordered"]
 """The only fault of a run."""
 Kind: TypeAlias = Amount | Aim
+ADDITIONS_EVERY = 5
+"""One of so many seeds has additions. None of the seeds that failed before there were any has."""
+RESTART_SECONDS = 10.0
+"""How long after the faults an operator restarts an agent that has stopped a table."""
 SHARES: dict[Kind, float] = {
     "fault-free": 0.05,
     "usual": 0.42,
@@ -103,6 +120,23 @@ class TablePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedError:
+    """An unexpected exception in an agent, in the first step of a table after this time."""
+
+    at: float
+    where: Literal["before the step", "after the step", "in building a record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """The faults that only some seeds have."""
+
+    strangers: float = 0.0
+    """Probability that a record is followed by a forged event."""
+    errors: tuple[PlannedError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything about a run that is drawn in advance."""
 
@@ -126,6 +160,7 @@ class Scenario:
     """When a replay is compared with the live owners."""
     fault_free_from: float
     bound: float
+    additions: Additions = Additions()
 
 
 SETTINGS = Settings(
@@ -185,6 +220,29 @@ def draw(random: Random) -> Scenario:
             return _takeovers_reordered(random, _draw(random, "fault-free"))
         case _:
             return _draw(random, kind)
+
+
+def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
+    """Draw the scenario of a seed, with its additions if it has any. `stream`: the seed's random streams by name."""
+    scenario = draw(stream("scenario"))
+    if seed % ADDITIONS_EVERY:
+        return scenario
+    return replace(scenario, additions=draw_additions(stream, scenario.fault_free_from))
+
+
+def draw_additions(stream: Callable[[str], Random], fault_free_from: float) -> Additions:
+    """Draw the additions. Each has a stream of its own, so that a further one changes none of these."""
+    errors = stream("errors")
+    return Additions(
+        strangers=stream("strangers").choice((0.0, 0.05, 0.2)),
+        errors=tuple(
+            PlannedError(
+                errors.uniform(1.0, fault_free_from),
+                errors.choice(("before the step", "after the step", "in building a record")),
+            )
+            for _ in range(errors.choice((0, 0, 1, 2)))
+        ),
+    )
 
 
 def _draw(random: Random, kind: Amount) -> Scenario:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from tests.simulation.batch import Simulation
-from tests.simulation.whole.planted import BUGS, REVEALED_BY
+from tests.simulation.whole.planted import BUGS, REVEALED_BY, REVEALED_BY_ADDITION
 from tests.simulation.whole.run import CountedOutcome, run, stream
-from tests.simulation.whole.scenario import VERSION, draw_kind
+from tests.simulation.whole.scenario import VERSION, draw_kind, scenario_of
 
 
 def _may_reveal(bug: str, seed: int) -> bool:
+    if (addition := REVEALED_BY_ADDITION.get(bug)) is not None:
+        return bool(getattr(scenario_of(seed, partial(stream, seed)).additions, addition))
     return draw_kind(stream(seed, "scenario")) == REVEALED_BY.get(bug, "hard")
 
 

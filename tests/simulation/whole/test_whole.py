@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Executor, Future
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
 from tests.simulation.whole.planted import BUGS
 from tests.simulation.whole.run import run, stream
-from tests.simulation.whole.scenario import SHARES, draw
+from tests.simulation.whole.scenario import ADDITIONS_EVERY, SHARES, Additions, draw, scenario_of
 from tests.simulation.whole.simulated import SIMULATION
 
 SEEDS = 280
@@ -104,6 +105,19 @@ def test_the_scenarios_contain_every_kind_of_fault() -> None:
         "slow",
         "cut off",
     }
+
+
+def test_the_seeds_of_the_suite_have_every_addition_and_only_every_fifth_has_any() -> None:
+    drawn = {seed: scenario_of(seed, partial(stream, seed)).additions for seed in range(SEEDS)}
+    with_errors = [error.where for each in drawn.values() for error in each.errors]
+
+    assert {seed % ADDITIONS_EVERY for seed, each in drawn.items() if each != Additions()} == {0}
+    assert {each.strangers for each in drawn.values()} == {0.0, 0.05, 0.2}
+    assert set(with_errors) == {"before the step", "after the step", "in building a record"}
+
+
+def test_a_seed_with_additions_gives_the_same_run_again() -> None:
+    require_reproducible(SIMULATION, 2 * ADDITIONS_EVERY)
 
 
 def test_a_trace_contains_events_decisions_and_commits() -> None:

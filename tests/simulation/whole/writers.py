@@ -333,7 +333,8 @@ class Attempt:
         for record in records or []:
             if self.id.encode() in record.value:
                 event = decode(WRITER_EVENT, record.value)
-                found.extend(getattr(event, "markers", ()))
+                if isinstance(event, MarkerCreated | CommitRequested) and event.writer == self.job.writer:
+                    found.extend(event.markers)
         return found
 
     # -- opening -----------------------------------------------------------------------------------------------------

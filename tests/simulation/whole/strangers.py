@@ -1,0 +1,173 @@
+"""Strangers: clients with the right to write to `writers` that publish forged events among those of the writers.
+
+A stranger reads all topics, so it knows every id, name and grant. It doesn't use another writer's name together with that
+writer's transaction on that writer's table: such a record can't be told from the writer's own. It tries everything else, right
+after the record that it forges from, or some time later.
+
+| forged | why it must not count |
+| --- | --- |
+| heartbeat, markers, request, abandonment, completion, intent | the transaction is of another writer |
+| completion with a wrong grant | the log has no such grant for the transaction |
+| completion of an unknown transaction | the log has no such transaction |
+| unreadable event | it names another writer |
+| the same transaction id, opened and requested on another table | its decisions are about another table |
+| bytes | they are no event |
+
+Each forged event has an id that begins with `FORGED`, by which the oracles know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+from aiokafka.structs import TopicPartition
+
+from lakewarden.events import (
+    DECISION_RECORD,
+    WRITER_EVENT,
+    Abort,
+    CommitCompleted,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    LocksHandedOver,
+    Marker,
+    MarkerCreated,
+    PartitionTaken,
+    TransactionAbandoned,
+    Undecodable,
+    WriterEventUnion,
+    WriterHeartbeat,
+    decode,
+    encode,
+)
+from tests.simulation.timeline import Timeline
+from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
+
+HUGE = 2**62
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Strangers:
+    """Publishes forged events about the transactions whose records it sees."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        broker: Broker,
+        random: Random,
+        *,
+        chance: float,
+        until: float,
+        partition_of: Callable[[str], int],
+        locks: Mapping[str, str | None],
+    ) -> None:
+        """`chance`: for each record. `until`: no forged event is published later. `locks`: by table of the writers."""
+        self._timeline = timeline
+        self._broker = broker
+        self._random = random
+        self._chance = chance
+        self._until = until
+        self._partition_of = partition_of
+        self._locks = locks
+        self._grants: dict[str, str] = {}
+        """By transaction."""
+        self._elsewhere: set[str] = set()
+        """Transactions whose ids are opened on a table of the strangers: once, as a replay may not know a repeated intent."""
+        self._open_elsewhere: set[str] = set()
+        """Those whose intents are in the log."""
+        self._own: dict[int, str] = {}
+        """By partition: a table of the strangers."""
+        self._count = 0
+
+    def on_record(self, record: Record) -> None:
+        """A record was written to a log."""
+        if record.topic not in (TOPICS.writers, TOPICS.decisions) or FORGED.encode() in record.value:
+            return
+        kind: Any = WRITER_EVENT if record.topic == TOPICS.writers else DECISION_RECORD
+        event = decode(kind, record.value)
+        if (
+            isinstance(event, PartitionTaken | LocksHandedOver | Undecodable)
+            or event.table not in self._locks
+        ):
+            return
+        if isinstance(event, CommitGranted):
+            self._grants[event.transaction] = event.grant
+        if isinstance(event, CommitRequested) and event.transaction in self._open_elsewhere:
+            request = self._build(CommitRequested, self._names_elsewhere(event), seq=event.seq)
+            self._timeline.after(0.0, lambda: self._publish(record.partition, [request]))
+        if self._random.random() >= self._chance:
+            return
+        delay = 0.0 if self._random.random() < 0.5 else self._random.expovariate(1 / 2.0)
+        if self._timeline.now + delay < self._until:
+            records = self._forge(event)
+            self._timeline.after(delay, lambda: self._publish(record.partition, records))
+
+    def _publish(self, partition: int, records: list[tuple[str, bytes]]) -> None:
+        for table, value in records:
+            event = decode(WRITER_EVENT, value)
+            if table in self._own.values() and not isinstance(event, Undecodable):
+                self._open_elsewhere.add(event.transaction)
+            self._broker.append(TopicPartition(TOPICS.writers, partition), table.encode(), value)
+
+    def _forge(self, event: WriterEventUnion | DecisionEventUnion) -> list[tuple[str, bytes]]:
+        own: dict[str, Any] = {"table": event.table, "transaction": event.transaction, "writer": STRANGER}
+        theirs = {**own, "writer": event.writer}
+        grant = self._grants.get(event.transaction, "0:0")
+        everything = Marker(partition="d=0", file_group="*", operation="delete")
+        build = self._build
+        kind = self._random.randrange(12)
+        if isinstance(event, CommitIntent) and self._random.random() < 0.5:
+            kind = 11
+        if isinstance(event, Abort | CommitCompleted) and self._random.random() < 0.5:
+            kind = 5  # the id of a transaction that has ended
+        match kind:
+            case 0:
+                return [build(WriterHeartbeat, own, seq=HUGE)]
+            case 1:
+                return [build(MarkerCreated, own, markers=(everything,))]
+            case 2:
+                return [build(CommitRequested, own, seq=HUGE, markers=(everything,))]
+            case 3:
+                return [build(TransactionAbandoned, own, reason="forged")]
+            case 4:
+                return [build(CommitCompleted, own, grant=grant, batch_id=HUGE)]
+            case 5:
+                lock = self._locks[event.table]
+                return [build(CommitIntent, own, batch_id=HUGE, scope=(everything,), lock=lock)]
+            case 6:
+                return [build(CommitCompleted, theirs, grant=grant + "0", batch_id=HUGE)]
+            case 7:
+                unknown = {**theirs, "transaction": f"{FORGED}{self._count}"}
+                return [build(CommitCompleted, unknown, grant=grant, batch_id=HUGE)]
+            case 8:
+                table, value = build(MarkerCreated, own, markers=(everything,))
+                return [(table, value.replace(b'"d=0"', b"7"))]
+            case 9:
+                return [(event.table, self._random.randbytes(20))]
+            case _ if event.transaction in self._elsewhere:
+                return []
+            case _:
+                self._elsewhere.add(event.transaction)
+                return [build(CommitIntent, self._names_elsewhere(event), heartbeat_seconds=60.0)]
+
+    def _names_elsewhere(self, event: WriterEventUnion | DecisionEventUnion) -> dict[str, Any]:
+        table = self._own_table(self._partition_of(event.table))
+        return {"table": table, "transaction": event.transaction, "writer": event.writer}
+
+    def _build(self, kind: Any, names: dict[str, Any], **fields: Any) -> tuple[str, bytes]:
+        self._count += 1
+        return names["table"], encode(kind(event_id=f"{FORGED}{self._count}", at=AT, **names, **fields))
+
+    def _own_table(self, partition: int) -> str:
+        number = 0
+        while partition not in self._own:
+            table = f"s3://lake/{STRANGER}-{number}"
+            self._own.setdefault(self._partition_of(table), table)
+            number += 1
+        return self._own[partition]
