@@ -4,7 +4,7 @@ Three lines in a job (`docs/writers.md` is the manual)::
 
     gate = CommitGate("kafka:9092")
     sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
-    query = stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
+    query = stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="arrivals")).start()
 
 The rooms, each of which imports only those below it:
 
@@ -22,7 +22,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from lakewarden.events import TABLE_SERVICE_PRIORITY
+from lakewarden.events import TABLE_SERVICE_PRIORITY, Marker
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import (
     AgentUnreachable,
     AlreadyCommitted,
@@ -47,6 +49,8 @@ __all__ = [
     "AgentUnreachable",
     "AlreadyCommitted",
     "BaseChanged",
+    "BatchScope",
+    "CallbackErrors",
     "CommitAborted",
     "CommitGate",
     "GateError",
@@ -54,6 +58,7 @@ __all__ = [
     "Grant",
     "GrantTimeout",
     "LeaseLost",
+    "Marker",
     "OutcomeUnknown",
     "PaimonSink",
     "Sink",

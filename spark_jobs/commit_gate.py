@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lakewarden.events import Admission, ConflictRule
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
-from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope
+from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,8 +28,8 @@ class CommitGate(TransactionGate):
         self,
         write: Sink | Write,
         *,
-        table: str,
         writer: str,
+        table: str | None = None,
         max_attempts: int = 5,
         admission: Admission = "optimistic",
         scope: Scope | None = None,
@@ -39,20 +39,16 @@ class CommitGate(TransactionGate):
     ) -> Callable[[DataFrame, int], None]:
         """Return a function for `DataStreamWriter.foreachBatch` that calls `write(batch_df, txn)` in one transaction per batch.
 
-        `streaming/batches.py` describes aborts, retries and batches that are already committed. `sinks/contract.py`
-        describes what a sink needs so that each batch is in the table exactly once. Without `conflict_rule` the sink's
-        own rule applies (`write.conflict_rule`), else "file-group".
+        `streaming/batches.py` describes aborts, retries and batches that are already committed. A sink declares its table,
+        conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
+        function needs `table`.
         """
-        rule: ConflictRule = conflict_rule or getattr(write, "conflict_rule", None) or "file-group"
-        return BatchWriter(
-            self,
+        target = target_of(
             write,
             table=table,
-            writer=writer,
-            max_attempts=max_attempts,
-            admission=admission,
-            scope=scope,
-            priority=priority,
-            conflict_rule=rule,
+            conflict_rule=conflict_rule,
             lock=lock,
+            admission=admission,
+            priority=priority,
         )
+        return BatchWriter(self, write, target, writer=writer, max_attempts=max_attempts, scope=scope)

@@ -1,7 +1,7 @@
 """A sink for a table format of your own, with each batch exactly once: Parquet files, and a manifest per commit.
 
-    table = ParquetTable("/lake/clicks")
-    clicks.writeStream.foreachBatch(gate.foreach_batch(table, table=table.uri, writer="web")).start()
+    sink = ParquetSink("/lake/clicks")
+    clicks.writeStream.foreachBatch(gate.foreach_batch(sink, writer="web")).start()
 
 A commit is one file, `manifests/00000007.json`. It names the folder with the batch's data, the writer and the batch id. So
 one atomic step publishes the data and records the batch, and `committed` reads the record back.
@@ -19,16 +19,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs import GateError, Grant, Transaction
+from lakewarden.spark_jobs import GateError, Grant, Sink, Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from lakewarden.events import ConflictRule
 
-class ParquetTable:
-    """A table in a local folder, to which batches are appended."""
 
-    conflict_rule = "deleted-file"  # batches only add files, so two of them never conflict
+class ParquetSink(Sink):
+    """Appends batches to a table in a local folder."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder).absolute()
@@ -36,22 +36,23 @@ class ParquetTable:
         self._manifests.mkdir(parents=True, exist_ok=True)
 
     @property
-    def uri(self) -> str:
-        """The table's name for the gate."""
+    def table(self) -> str:
+        """URI of the table."""
         return self._folder.as_uri()
+
+    @property
+    def conflict_rule(self) -> ConflictRule:
+        """Batches only add files, so two of them never conflict. That is why there is no scope to wait for, either."""
+        return "deleted-file"
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Stage the batch, then publish it under the grant."""
         data = self._folder / "data" / txn.id
+        txn.on_discard(lambda: shutil.rmtree(data, ignore_errors=True))
         txn.touch("", txn.id, "create")  # before the files are written
-        try:
-            batch.write.parquet(str(data))
-            with txn.commit() as grant:
-                grant.version = self._publish(data, txn, grant)
-        except BaseException:
-            if txn.discardable:  # otherwise the table has the files, or may have them
-                shutil.rmtree(data, ignore_errors=True)
-            raise
+        batch.write.parquet(str(data))
+        with txn.commit() as grant:
+            grant.version = self._publish(data, txn, grant)
 
     def committed(self, writer: str, batch_id: int) -> str | None:
         """Return the version in which `writer` committed the batch, or None. The gate calls it before it writes a batch."""

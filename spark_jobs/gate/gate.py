@@ -153,16 +153,20 @@ class TransactionGate:
             txn.open()
             yield txn
         except BaseException as error:
-            txn.finish(error)
+            outcome = txn.finish(error)
             verdict = self._verdict(txn, key)
-            if verdict is not None and isinstance(error, Exception) and not isinstance(error, GateError):
+            if verdict is not None and isinstance(outcome, Exception) and not isinstance(outcome, GateError):
                 # The abort made the body fail, by cancelling its jobs for example. Raise the reason; the error is its cause.
                 raise verdict from error
-            raise
-        txn.finish(None)
-        verdict = self._verdict(txn, key)
-        if verdict is not None:
-            raise verdict  # the body suppressed it, or never checked; the caller must not take the batch for committed
+            if outcome is error:
+                raise
+        else:
+            outcome = txn.finish(None)
+            verdict = self._verdict(txn, key)
+            if verdict is not None:
+                raise verdict  # the body suppressed it, or never checked; the caller must not take the batch for committed
+        if outcome is not None:
+            raise outcome
         if not txn.discardable:
             self._losers.discard(key)
 

@@ -74,6 +74,13 @@ def lease_expired(expired: ExpiredLease, facts: str) -> LeaseLost:
     )
 
 
+def ended(facts: str) -> LeaseLost:
+    """A callback received the grant after the body had ended."""
+    return LeaseLost(
+        f"the transaction ended before its grant was used; nothing was published under it; {facts}"
+    )
+
+
 def outcome_unknown(error: Exception, facts: str, *, recognisable: bool) -> OutcomeUnknown:
     """The publish raised, and it is unknown whether it took effect. `recognisable`: the sink can look up its table."""
     cause = " ".join(str(error).split())[:MAX_CAUSE] or type(error).__name__

@@ -8,8 +8,12 @@ Other modules have the rules of the states (`progress.py`), of the grant lease (
 - *An abort runs its callbacks in a thread of its own, at once.* The body may be waiting for a Spark job, and the channel's
   thread serves other transactions.
 - *A publish that raised has an unknown outcome.* The transaction looks the batch up in the table, if the sink can
-  (`recognise`). A sink that knows the outcome declares it with `grant.published(…)` or `grant.not_published()`. Otherwise
-  the writer reports nothing.
+  (`recognise`). A sink that knows the outcome reports it with `grant.published(…)` or `grant.not_published()`. Otherwise
+  the writer reports nothing. `BaseChanged` means that nothing was published.
+- *A publish without a report is unknown too.* A format that publishes in a callback calls `request_grant` and reports the
+  outcome itself, from whatever thread the callback runs in. If the body ends without a report, the batch is looked up.
+- *Staged files are discarded last*: after the body and its jobs have ended and the outcome is reported, and only if nothing
+  of them is, or can still come, in the table (`on_discard`).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from typing import Any
 
 from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
 from lakewarden.spark_jobs.gate import refusals
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
@@ -78,12 +83,17 @@ class Transaction:
         self._progress = Progress(intent.table, intent.writer, timing.margin_seconds)
         self._publisher = EventPublisher(channel, intent, self.id, timing, self._next_seq)
         self._callbacks = AbortCallbacks(self.id)
+        self._discards: list[Callable[[], object]] = []
+        self._declared = frozenset(intent.scope)
         self._touched: dict[Marker, None] = {}
         self._intent_offset: int | None = None
         self._grant: Grant | None = None
         self._committed: CommitLookup | None = None
         self._found = False
+        self._looked_up = False
         self.aborted_at: float | None = None
+        self.batch_scope: BatchScope | None = None
+        """What the sink's `scope` returned for this batch. `foreach_batch` sets it; None if the scope wasn't asked for."""
 
     # for the body
 
@@ -152,7 +162,10 @@ class Transaction:
             self.check()
             partitions = sorted({marker.partition for marker in chunk})[:MAX_LISTED]
             event = self._event("markers", count=len(chunk), partitions=partitions)
-            self._publisher.publish_markers(chunk)
+            # What the intent declared counts as touched since the admission.
+            new = tuple(marker for marker in chunk if marker not in self._declared)
+            if new:
+                self._publisher.publish_markers(new)
             self._touched.update(dict.fromkeys(chunk))
             if len(self._touched) > MAX_TOUCHED:
                 self._touched = dict.fromkeys(whole_partitions(self._touched))
@@ -162,6 +175,14 @@ class Transaction:
     def on_abort(self, callback: Callable[[CommitAborted], None]) -> None:
         """Run `callback` on another thread the moment an abort arrives, or at once if it has arrived."""
         self._callbacks.add(callback)
+
+    def on_discard(self, function: Callable[[], object]) -> None:
+        """Run `function` when the transaction has ended, if nothing that it staged is, or can still come, in the table.
+
+        It removes what was staged. It runs in the thread that ends the transaction, after the batch's Spark jobs have ended
+        and outside their tag: an abort doesn't cancel the jobs that it starts. If it raises, that is logged.
+        """
+        self._discards.append(function)
 
     def executor_channel(self) -> ExecutorChannel:
         """Return a channel that pickles into a Spark closure, for executors to publish their markers."""
@@ -176,12 +197,11 @@ class Transaction:
             timeout=self._channel.timeout,
         )
 
-    @contextmanager
-    def commit(self) -> Iterator[Grant]:
-        """Wait for the grant; the block publishes. If the block returns, the commit must be durable.
+    def request_grant(self) -> Grant:
+        """Wait for the grant, then publish, and report the outcome by the grant's methods. Call it once, from any thread.
 
-        If the block raises, and the table has the commit nevertheless (`recognise`), the exception becomes a warning in
-        the log, and the commit is reported.
+        It is for formats that publish in a callback; elsewhere use `commit`. If the batch is in the table already, it
+        raises `AlreadyCommitted`.
         """
         self.check()
         with self._changed:
@@ -189,26 +209,37 @@ class Transaction:
         self._publisher.publish_request()
         self.notify("requested")
         lease = self._await_grant()
-        grant = Grant(lease.grant, lease.token, self._require_lease)
+        grant = Grant(
+            lease.grant,
+            lease.token,
+            check=self._require_lease,
+            completed=self._report_completed,
+            failed=self._found_in_table,
+        )
         self.notify("granted", token=lease.token, lease_seconds=lease.lease_seconds)
         self._require_new(grant)
-        self._grant = grant
+        with self._changed:
+            if self._progress.phase is Phase.ENDED:
+                raise refusals.ended(self._facts())
+            self._grant = grant
+        return grant
+
+    @contextmanager
+    def commit(self) -> Iterator[Grant]:
+        """Wait for the grant; the block publishes. If the block returns, the commit must be durable.
+
+        If the block raises, and the table has the commit nevertheless (`recognise`), the exception becomes a warning in
+        the log, and the commit is reported.
+        """
+        grant = self.request_grant()
         try:
             yield grant
         except Exception as error:
             if self._found_in_table(grant, error):
                 return
-            if grant.outcome is Outcome.UNKNOWN and not isinstance(error, GateError):
-                recognisable = self._committed is not None
-                raise refusals.outcome_unknown(error, self._facts(), recognisable=recognisable) from error
             raise
-        except BaseException:
-            if grant.outcome is Outcome.PUBLISHED:
-                self._report_completed(grant)
-            raise
-        if grant.outcome is not Outcome.NOT_PUBLISHED:
+        if grant.outcome is Outcome.UNKNOWN:
             grant.published(grant.version)
-            self._report_completed(grant)
 
     def footprint(self, timeout: float) -> tuple[Marker, ...]:
         """Return everything that this transaction touched, read back from Kafka: the executors' markers are included.
@@ -238,11 +269,19 @@ class Transaction:
         self._publisher.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
         self._await_admission()
 
-    def finish(self, error: BaseException | None) -> None:
-        """End the transaction. Report it as abandoned if nothing was committed and the agent doesn't know it yet."""
+    def finish(self, error: BaseException | None) -> BaseException | None:
+        """End the transaction after its body. Return the error to raise, or None if there is none, or none any more.
+
+        It is reported as abandoned if nothing was committed and the agent doesn't know it yet. Then staged files are
+        discarded.
+        """
+        error = self._settled(error)
         with self._changed:
             agent_knows = self._progress.abort is not None or self._progress.committed is not None
             self._progress.end()
+        error = self._settled(
+            error
+        )  # a callback may have received its grant meanwhile; from here on none does
         outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
         if outcome is Outcome.UNKNOWN:
             self.notify("failed", outcome="unknown", error=reason_of(error))
@@ -250,6 +289,30 @@ class Transaction:
             self._publisher.publish_abandoned(reason_of(error))
             self.notify("abandoned", reason=reason_of(error))
         self._channel.unsubscribe(self.id)
+        if self.discardable:
+            self._discard()
+        return error
+
+    def _settled(self, error: BaseException | None) -> BaseException | None:
+        """Return the body's error, after the outcome of a publish that it didn't report was looked up."""
+        grant = self._grant
+        if grant is None or grant.outcome is not Outcome.UNKNOWN:
+            return error
+        if error is not None and (self._looked_up or not isinstance(error, Exception)):
+            return error
+        unreported = error or RuntimeError("the body ended without a report of its publish")
+        try:
+            return None if self._found_in_table(grant, unreported) else error
+        except GateError as unknown:
+            unknown.__cause__ = error
+            return unknown
+
+    def _discard(self) -> None:
+        for function in self._discards:
+            try:
+                function()
+            except Exception as failure:  # files that the table doesn't refer to only cost space
+                log.exception("gate.discard-failed", **self._names(), error=repr(failure))
 
     def seconds_since_abort(self) -> float | None:
         """Return how long ago the abort arrived."""
@@ -340,30 +403,39 @@ class Transaction:
             return
         self._found, self._grant = True, grant
         grant.published(version)
-        self._report_completed(grant)
         raise AlreadyCommitted(
             table=self.table, writer=self.writer, batch_id=self.batch_id, transaction=None, version=version
         )
 
     def _found_in_table(self, grant: Grant, error: Exception) -> bool:
-        """After a publish that raised: return whether the table has the commit. What the sink declared takes precedence."""
-        if grant.outcome is Outcome.PUBLISHED:
-            self._report_completed(grant)
+        """After a publish that raised: return whether the table has the commit. What the sink reported takes precedence.
+
+        If that stays unknown, raise `OutcomeUnknown`, unless `error` is one of the gate's own.
+        """
+        if isinstance(error, BaseChanged) and grant.outcome is Outcome.UNKNOWN:
+            grant.not_published()
         if grant.outcome is not Outcome.UNKNOWN:
             return False
+        self._looked_up = True
+        version = self._version_if_readable()
+        if version is not None:
+            log.warning(
+                "gate.published-after-all", **self._names(), version=version, error=str(error)[:MAX_ERROR]
+            )
+            grant.published(version)
+            return True
+        if isinstance(error, GateError):
+            return False
+        raise refusals.outcome_unknown(
+            error, self._facts(), recognisable=self._committed is not None
+        ) from error
+
+    def _version_if_readable(self) -> str | None:
         try:
-            version = self._committed_version()
+            return self._committed_version()
         except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
             log.warning("gate.table-unreadable", **self._names(), error=repr(failure))
-            return False
-        if version is None:
-            return False
-        grant.published(version)
-        log.warning(
-            "gate.published-after-all", **self._names(), version=version, error=str(error)[:MAX_ERROR]
-        )
-        self._report_completed(grant)
-        return True
+            return None
 
     # decisions, in the channel's thread
 

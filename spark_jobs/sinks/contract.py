@@ -1,28 +1,46 @@
-"""The contract for sinks: what a table format's sink must do so that each batch is in its table exactly once.
+"""The contract between the gate and a table format's sink: what a sink declares, and when the gate calls it.
 
-A sink writes a batch in a transaction: `sink(batch, txn)` stages it, then publishes inside `txn.commit()`. Kafka's log alone
-can't make this exactly once, because a driver may die after its publish and before it reports the commit. The table has the
-answer. A sink that can look it up also has `committed(writer, batch_id)`, which the gate calls at three moments:
+A sink knows one table format and nothing of Kafka. The gate knows the protocol and nothing of formats.
 
-1. *Before anything is computed.* If the table has the batch, the gate reports it to the agent and skips it.
-2. *Under the grant, before the publish.* An older process of the same writer may have published it meanwhile. From here on no
-   other transaction has a grant.
-3. *After a publish that raised.* If the table has the batch, it is committed, and the error becomes a warning. If not, the
-   outcome stays unknown (`OutcomeUnknown`), because the publish may still take effect.
+| a sink has | the gate |
+| --- | --- |
+| `table`, `conflict_rule`, `lock` | opens the transaction with them; an argument of `foreach_batch` takes precedence |
+| `scope(batch)`: what the batch is going to touch | calls it before a `queued` transaction, and declares the result |
+| `__call__(batch, txn)`: stages the batch, then publishes it | cancels its Spark jobs the moment an abort arrives |
+| `committed(writer, batch_id)`: is it in the table? | calls it before the compute, under the grant, after a failed publish |
 
-What such a sink must do:
+**Scope.** At most one Spark job finds it. The gate persists the batch before, and passes the result on as `txn.batch_scope`, so
+the sink neither computes the batch again nor lists its partitions twice. None means: unknown, or never worth waiting for.
 
-- Publish the writer's name and the batch id in the same atomic step as the data.
-- Let `committed` read what is durable now, past any cache, and raise if it can't. None means that the batch is not there.
-- Remove staged files only while `txn.discardable`.
+**Staging.** Nothing that is written before the grant is visible to readers of the table. `txn.touch_all(…)` precedes the first
+file; the gate doesn't publish again what the scope declared. `txn.check()` comes between steps that start no Spark job
+(planning, listing), because nothing else stops them.
 
-Two examples: `sinks/paimon/sink.py`, and `docs/examples/parquet_sink.py` for a table format of your own.
+**Publishing.** Only the last step is under the grant: in the block of `txn.commit()`, or, if the format publishes in a callback,
+between `txn.request_grant()` and the report of the outcome. `grant.check()` comes right before that step. The format's own
+conflict check stays. If it finds a conflict under the grant, a writer bypassed the gate: the sink raises `BaseChanged`, which
+means that nothing was published. Any other error leaves the outcome unknown, unless the sink reports it (`gate/grant.py`).
+
+**Each batch once.** A driver may die after its publish and before its report, and then only the table has the answer. The sink
+publishes the writer's name and the batch id in the same atomic step as the data. `committed` reads what is durable now, past
+any cache, and raises if it can't. None means that the batch is not there.
+
+**Discarding.** Before it stages, a sink registers a function that removes what it stages (`txn.on_discard`). The gate calls it
+when the transaction has ended without a commit, if nothing of it is, or can still come, in the table. By then the batch's Spark
+jobs have ended, and their tag is removed: an abort doesn't cancel jobs of the clean-up. A driver that is killed discards
+nothing, and files that no commit refers to only cost space.
+
+A test suite holds every sink to this (`tests/spark/sinks/test_contract.py`). Two examples: `sinks/paimon/sink.py`, and
+`docs/examples/parquet_sink.py` for a table format of your own.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
+from lakewarden.events import ConflictRule
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -36,8 +54,29 @@ class Write(Protocol):
 
 
 class Sink(Write, Protocol):
-    """A `Write` that can look up what its table contains, so that each batch is in it exactly once."""
+    """A `Write` that declares its table and its scope, and can look up what its table contains. A subclass gets the defaults."""
 
+    @property
+    @abstractmethod
+    def table(self) -> str:
+        """URI of the table."""
+        ...
+
+    @property
+    def conflict_rule(self) -> ConflictRule:
+        """The conflict rule of this sink's transactions."""
+        return "file-group"
+
+    @property
+    def lock(self) -> str | None:
+        """URI of the table's lock object, or None if it is the usual one."""
+        return None
+
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:  # noqa: ARG002 - the default knows nothing
+        """Return what the batch is going to touch, or None."""
+        return None
+
+    @abstractmethod
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the version in which `writer` (`txn.writer`, the name on the wire) committed the batch, or None."""
         ...

@@ -9,6 +9,8 @@
   that the last attempt touched, read back from Kafka: markers of executors and of cancelled tasks included. So it starts
   when the winner has ended, instead of computing and losing again. After `max_attempts` the error is raised and the query
   fails.
+- *Scope.* A scope is found once per batch, before its first transaction. If the sink finds it by a Spark job, the batch is
+  persisted first, so the sink and its retries read the same rows without computing them again.
 - *Once.* A batch that the agent knows to be committed is skipped. So is a batch that the table has, if the sink can look it
   up (`sinks/contract.py`).
 - *No commit.* If the body returns without `txn.commit()`, Spark records the batch as done, and the transaction is abandoned.
@@ -18,17 +20,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
+from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker, canonical_table
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
-from lakewarden.spark_jobs.sinks.contract import Write
+from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
 
 if TYPE_CHECKING:
@@ -46,8 +50,51 @@ BACKOFF_SECONDS = 2.0
 
 log = EventLogger("lakewarden.batches")
 
-Scope: TypeAlias = "Callable[[DataFrame], Iterable[Marker | str]]"
-"""Returns the markers, or partition paths, that a batch is going to touch."""
+Scope: TypeAlias = "Callable[[DataFrame], BatchScope | Iterable[Marker | str] | None]"
+"""Returns the markers, or partition paths, that a batch is going to touch. None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which table a query writes, and how its transactions are opened."""
+
+    table: str
+    conflict_rule: ConflictRule = "file-group"
+    lock: str | None = None
+    admission: Admission = "optimistic"
+    priority: int = 0
+
+
+def target_of(
+    write: Sink | Write,
+    *,
+    table: str | None,
+    conflict_rule: ConflictRule | None,
+    lock: str | None,
+    admission: Admission,
+    priority: int,
+) -> Target:
+    """Return the arguments, and for those that are None what the sink declares.
+
+    Raises `ValueError` if neither names the table, or if both do and differ: the sink would write one table under the lock
+    of another.
+    """
+    declared = getattr(write, "table", None)
+    if table is None and declared is None:
+        raise ValueError(
+            f"no table: pass `table`, or a sink that has an attribute `table`; {type(write).__name__} has none"
+        )
+    if table is not None and declared is not None and canonical_table(table) != canonical_table(declared):
+        raise ValueError(
+            f"`table` is not the table that the sink writes; leave it out; table={table} sink={declared}"
+        )
+    return Target(
+        table or str(declared),
+        conflict_rule or getattr(write, "conflict_rule", None) or "file-group",
+        lock or getattr(write, "lock", None),
+        admission,
+        priority,
+    )
 
 
 @dataclass(slots=True)
@@ -58,6 +105,7 @@ class _Batch:
     number: int
     writer: str
     context: SparkContext
+    scope: BatchScope | None = None
     opened: list[Transaction] = field(default_factory=list)
 
 
@@ -76,36 +124,33 @@ class BatchWriter:
     def __init__(
         self,
         gate: TransactionGate,
-        write: Write,
+        write: Sink | Write,
+        target: Target,
         *,
-        table: str,
         writer: str,
         max_attempts: int,
-        admission: Admission,
         scope: Scope | None,
-        priority: int,
-        conflict_rule: ConflictRule,
-        lock: str | None,
     ) -> None:
         if max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
         self._gate = gate
         self._write = write
         self._committed: CommitLookup | None = getattr(write, "committed", None)
-        self._table = table
+        self._target = target
         self._writer = writer
         self._max_attempts = max_attempts
-        self._admission = admission
         self._scope = scope
-        self._priority = priority
-        self._conflict_rule = conflict_rule
-        self._lock = lock
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
         context = batch.sparkSession.sparkContext
         micro_batch = _Batch(batch, batch_id, wire_name(self._writer, context), context)
-        attempt = _Attempt(1, self._admission, self._first_scope(batch))
+        with self._scope_of(micro_batch):
+            self._write_with_retries(micro_batch)
+
+    def _write_with_retries(self, micro_batch: _Batch) -> None:
+        markers = micro_batch.scope.markers if micro_batch.scope else ()
+        attempt = _Attempt(1, self._target.admission, markers)
         while True:
             micro_batch.opened.clear()
             try:
@@ -122,17 +167,18 @@ class BatchWriter:
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
         with self._gate.transaction(
-            table=self._table,
+            table=self._target.table,
             writer=batch.writer,
             batch_id=batch.number,
             admission=attempt.admission,
             scope=attempt.scope,
-            priority=self._priority,
-            conflict_rule=self._conflict_rule,
-            lock=self._lock,
+            priority=self._target.priority,
+            conflict_rule=self._target.conflict_rule,
+            lock=self._target.lock,
             attempt=attempt.number,
         ) as txn:
             batch.opened.append(txn)
+            txn.batch_scope = batch.scope
             jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
             try:
                 with jobs:
@@ -145,15 +191,27 @@ class BatchWriter:
                     gone = jobs.wait_until_gone()
                     txn.notify("jobs-stopped", gone=gone, seconds=txn.seconds_since_abort())
 
-    def _first_scope(self, batch: DataFrame) -> tuple[Marker, ...]:
-        if self._scope is None:
-            return ()
-        return tuple(
-            Marker(partition=named, file_group=ALL_FILE_GROUPS, operation="merge")
-            if isinstance(named, str)
-            else named
-            for named in self._scope(batch)
-        )
+    @contextmanager
+    def _scope_of(self, batch: _Batch) -> Iterator[None]:
+        """Find the scope of the batch. A batch that the sink reads for it stays persisted in the block."""
+        if self._scope is not None:
+            batch.scope = as_batch_scope(self._scope(batch.rows))
+            yield
+            return
+        find = getattr(self._write, "scope", None)
+        if find is None or self._target.admission != "queued":
+            yield
+            return
+        level = batch.rows.storageLevel
+        persisted = level.useMemory or level.useDisk or level.useOffHeap
+        if not persisted:
+            batch.rows.persist()
+        try:
+            batch.scope = as_batch_scope(find(batch.rows))
+            yield
+        finally:
+            if not persisted:
+                batch.rows.unpersist()
 
     def _next_attempt(self, batch: _Batch, last: _Attempt, error: GateError) -> _Attempt:
         touched = dict.fromkeys(last.scope)
@@ -161,7 +219,7 @@ class BatchWriter:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
         log.info(
             "batch.retry",
-            table=self._table,
+            table=self._target.table,
             writer=batch.writer,
             batch_id=batch.number,
             attempt=last.number + 1,
@@ -189,6 +247,20 @@ def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
         committed_transaction=skipped.committed_transaction,
         version=skipped.version,
         detail=f"the batch is already committed, according to {found_in}; it is not written again",
+    )
+
+
+def as_batch_scope(found: BatchScope | Iterable[Marker | str] | None) -> BatchScope | None:
+    """Return what a scope function returned as one type. A partition path stands for all of its file groups."""
+    if found is None or isinstance(found, BatchScope):
+        return found
+    return BatchScope(
+        tuple(
+            Marker(partition=named, file_group=ALL_FILE_GROUPS, operation="merge")
+            if isinstance(named, str)
+            else named
+            for named in found
+        )
     )
 
 

@@ -1,7 +1,7 @@
 """A driver that kills itself at a chosen step, with its JVM and Python workers, as if its machine had failed.
 
-The step is `none`, or `<step>:<batch>`. The driver appends rows to a Paimon table, one source file per batch, until its source
-is used up. It appends every step of its gate to a file.
+The step is `none`, or `<step>:<batch>`. The driver appends rows through a sink, one source file per batch, until its source is
+used up. It appends every step of its gate to a file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from lakewarden.agent.locks.posix_session import posix_session_members
-from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs import CommitGate, GateEvent, Grant
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from tests.spark.sinks.cases import make_sink
 
 SHORT_LIVED_JVM: dict[str, Any] = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -51,7 +52,7 @@ def record_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent],
     return observe
 
 
-def die_once_published(batch: int) -> None:
+def paimon_dies_once_published(batch: int) -> None:
     """Die before pypaimon, and then the gate, learns that its snapshot was written."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
@@ -66,14 +67,38 @@ def die_once_published(batch: int) -> None:
     RenamingSnapshotCommit.commit = publish_and_die
 
 
+def parquet_dies_once_published(sink: Any, batch: int) -> None:
+    """Die after the link, before the gate learns of it."""
+    publish = sink._publish
+
+    def publish_and_die(data: Path, txn: Transaction, grant: Grant) -> str:
+        version = str(publish(data, txn, grant))
+        if txn.batch_id == batch:
+            die()
+        return version
+
+    sink._publish = publish_and_die
+
+
+def staging_dies(sink: Any, batch: int, table: Path) -> None:
+    """Die in the middle of staging this batch."""
+    kind: Any = type(sink)
+    write = kind.__call__
+
+    def write_half(self: Any, rows: DataFrame, txn: Transaction) -> None:
+        write(self, die_half_staged(rows, table) if txn.batch_id == batch else rows, txn)
+
+    kind.__call__ = write_half
+
+
 def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
     """Let the task with the row of day 2 wait until the other one has written its file; then die."""
-    before = len(list(table.rglob("data-*.parquet")))
+    before = len(list(table.rglob("*.parquet")))
 
     def waiting(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             if 2 in batch.column("day").to_pylist():
-                while len(list(table.rglob("data-*.parquet"))) == before:
+                while len(list(table.rglob("*.parquet"))) == before:
                     time.sleep(0.01)
                 die()
             yield batch
@@ -83,14 +108,19 @@ def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("bootstrap-servers", "topic-prefix", "table", "source", "checkpoint", "events", "die-at"):
+    names = ("bootstrap-servers", "topic-prefix", "sink", "table", "source", "checkpoint", "events", "die-at")
+    for name in names:
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args()
     step, _, number = options.die_at.partition(":")
     batch = int(number or -1)
-    if step == "published":
-        die_once_published(batch)
-    sink = PaimonSink(options.table)
+    sink = make_sink(options.sink, options.table)
+    if step == "published" and options.sink == "parquet":
+        parquet_dies_once_published(sink, batch)
+    elif step == "published":
+        paimon_dies_once_published(batch)
+    elif step == "staging":
+        staging_dies(sink, batch, Path(options.table))
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,
@@ -99,16 +129,11 @@ def main() -> None:
         observer=record_and_die(Path(options.events), step, batch),
     )
 
-    def write(rows: DataFrame, txn: Transaction) -> None:
-        if (step, batch) == ("staging", txn.batch_id):
-            rows = die_half_staged(rows, Path(options.table))
-        sink(rows, txn)
-
     spark = spark_session("mortal", master="local[2]", **SHORT_LIVED_JVM)
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)
-        .writeStream.foreachBatch(gate.foreach_batch(write, table=sink.table, writer="mortal"))
+        .writeStream.foreachBatch(gate.foreach_batch(sink, writer="mortal"))
         .option("checkpointLocation", options.checkpoint)
         .trigger(availableNow=True)
         .start()

@@ -1,20 +1,18 @@
-"""docs/writers.md and its example: every block runs, the defaults are those of the code, the sink is exactly once."""
+"""docs/writers.md: every block runs, and the defaults are those of the code."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.spark_jobs import CommitAborted, CommitGate, Sink
+from lakewarden.spark_jobs import CommitGate
 from lakewarden.spark_jobs.gate import errors
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.spark.conftest import MakeTable, rows_of
@@ -39,11 +37,16 @@ def test_every_block_runs_in_the_order_of_the_page(
     """With the test's broker and table in place of the page's, and real streams."""
     agent, table = harness.agent(grant_everything), make_table()
     published: dict[tuple[str, int], str] = {}
+    discarded: list[str] = []
 
     def publish(_staged: object, *key: Any) -> str:
         version = str(len(published) + 1)
         published[key or ("by hand", len(published))] = version
         return version
+
+    def merge(before: Callable[[], None], after: Callable[[str], None]) -> None:
+        before()
+        after("in a callback")
 
     def stream(name: str, column: str) -> DataFrame:
         schema = f"month int, day int, flight long, {column} string"
@@ -56,8 +59,11 @@ def test_every_block_runs_in_the_order_of_the_page(
         "flights": stream("flights", "arrival"),
         "corrections": stream("corrections", "departure"),
         "clicks": stream("clicks", "departure"),
+        "late": stream("late", "departure"),
         "compute": lambda: "staged",
         "publish": publish,
+        "discard": discarded.append,
+        "merge": merge,
         "version_of": lambda writer, batch_id: published.get((writer, batch_id)),
     }
     broker = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
@@ -75,11 +81,14 @@ def test_every_block_runs_in_the_order_of_the_page(
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
         names["gate"].close()
 
-    assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("corrections", "flights")]
-    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 6)}
-    assert set(completed) == {"arrivals", "corrections", "ingest", "compaction", "web"}
-    queued = next(e for e in agent.wait_for("commit-intent", 6) if e.writer.startswith("corrections"))
-    assert [marker.partition for marker in queued.scope] == ["month=1/day=1"]
+    assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("late", "flights")]
+    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 8)}
+    assert set(completed) == {"arrivals", "corrections", "late", "ingest", "compaction", "web"}
+    for writer in ("corrections", "late"):
+        queued = next(e for e in agent.wait_for("commit-intent", 8) if e.writer.startswith(writer))
+        assert [marker.partition for marker in queued.scope] == ["month=1/day=1"]
+    assert "in a callback" in {event.version for event in agent.wait_for("commit-completed", 8)}
+    assert discarded == [], "everything was committed"
     assert completed["web"].version == published[(completed["web"].writer, 0)]
     assert "file-group-4" in {m.file_group for e in agent.wait_for("marker-created") for m in e.markers}
 
@@ -106,66 +115,3 @@ def test_every_error_has_its_row() -> None:
     )
     assert classes - {"GateError"} <= documented
     assert f"(−{-TABLE_SERVICE_PRIORITY})" in TEXT
-
-
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("parquet_sink", DOCS / "examples" / "parquet_sink.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_example_table_takes_each_batch_once(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    """The agent here knows no committed batch, and one publish loses its response. Only the table has the answer."""
-    agent = harness.agent(grant_everything)
-    table = example().ParquetTable(tmp_path / "clicks")
-    sink: Sink = table
-    link = table._publish
-
-    def lossy(*args: Any) -> str:
-        link(*args)
-        raise OSError("connection reset after the link")
-
-    write = harness.gate().foreach_batch(sink, table=table.uri, writer="web")
-    write(spark.range(0, 3), 0)
-    table._publish = lossy
-    write(spark.range(3, 5), 1)
-    table._publish = link
-    for batch_id in (0, 1):  # Spark delivers them again, with other rows
-        write(spark.range(100, 101), batch_id)
-
-    assert sorted(row.id for row in table.read(spark).collect()) == [0, 1, 2, 3, 4]
-    assert [event.version for event in agent.wait_for("commit-completed", 4)] == ["1", "2", "1", "2"]
-    assert (table.committed("web", 1), table.committed("web", 2)) == ("2", None)
-    assert len(list((tmp_path / "clicks" / "data").iterdir())) == 2
-
-
-def test_the_example_table_publishes_nothing_without_a_lease(
-    harness: Harness, spark: SparkSession, tmp_path: Path
-) -> None:
-    """An abort revokes the lease between the grant and the link. The staged files are removed, and the retry commits."""
-    from tests.spark.fake_agent import aborted, wait_until
-
-    agent = harness.agent(grant_everything)
-    table = example().ParquetTable(tmp_path / "clicks")
-    publish = table._publish
-
-    def losing(*args: Any) -> str:
-        table._publish = publish
-        agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
-        wait_until(lambda: harness.only("abort"))
-        return str(publish(*args))
-
-    table._publish = losing
-    with pytest.raises(CommitAborted, match="the agent lost the table's lock"):
-        harness.gate().foreach_batch(table, table=table.uri, writer="web", max_attempts=1)(spark.range(3), 0)
-
-    assert table._commits() == []
-    assert list((tmp_path / "clicks" / "data").iterdir()) == []
-    agent.wait_for("transaction-abandoned")
-    harness.gate().foreach_batch(table, table=table.uri, writer="web")(spark.range(3), 0)
-    assert table.read(spark).count() == 3

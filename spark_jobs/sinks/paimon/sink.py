@@ -1,7 +1,7 @@
 """`PaimonSink` writes micro-batches to one Paimon table, together with other writers.
 
     sink = PaimonSink("s3://lake/flights", mode="upsert", keys=["flight"])
-    stream.writeStream.foreachBatch(gate.foreach_batch(sink, table=sink.table, writer="arrivals")).start()
+    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="arrivals")).start()
 
 Executors publish markers and stage files. The driver commits all of them in one snapshot, under the grant.
 
@@ -16,6 +16,8 @@ Executors publish markers and stage files. The driver commits all of them in one
   knows of every commit to the base by another gate user. A commit that bypasses the gate is found by comparing the base:
   before the grant is requested, under it, and before each try to write the snapshot. `BaseChanged` names the files and the
   other commit user.
+- *Scope.* The partitions of an upsert are its scope. If the gate asked for them, the sink doesn't list them again. Appends
+  have no scope, because they never conflict.
 - *Exactly once.* A replayed batch finds its own snapshot by commit user (the writer's wire name) and identifier (the batch
   id). That is this sink's `committed` (`sinks/contract.py`).
 """
@@ -28,8 +30,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.merge import latest, merge
 from lakewarden.spark_jobs.sinks.paimon.commit import publish, remove_staged, sweep
 from lakewarden.spark_jobs.sinks.paimon.frames import (
@@ -84,7 +88,7 @@ class _StagedBatch:
     """The newest snapshot that is known to contain the base unchanged."""
 
 
-class PaimonSink:
+class PaimonSink(Sink):
     """Call it as `sink(batch_df, txn)`. Create one for each table and mode."""
 
     def __init__(
@@ -108,13 +112,25 @@ class PaimonSink:
 
     @property
     def table(self) -> str:
-        """Canonical URI of the table, to pass to the gate."""
+        """Canonical URI of the table."""
         return self._address.uri
 
     @property
     def conflict_rule(self) -> ConflictRule:
-        """The conflict rule of this sink's transactions, which `foreach_batch` applies."""
+        """The conflict rule of this sink's transactions."""
         return "deleted-file" if self._mode == "append" else "file-group"
+
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
+        """Return the partitions that an upsert of the batch rewrites, by one Spark job. None for an append."""
+        if self._mode == "append":
+            return None
+        table = self._address.open()
+        require_supported(table, rewrites=True)
+        rows = in_table_types(batch, table)
+        self._all_keys(table, rows)
+        partitions = tuple(partitions_of(rows, table))
+        paths = (partition_path(table, partition) for partition in partitions)
+        return BatchScope(tuple(_whole_partition(path) for path in paths), partitions)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -180,19 +196,18 @@ class PaimonSink:
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
         keys = self._all_keys(table, rows)
-        # Persisted, because it is computed twice and must be the same rows both times.
-        rows = latest(rows, keys, self._order_by).persist()
+        known = txn.batch_scope if txn is not None else None
+        rows = latest(rows, keys, self._order_by)
+        if known is None:
+            rows.persist()  # it is computed twice, and must be the same rows both times
         try:
-            work.partitions = tuple(partitions_of(rows, table))
+            work.partitions = known.partitions if known else tuple(partitions_of(rows, table))
             if not work.partitions:
                 return
             work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
             work.staging = replace(work.staging, allowed_partitions=frozenset(work.paths))
             if txn is not None:
-                txn.touch_all(
-                    Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
-                    for path in work.paths
-                )
+                txn.touch_all(_whole_partition(path) for path in work.paths)
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             work.base = read_base(table, work.partitions)
             merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
@@ -202,7 +217,8 @@ class PaimonSink:
                 txn.check()  # planning takes a while, and an abort during it finds no Spark job to cancel
             work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
-            rows.unpersist()
+            if known is None:
+                rows.unpersist()
 
     def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
         keys = tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
@@ -227,7 +243,7 @@ class PaimonSink:
 
             try:
                 self._require_unchanged(table, work, txn)
-            except BaseException:
+            except Exception:
                 grant.not_published()
                 raise
             grant.version = publish(
@@ -258,27 +274,26 @@ class PaimonSink:
     # removing staged files
 
     def _discard(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
-        """Remove what was staged. A failure is only logged, so that it doesn't hide the error that led here."""
-        try:
-            remove_staged(table, [message for message in work.messages if message.new_files])
-            partitions = work.paths or tuple(
-                {marker.partition for marker in txn.footprint(FOOTPRINT_SECONDS)}
-            )
-            prefix = work.staging.prefix
-            if prefix is not None and partitions:
-                sweep(table, partitions, prefix)
-                # Tasks that are being killed may still write. They have ended by the next batch, which sweeps again.
-                self._leftovers.append((partitions, prefix))
-        except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
-            log.warning("paimon.discard-failed", table=self.table, transaction=txn.id, error=repr(error))
+        """Remove what was staged."""
+        remove_staged(table, [message for message in work.messages if message.new_files])
+        partitions = work.paths or tuple({marker.partition for marker in txn.footprint(FOOTPRINT_SECONDS)})
+        prefix = work.staging.prefix
+        if prefix is not None and partitions:
+            sweep(table, partitions, prefix)
+            # Tasks that are being killed may still write. They have ended by the next batch, which sweeps again.
+            self._leftovers.append((partitions, prefix))
 
     def _sweep_leftovers(self, table: Any) -> None:
         leftovers, self._leftovers = self._leftovers, []
         for partitions, prefix in leftovers:
             try:
                 sweep(table, partitions, prefix)
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
                 log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
+
+
+def _whole_partition(path: str) -> Marker:
+    return Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
 
 
 def _identifier(batch_id: int | None) -> int:

@@ -1,4 +1,7 @@
-"""Each batch is in the table exactly once, wherever the driver dies: real Spark, Paimon and agent, and SIGKILL."""
+"""Each batch is in the table exactly once, wherever the driver dies: real Spark, tables and agent, and SIGKILL.
+
+It is the part of the contract suite (`test_contract.py`) that kills drivers.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,12 @@ from tests.spark import mortal_driver
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.mortal_driver import STEPS
+from tests.spark.sinks.cases import SCHEMA, make_case
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
 GRANT_SECONDS = "10"
 """How long a successor waits for the lapse of a dead driver's grant. A live driver must never stall for this time."""
-
-SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
 
 IN_THE_TABLE = {"published", "completed"}
 """Steps after which the batch is in the table, although Spark's checkpoint doesn't have it."""
@@ -38,11 +40,12 @@ COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
 """The steps of a driver with a batch that the agent doesn't know to be committed."""
 
 
+@pytest.mark.parametrize("sink", ["paimon-append", "parquet"])
 def test_a_driver_killed_at_every_step_leaves_each_batch_once(
-    kafka: KafkaServer, topic_prefix: str, make_table: MakeTable, tmp_path: Path
+    kafka: KafkaServer, topic_prefix: str, make_table: MakeTable, tmp_path: Path, sink: str
 ) -> None:
     """Each driver but the last recovers the batch that its predecessor died in, and dies in the next one."""
-    table = make_table(schema=SCHEMA)
+    case = make_case(sink, make_table, tmp_path)
     source, events = tmp_path / "source", tmp_path / "events"
     source.mkdir()
     for number in range(len(STEPS) + 1):
@@ -54,10 +57,23 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
     def drive(die_at: str) -> tuple[int, str]:
         program = [sys.executable, str(mortal_driver.__file__)]
         program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
-        program += ["--table", table, "--source", str(source), "--checkpoint", str(tmp_path / "checkpoint")]
+        program += [
+            "--sink",
+            sink,
+            "--table",
+            case.sink.table.removeprefix("file://"),
+            "--source",
+            str(source),
+            "--checkpoint",
+            str(tmp_path / "checkpoint"),
+        ]
         program += ["--events", str(events), "--die-at", die_at]
         driver = subprocess.Popen(
-            program, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+            program,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         )
         try:
             _, stderr = driver.communicate(timeout=300)
@@ -71,14 +87,14 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
             status, stderr = drive(f"{step}:{batch}" if step != "none" else step)
             assert status == (0 if step == "none" else -signal.SIGKILL), stderr
             there = batch + 1 if step in {"none", *IN_THE_TABLE} else batch
-            assert Counter(row["flight"] for row in rows_of(table)) == dict.fromkeys(range(there), 2), step
+            assert Counter(case.flights()) == dict.fromkeys(range(there), 2), step
             steps.append([json.loads(line) for line in events.read_text().splitlines()])
             events.unlink()
 
-    snapshots = snapshots_of(table)
-    (user,) = {snapshot.commit_user for snapshot in snapshots}
-    assert user.startswith("mortal:")
-    assert [snapshot.commit_identifier for snapshot in snapshots] == list(range(len(STEPS) + 1))
+    commits = case.commits()
+    (writer,) = {writer for writer, _, _ in commits}
+    assert writer.startswith("mortal:")
+    assert [batch for _, batch, _ in commits] == list(range(len(STEPS) + 1))
     for batch, step in enumerate(STEPS):
         killed = {transaction for number, _, transaction in steps[batch] if number == batch}
         recovered = [(what, transaction) for number, what, transaction in steps[batch + 1] if number == batch]
@@ -87,7 +103,7 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
             ["intent", "already-committed"] if agent_knows else COMMITS
         ), step
         # The files in the table are those of the driver that was killed, if it had published them.
-        by = snapshots[batch].properties["lakewarden.transaction"]
+        _, _, by = commits[batch]
         assert by in (killed if step in IN_THE_TABLE else {transaction for _, transaction in recovered}), step
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.spark_jobs import BaseChanged, CommitAborted, OutcomeUnknown, PaimonSink
+from lakewarden.spark_jobs import BaseChanged, CommitAborted, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
@@ -106,73 +106,10 @@ def test_upsert_keeps_columns_that_the_batch_does_not_have(
     }
 
 
-def test_a_replayed_batch_is_recognised_and_not_written_twice(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
-    """The driver died between the commit and Spark's checkpoint, and the agent no longer knows the batch."""
-    agent, table = harness.agent(grant_everything), make_table()
-    sink, gate = PaimonSink(table), harness.gate()
-    write = gate.foreach_batch(sink, table=sink.table, writer="departures")
-
-    for batch_id in (0, 1, 0, 1):
-        write(departures((1, 1, batch_id, "a")), batch_id)
-
-    assert [row["flight"] for row in rows_of(table)] == [0, 1]
-    assert [event.version for event in agent.wait_for("commit-completed", 4)] == ["1", "2", "1", "2"]
-    assert len(data_files_of(table)) == 2
-
-
-def test_an_own_commit_found_under_the_grant_is_not_repeated(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
-    """An older process of the same writer commits the batch while this process computes it."""
-    table = make_table()
-    sink, late = PaimonSink(table), PaimonSink(table)
-    other = departures((1, 1, 5, "a"))
-
-    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested) and not snapshots_of(table):
-            opened = address(table).open()
-            builder = opened.new_stream_write_builder()
-            builder.commit_user = "departures"
-            write = builder.new_write()
-            write.write_arrow(
-                pa.Table.from_pylist([{"month": 1, "day": 1, "flight": 5}], schema=_schema(opened))
-            )
-            builder.new_commit().commit(write.prepare_commit(3), 3)
-        return grant_everything(event, offset)
-
-    agent = harness.agent(overtaken)
-    harness.gate().foreach_batch(late, table=sink.table, writer="departures")(other, 3)
-
-    assert [row["flight"] for row in rows_of(table)] == [5]
-    assert agent.wait_for("commit-completed")[0].version == "1"
-    assert len(data_files_of(table)) == 1, "the files staged in vain are removed"
-
-
 def _schema(opened: Any) -> pa.Schema:
     from lakewarden.spark_jobs.sinks.paimon.table import arrow_schema
 
     return arrow_schema(opened)
-
-
-def test_an_abort_before_the_grant_leaves_no_file(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
-    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
-        if isinstance(event, CommitRequested):
-            return [aborted(event, retriable=False)]
-        return grant_everything(event, offset)
-
-    harness.agent(refusing)
-    table = make_table()
-    sink = PaimonSink(table)
-
-    with pytest.raises(CommitAborted):
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
-
-    assert data_files_of(table) == set()
-    assert snapshots_of(table) == []
 
 
 def test_files_of_cancelled_tasks_are_removed(
@@ -301,21 +238,6 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
 
 
-def test_other_rows_under_a_committed_batch_id_are_not_written(
-    harness: Harness, make_table: MakeTable, departures: Frame
-) -> None:
-    """A source that isn't replayable delivers batch 0 again with other rows. The batch id identifies the batch."""
-    harness.agent(grant_everything)
-    table = make_table()
-    sink = PaimonSink(table)
-    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
-
-    write(departures((1, 1, 1, "first")), 0)
-    write(departures((1, 1, 2, "other"), (1, 1, 3, "other")), 0)
-
-    assert [row["departure"] for row in rows_of(table)] == ["first"]
-
-
 @pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
 def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_same_grant(
     harness: Harness,
@@ -347,74 +269,6 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
     assert "abandoned" not in harness.steps()
     assert [row["flight"] for row in rows_of(table)] == [1, 9]
     assert harness.steps().count("completed") == 1
-
-
-def test_a_publish_whose_response_was_lost_is_found_in_the_table(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
-
-    publish = RenamingSnapshotCommit.commit
-
-    def lossy(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
-        publish(self, base, snapshot, statistics)
-        raise OSError("connection reset after the write")
-
-    monkeypatch.setattr(RenamingSnapshotCommit, "commit", lossy)
-    agent, table = harness.agent(grant_everything), make_table(**{"commit.max-retries": "0"})
-    sink = PaimonSink(table)
-    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
-
-    assert agent.wait_for("commit-completed")[0].version == "1"
-    assert len(rows_of(table)) == 1
-
-
-def test_a_publish_of_unknown_outcome_keeps_its_files_and_is_not_reported(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
-
-    def dead(*_: Any) -> bool:
-        raise OSError("timed out")
-
-    monkeypatch.setattr(RenamingSnapshotCommit, "commit", dead)
-    agent, table = harness.agent(grant_everything), make_table(**{"commit.max-retries": "0"})
-    sink = PaimonSink(table)
-    with pytest.raises(OutcomeUnknown, match=r"may have reached the table: .*Commit failed") as caught:
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
-            departures((1, 1, 1, "a")), 0
-        )
-
-    assert caught.value.retriable, "the table can be looked up"
-    assert agent.types()[-1] == "commit-requested"
-    assert len(data_files_of(table)) == 1
-    assert [event.detail["outcome"] for event in harness.only("failed")] == ["unknown"]
-
-
-def test_a_lease_lost_during_the_publish_publishes_nothing(
-    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The manifests are written, the snapshot isn't. The files are removed, and the batch is retried."""
-    from pypaimon.write.file_store_commit import FileStoreCommit
-
-    agent, table = harness.agent(grant_everything), make_table()
-    prepare = FileStoreCommit._try_commit_once
-
-    def losing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
-        agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
-        wait_until(lambda: harness.only("abort"))
-        return prepare(self, *args, **kwargs)
-
-    monkeypatch.setattr(FileStoreCommit, "_try_commit_once", losing)
-    sink = PaimonSink(table)
-    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
-
-    reason = agent.wait_for("transaction-abandoned")[0].reason
-    assert reason.startswith("CommitAborted: commit aborted: the agent lost the table's lock")
-    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [(1, "a")]
-    assert [snapshot.commit_identifier for snapshot in snapshots_of(table)] == [0]
-    assert len(data_files_of(table)) == 1, "the first attempt's file is removed"
 
 
 def test_of_equal_keys_in_one_batch_the_greatest_row_remains(

@@ -368,3 +368,45 @@ def test_commit_aborted_can_be_pickled() -> None:
         )
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - pickled here
+
+
+def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: RunQuery) -> None:
+    """An abort cancels the batch's jobs by their tag until they have ended. The clean-up comes after, without the tag."""
+    harness.agent(LoseFirst())
+    cleaned: list[tuple[int, bool]] = []
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        context = batch.sparkSession.sparkContext
+
+        def clean_up() -> None:
+            tagged = any(tag.startswith("lakewarden-") for tag in context.getJobTags())
+            cleaned.append((context.parallelize([1, 2], 2).count(), tagged))
+
+        txn.on_discard(clean_up)
+        if txn.intent.attempt == 1:
+            marker = publish_when_running(txn, 1)
+            try:
+                batch.rdd.mapPartitions(hold).count()
+            finally:
+                marker.join()
+        with txn.commit():
+            pass
+
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
+
+    assert cleaned == [(2, False)], "after the first attempt, and not after the commit"
+
+
+def test_a_table_is_named_by_the_sink_or_by_the_argument(harness: Harness) -> None:
+    class Declared:
+        table = TABLE
+
+        def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+            raise AssertionError
+
+    gate = harness.gate()
+    with pytest.raises(ValueError, match="no table: pass `table`, or a sink that has an attribute `table`"):
+        gate.foreach_batch(lambda *_: None, writer="w")
+    with pytest.raises(ValueError, match="`table` is not the table that the sink writes"):
+        gate.foreach_batch(Declared(), table="/lake/trips", writer="w")
+    gate.foreach_batch(Declared(), table="/lake/flights", writer="w")

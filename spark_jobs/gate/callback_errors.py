@@ -1,0 +1,54 @@
+"""Errors of Python functions that the JVM calls.
+
+A table format that publishes in a callback calls Python through py4j. If the function raises, the JVM gets the error's text
+in a Java exception, and the Python caller of the JVM gets the text of that. So the function's own error is kept here, and
+raised in its place:
+
+    with CallbackErrors() as errors:
+        hook = Hook(before_commit=errors.keep(before), after_commit=errors.keep(after))
+        spark.sql("MERGE INTO …")  # raises what `before` or `after` raised
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class CallbackErrors:
+    """Keeps the first error of the functions in a block, and raises it at the end of the block.
+
+    It is also raised if the block returns: the JVM may have swallowed it, and a refused commit must not look like a
+    success. The block's own error becomes its `__cause__`. The functions may run in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.first: BaseException | None = None
+
+    def keep(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function`, with its errors kept. They are raised to the JVM as well."""
+
+        def kept(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                with self._lock:
+                    self.first = self.first or error
+                raise
+
+        return kept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.first is not None and self.first is not error:
+            raise self.first from error

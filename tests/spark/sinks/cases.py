@@ -1,0 +1,204 @@
+"""The sinks that the contract suite runs: for each a new table, its rows and files, and ways to disturb its publish."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.spark_jobs import PaimonSink, Sink
+from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema, read_base
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
+
+COLUMNS = "month int, day int, flight long"
+
+SCHEMA = pa.schema([("month", pa.int32()), ("day", pa.int32()), ("flight", pa.int64())])
+
+
+def example(name: str) -> ModuleType:
+    """Import a file of docs/examples."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def batch_of(spark: SparkSession, *flights: int) -> DataFrame:
+    """A batch in one partition, `month=1/day=1`."""
+    return spark.createDataFrame([(1, 1, flight) for flight in flights], COLUMNS)
+
+
+def make_sink(name: str, table: str) -> Sink:
+    """Return the sink of this name for a table that exists, or for a folder."""
+    if name == "parquet":
+        sink: Sink = example("parquet_sink").ParquetSink(table)
+        return sink
+    return PaimonSink(table, mode="upsert", keys=["flight"]) if name == "paimon-upsert" else PaimonSink(table)
+
+
+class SinkCase(Protocol):
+    """One sink on an empty table of its own."""
+
+    sink: Sink
+
+    def flights(self) -> list[int]:
+        """Return the key of every committed row, sorted."""
+        ...
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        """Return writer, batch id and transaction of every commit, the oldest first."""
+        ...
+
+    def orphans(self) -> set[str]:
+        """Return the data files that no commit refers to."""
+        ...
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        """Commit a row to the partition of `batch_of`, past the gate: as a foreign writer, or as the batch of one."""
+        ...
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        """Run `action` once in the next publish, before the sink checks its lease for the last time."""
+        ...
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        """Let the next publish raise, after it took effect or before."""
+        ...
+
+
+class PaimonCase:
+    def __init__(self, name: str, table: str) -> None:
+        self._table = table
+        self.sink = make_sink(name, table)
+
+    def flights(self) -> list[int]:
+        return sorted(row["flight"] for row in rows_of(self._table))
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        return [
+            (snapshot.commit_user, snapshot.commit_identifier, snapshot.properties["lakewarden.transaction"])
+            for snapshot in snapshots_of(self._table)
+        ]
+
+    def orphans(self) -> set[str]:
+        opened = address(self._table).open()
+        committed = {
+            Path(file).name
+            for snapshot in snapshots_of(self._table)
+            for file in read_base(opened, [(1, 1)], snapshot.id).files
+        }
+        return data_files_of(self._table) - committed
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        opened = address(self._table).open()
+        builder = opened.new_stream_write_builder()
+        builder.commit_user = writer or f"{uuid.uuid4()}"
+        write = builder.new_write()
+        rows = pa.Table.from_pylist([{"month": 1, "day": 1, "flight": flight}], schema=arrow_schema(opened))
+        write.write_arrow(rows)
+        identifier = 1 if batch_id is None else batch_id
+        builder.new_commit().commit(write.prepare_commit(identifier), identifier)
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        from pypaimon.write.file_store_commit import FileStoreCommit
+
+        prepare = FileStoreCommit._try_commit_once
+
+        def acting(*args: Any, **kwargs: Any) -> Any:
+            monkeypatch.setattr(FileStoreCommit, "_try_commit_once", prepare)
+            action()
+            return prepare(*args, **kwargs)
+
+        monkeypatch.setattr(FileStoreCommit, "_try_commit_once", acting)
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+
+        publish = RenamingSnapshotCommit.commit
+
+        def failing(*args: Any) -> bool:
+            monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
+            if durable:
+                publish(*args)
+            raise OSError("connection reset")
+
+        monkeypatch.setattr(RenamingSnapshotCommit, "commit", failing)
+
+
+class ParquetCase:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.sink: Any = make_sink("parquet", str(folder))
+
+    def flights(self) -> list[int]:
+        commits = [self._folder / entry["data"] for _, entry in self.sink._commits()]
+        return sorted(row["flight"] for data in commits for row in pq.read_table(data).to_pylist())
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        return [
+            (entry["writer"], entry["batch_id"], Path(entry["data"]).name)
+            for _, entry in reversed(self.sink._commits())
+        ]
+
+    def orphans(self) -> set[str]:
+        committed = {Path(entry["data"]).name for _, entry in self.sink._commits()}
+        data = self._folder / "data"
+        return {path.name for path in data.iterdir()} - committed if data.exists() else set()
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        data = self._folder / "data" / uuid.uuid4().hex
+        data.mkdir(parents=True)
+        pq.write_table(pa.table({"flight": [flight]}), data / "part-0.parquet")
+        entry = {"writer": writer, "batch_id": batch_id, "data": str(data.relative_to(self._folder))}
+        number = 1 + max((version for version, _ in self.sink._commits()), default=0)
+        (self._folder / "manifests" / f"{number:08d}.json").write_text(json.dumps(entry))
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        publish = self.sink._publish
+
+        def acting(*args: Any) -> Any:
+            monkeypatch.setattr(self.sink, "_publish", publish)
+            action()
+            return publish(*args)
+
+        monkeypatch.setattr(self.sink, "_publish", acting)
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        publish = self.sink._publish
+
+        def failing(*args: Any) -> Any:
+            monkeypatch.setattr(self.sink, "_publish", publish)
+            if durable:
+                publish(*args)
+            raise OSError("connection reset")
+
+        monkeypatch.setattr(self.sink, "_publish", failing)
+
+
+SINKS = ["paimon-append", "paimon-upsert", "parquet"]
+
+
+@pytest.fixture(params=SINKS)
+def case(request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path) -> SinkCase:
+    """Each sink in turn. A sink for another format joins here, in `make_sink`, and in `mortal_driver.py`."""
+    return make_case(request.param, make_table, tmp_path)
+
+
+def make_case(name: str, make_table: MakeTable, folder: Path) -> SinkCase:
+    """Return the sink of this name with an empty table."""
+    if name == "parquet":
+        return ParquetCase(folder / "parquet")
+    return PaimonCase(name, make_table(schema=SCHEMA, **{"commit.max-retries": "0"}))

@@ -1,0 +1,247 @@
+"""What every sink must do: each batch in its table once, and nothing left of a transaction that didn't commit.
+
+The same tests run for each sink in `cases.py`. `test_exactly_once.py` kills the drivers of the same sinks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
+from lakewarden.spark_jobs import CommitAborted, OutcomeUnknown
+from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from tests.spark.harness import Harness
+from tests.spark.sinks.cases import COLUMNS, SinkCase, batch_of
+from tests.spark.sinks.cases import case as case  # noqa: PLC0414 - a fixture
+
+pytestmark = [pytest.mark.real]
+
+
+class At:
+    """A script that runs `action` once, when the first event of a type arrives, and admits and grants everything else.
+
+    If the action returns decisions, they are the answer to that event.
+    """
+
+    def __init__(
+        self, kind: str, action: Callable[[WriterEventUnion], list[DecisionEventUnion] | None]
+    ) -> None:
+        self.kind, self.action, self.done = kind, action, False
+
+    def __call__(self, event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == self.kind and not self.done:
+            self.done = True
+            answer = self.action(event)
+            if answer is not None:
+                return answer
+        return grant_everything(event, offset)
+
+
+def test_the_transaction_is_opened_with_what_the_sink_declares(
+    harness: Harness, spark: SparkSession, case: SinkCase
+) -> None:
+    agent = harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1, 2), 0)
+
+    intent = agent.wait_for("commit-intent")[0]
+    assert (intent.table, intent.conflict_rule) == (case.sink.table, case.sink.conflict_rule)
+    assert intent.lock == case.sink.lock
+    agent.wait_for("commit-completed")
+    assert agent.types().index("marker-created") < agent.types().index("commit-requested")
+    assert case.flights() == [1, 2]
+    assert case.orphans() == set()
+
+
+def test_a_replayed_batch_is_recognised_and_not_written_twice(
+    harness: Harness, spark: SparkSession, case: SinkCase
+) -> None:
+    """The driver died between the commit and Spark's checkpoint. The agent here knows no committed batch."""
+    agent = harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(case.sink, writer="w")
+
+    for batch_id, flight in ((0, 1), (1, 2), (0, 10), (1, 20)):  # a replay may have other rows
+        write(batch_of(spark, flight), batch_id)
+
+    assert case.flights() == [1, 2]
+    versions = [event.version for event in agent.wait_for("commit-completed", 4)]
+    assert versions == [*versions[:2], *versions[:2]]
+    assert len(set(versions)) == 2
+    assert case.orphans() == set()
+    assert case.sink.committed("w", 1) == versions[1]
+    assert case.sink.committed("w", 2) is None
+
+
+def test_a_batch_that_an_older_process_commits_meanwhile_is_not_repeated(
+    harness: Harness, spark: SparkSession, case: SinkCase
+) -> None:
+    """It is found under the grant. What was staged in vain is removed."""
+
+    def overtake(_event: WriterEventUnion) -> None:
+        case.commit(5, writer="w", batch_id=3)
+
+    agent = harness.agent(At("commit-requested", overtake))
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 5), 3)
+
+    assert case.flights() == [5]
+    assert agent.wait_for("commit-completed")[0].version == case.sink.committed("w", 3)
+    assert case.orphans() == set()
+
+
+@pytest.mark.parametrize("kind", ["marker-created", "commit-requested"])
+def test_an_abort_leaves_nothing_behind_and_the_retry_commits(
+    harness: Harness, spark: SparkSession, case: SinkCase, kind: str
+) -> None:
+    agent = harness.agent(At(kind, lambda event: [aborted(event)]))
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
+
+    assert case.flights() == [1]
+    assert case.orphans() == set()
+    assert [step.attempt for step in harness.only("abort")] == [1]
+    assert len(agent.wait_for("commit-completed")) == 1
+
+
+def test_an_abort_while_tasks_run_leaves_nothing_behind_and_the_retry_commits(
+    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path
+) -> None:
+    """The first attempt's tasks block until they are cancelled."""
+    running, go = tmp_path / "running", tmp_path / "go"
+
+    def held(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            running.touch()
+            while not go.exists():
+                time.sleep(0.01)
+            yield batch
+
+    def abort_when_running(intent: CommitIntent) -> None:
+        wait_until(running.exists)
+        agent.publish(aborted(intent))
+        wait_until(lambda: harness.only("jobs-stopped"))
+        go.touch()
+
+    threads: list[threading.Thread] = []
+
+    def start(event: WriterEventUnion) -> None:
+        threads.append(threading.Thread(target=abort_when_running, args=(event,)))
+        threads[0].start()
+
+    agent = harness.agent(At("commit-intent", start))
+    batch = batch_of(spark, 1, 2).repartition(2).mapInArrow(held, COLUMNS)
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch, 0)
+
+    threads[0].join()
+    (stopped,) = harness.only("jobs-stopped")
+    assert (stopped.attempt, stopped.detail["gone"]) == (1, True)
+    assert case.flights() == [1, 2]
+    assert case.orphans() == set()
+
+
+def test_a_publish_is_refused_without_a_lease(
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort revokes the lease between the grant and the last step. Nothing is published, and the retry commits."""
+    agent = harness.agent(grant_everything)
+
+    def revoke() -> None:
+        agent.publish(aborted(agent.wait_for("commit-requested")[0], reason="lease-lost"))
+        wait_until(lambda: harness.only("abort"))
+
+    case.before_the_last_check(monkeypatch, revoke)
+    write = harness.gate().foreach_batch(case.sink, writer="w", max_attempts=1)
+    with pytest.raises(CommitAborted, match="the agent lost the table's lock"):
+        write(batch_of(spark, 1), 0)
+
+    assert case.flights() == []
+    assert case.orphans() == set()
+    assert agent.wait_for("transaction-abandoned")[0].reason.startswith("CommitAborted")
+    write(batch_of(spark, 1), 0)
+    assert case.flights() == [1]
+
+
+def test_a_publish_that_failed_after_it_took_effect_is_found_in_the_table(
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = harness.agent(grant_everything)
+    case.fail_the_publish(monkeypatch, durable=True)
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
+
+    assert case.flights() == [1]
+    assert [event.version for event in agent.wait_for("commit-completed")] == [case.sink.committed("w", 0)]
+    assert case.orphans() == set()
+
+
+def test_a_failed_publish_that_the_table_does_not_show_keeps_its_files_and_is_not_reported(
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still take effect. A new transaction looks again, and writes the batch."""
+    agent = harness.agent(grant_everything)
+    case.fail_the_publish(monkeypatch, durable=False)
+    write = harness.gate().foreach_batch(case.sink, writer="w", max_attempts=1)
+    with pytest.raises(OutcomeUnknown, match="may have reached the table") as caught:
+        write(batch_of(spark, 1), 0)
+
+    assert caught.value.retriable, "the table can be looked up"
+    assert agent.types()[-1] == "commit-requested"
+    assert [event.detail["outcome"] for event in harness.only("failed")] == ["unknown"]
+    assert len(case.orphans()) == 1
+    write(batch_of(spark, 1), 0)
+    assert case.flights() == [1]
+
+
+@pytest.mark.parametrize("when", ["waiting for the grant", "under the grant"])
+def test_a_foreign_commit_is_never_overwritten(
+    harness: Harness, spark: SparkSession, case: SinkCase, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Either the batch is committed on top of it, or it is computed again."""
+    if when == "under the grant":
+        harness.agent(grant_everything)
+        case.before_the_last_check(monkeypatch, lambda: case.commit(77))
+    else:
+        harness.agent(At("commit-requested", lambda _: case.commit(77)))
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
+
+    assert case.flights() == [1, 77]
+    assert case.orphans() == set()
+    assert harness.steps().count("completed") == 1
+
+
+def test_a_queued_batch_declares_its_scope_and_is_computed_once(
+    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path
+) -> None:
+    """All that it touches is in the scope, if the sink has one. Markers of the scope aren't published again."""
+    computed = tmp_path / "computed"
+
+    def counted(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            with computed.open("a") as file:
+                file.write("once\n")
+            yield batch
+
+    agent = harness.agent(grant_everything)
+    batch: DataFrame = batch_of(spark, 1).coalesce(1).mapInArrow(counted, COLUMNS)
+    gate = harness.gate()
+
+    gate.foreach_batch(case.sink, writer="w", admission="queued")(batch, 0)
+
+    agent.wait_for("commit-completed")
+    intent = agent.wait_for("commit-intent")[0]
+    touched = [m for event in agent.events if event.type == "marker-created" for m in event.markers]
+    scope = case.sink.scope(batch_of(spark, 1))
+    assert intent.admission == "queued"
+    assert intent.scope == (scope.markers if scope else ())
+    assert (touched == []) == (scope is not None)
+    assert computed.read_text() == "once\n"
+    assert batch.storageLevel.useMemory is False, "it is persisted no longer"
