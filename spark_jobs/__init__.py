@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.transaction import Transaction
     from lakewarden.spark_jobs.sinks.contract import Sink
     from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
+    from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+    from lakewarden.spark_jobs.streaming.table_names import table_uri
 
 __all__ = [
     "TABLE_SERVICE_PRIORITY",
@@ -61,8 +63,10 @@ __all__ = [
     "Marker",
     "OutcomeUnknown",
     "PaimonSink",
+    "PartitionPaths",
     "Sink",
     "Transaction",
+    "table_uri",
 ]
 
 _MODULES = {
@@ -70,8 +74,10 @@ _MODULES = {
     "GateEvent": "gate.observer",
     "Grant": "gate.grant",
     "PaimonSink": "sinks.paimon.sink",
+    "PartitionPaths": "sinks.partition_paths",
     "Sink": "sinks.contract",
     "Transaction": "gate.transaction",
+    "table_uri": "streaming.table_names",
 }
 
 # A library writes nothing until its program configures logging. Without a handler, Python prints warnings to stderr.

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lakewarden.events import Marker
 
 
 @dataclass(frozen=True, slots=True)
 class BatchScope:
-    """The markers of a batch that a sink knows beforehand, and the partitions that it found them by.
+    """The markers of a batch that are known beforehand.
 
-    The gate declares the markers with the intent. So the transaction has touched them when it is admitted. The sink gets
-    the whole value back as `txn.batch_scope`, and doesn't list the partitions again.
+    The gate declares them with the intent. So the transaction has touched them when it is admitted. A sink that finds more
+    than the markers (the partitions' values, for example) returns a subclass, gets it back as `txn.batch_scope`, and
+    doesn't look again. It must trust only its own subclass: a user may have given another function for the scope.
     """
 
     markers: tuple[Marker, ...]
-    partitions: tuple[tuple[Any, ...], ...] = ()
-    """Values of the partition columns, in the table's order: one tuple for each partition."""

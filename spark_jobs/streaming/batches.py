@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker, canonical_table
+from lakewarden.events import ALL_FILE_GROUPS, Admission, ConflictRule, Marker
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, CommitAborted, GateError, OutcomeUnknown
@@ -34,6 +34,7 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
+from lakewarden.spark_jobs.streaming.table_names import table_uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -74,22 +75,25 @@ def target_of(
     admission: Admission,
     priority: int,
 ) -> Target:
-    """Return the arguments, and for those that are None what the sink declares.
+    """Return the arguments, and for those that are None what the sink declares. A table may be named as in a catalog.
 
     Raises `ValueError` if neither names the table, or if both do and differ: the sink would write one table under the lock
     of another.
     """
     declared = getattr(write, "table", None)
-    if table is None and declared is None:
+    own = None if declared is None else table_uri(declared)
+    given = None if table is None else table_uri(table)
+    uri = given or own
+    if uri is None:
         raise ValueError(
             f"no table: pass `table`, or a sink that has an attribute `table`; {type(write).__name__} has none"
         )
-    if table is not None and declared is not None and canonical_table(table) != canonical_table(declared):
+    if own is not None and uri != own:
         raise ValueError(
-            f"`table` is not the table that the sink writes; leave it out; table={table} sink={declared}"
+            f"`table` is not the table that the sink writes; leave it out; table={given} sink={own}"
         )
     return Target(
-        table or str(declared),
+        uri,
         conflict_rule or getattr(write, "conflict_rule", None) or "file-group",
         lock or getattr(write, "lock", None),
         admission,

@@ -82,12 +82,12 @@ def test_every_block_runs_in_the_order_of_the_page(
         names["gate"].close()
 
     assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("late", "flights")]
-    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 8)}
-    assert set(completed) == {"arrivals", "corrections", "late", "ingest", "compaction", "web"}
-    for writer in ("corrections", "late"):
-        queued = next(e for e in agent.wait_for("commit-intent", 8) if e.writer.startswith(writer))
+    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 9)}
+    assert set(completed) == {"arrivals", "corrections", "late", "later", "ingest", "compaction", "web"}
+    for writer in ("corrections", "late", "later"):
+        queued = next(e for e in agent.wait_for("commit-intent", 9) if e.writer.partition(":")[0] == writer)
         assert [marker.partition for marker in queued.scope] == ["month=1/day=1"]
-    assert "in a callback" in {event.version for event in agent.wait_for("commit-completed", 8)}
+    assert "in a callback" in {event.version for event in agent.wait_for("commit-completed", 9)}
     assert discarded == [], "everything was committed"
     assert completed["web"].version == published[(completed["web"].writer, 0)]
     assert "file-group-4" in {m.file_group for e in agent.wait_for("marker-created") for m in e.markers}

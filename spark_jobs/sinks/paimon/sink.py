@@ -88,6 +88,13 @@ class _StagedBatch:
     """The newest snapshot that is known to contain the base unchanged."""
 
 
+@dataclass(frozen=True, slots=True)
+class _PaimonScope(BatchScope):
+    """The partitions of an upsert, with their values."""
+
+    partitions: tuple[Partition, ...]
+
+
 class PaimonSink(Sink):
     """Call it as `sink(batch_df, txn)`. Create one for each table and mode."""
 
@@ -120,7 +127,7 @@ class PaimonSink(Sink):
         """The conflict rule of this sink's transactions."""
         return "deleted-file" if self._mode == "append" else "file-group"
 
-    def scope(self, batch: DataFrame, /) -> BatchScope | None:
+    def scope(self, batch: DataFrame, /) -> _PaimonScope | None:
         """Return the partitions that an upsert of the batch rewrites, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
@@ -130,7 +137,7 @@ class PaimonSink(Sink):
         self._all_keys(table, rows)
         partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
-        return BatchScope(tuple(_whole_partition(path) for path in paths), partitions)
+        return _PaimonScope(tuple(_whole_partition(path) for path in paths), partitions)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -196,12 +203,14 @@ class PaimonSink(Sink):
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
         keys = self._all_keys(table, rows)
-        known = txn.batch_scope if txn is not None else None
+        scope = txn.batch_scope if txn is not None else None
+        # An empty one isn't trusted either: the user's function may have added rows to the batch since.
+        known = scope.partitions if isinstance(scope, _PaimonScope) else ()
         rows = latest(rows, keys, self._order_by)
-        if known is None:
+        if not known:
             rows.persist()  # it is computed twice, and must be the same rows both times
         try:
-            work.partitions = known.partitions if known else tuple(partitions_of(rows, table))
+            work.partitions = known or tuple(partitions_of(rows, table))
             if not work.partitions:
                 return
             work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
@@ -217,7 +226,7 @@ class PaimonSink(Sink):
                 txn.check()  # planning takes a while, and an abort during it finds no Spark job to cancel
             work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
-            if known is None:
+            if not known:
                 rows.unpersist()
 
     def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:

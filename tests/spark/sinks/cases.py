@@ -125,8 +125,12 @@ class PaimonCase:
         monkeypatch.setattr(FileStoreCommit, "_try_commit_once", acting)
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        from pypaimon.common.options.core_options import CoreOptions
         from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
 
+        monkeypatch.setattr(
+            CoreOptions, "commit_max_retries", lambda _self: 0
+        )  # pypaimon would retry it itself
         publish = RenamingSnapshotCommit.commit
 
         def failing(*args: Any) -> bool:
@@ -201,4 +205,4 @@ def make_case(name: str, make_table: MakeTable, folder: Path) -> SinkCase:
     """Return the sink of this name with an empty table."""
     if name == "parquet":
         return ParquetCase(folder / "parquet")
-    return PaimonCase(name, make_table(schema=SCHEMA, **{"commit.max-retries": "0"}))
+    return PaimonCase(name, make_table(schema=SCHEMA))

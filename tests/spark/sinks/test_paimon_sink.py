@@ -375,3 +375,27 @@ def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
     assert find_commit(opened, "unknown user", 1) is None
     (Path(table) / "snapshot" / "snapshot-1").unlink()  # expired
     assert find_commit(opened, "unknown user", 1) is None
+
+
+def test_a_scope_that_is_not_the_sinks_own_decides_no_rows(
+    harness: Harness, make_table: MakeTable, departures: Frame
+) -> None:
+    """It only decides which transaction waits. The sink lists the partitions of the batch that it is given."""
+    agent, table = harness.agent(grant_everything), make_table()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    gate, empty = harness.gate(), departures((1, 1, 1, "a")).limit(0)
+
+    gate.foreach_batch(sink, writer="too-small", admission="queued", scope=lambda _: ["month=9/day=9"])(
+        departures((1, 1, 1, "a"), (1, 2, 2, "b")), 0
+    )
+    gate.foreach_batch(
+        lambda batch, txn: sink(batch.unionByName(departures((1, 3, 3, "c"))), txn),
+        table=sink.table,
+        writer="added",
+        admission="queued",
+        scope=sink.scope,
+    )(empty, 0)
+
+    assert [row["flight"] for row in rows_of(table)] == [1, 2, 3]
+    touched = {m.partition for event in agent.wait_for("marker-created", 2) for m in event.markers}
+    assert touched == {f"month=1/day={day}" for day in (1, 2, 3)}

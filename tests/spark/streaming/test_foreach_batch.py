@@ -397,6 +397,33 @@ def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: Run
     assert cleaned == [(2, False)], "after the first attempt, and not after the commit"
 
 
+def test_a_catalog_name_stands_for_the_tables_location(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Writers with other catalogs, or none, name the same table by its URI."""
+    agent = harness.agent(grant_everything)
+    gate = harness.gate()
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        with txn.commit():
+            pass
+
+    spark.sql(f"create table named_trips (id long) using parquet location '{tmp_path}/trips'")
+    try:
+        for name in ("named_trips", "default.named_trips", "spark_catalog.default.named_trips"):
+            gate.foreach_batch(write, table=name, writer=name)(spark.range(1), 0)
+    finally:
+        spark.sql("drop table named_trips")
+
+    uris = {event.table for event in agent.wait_for("commit-completed", 3)}
+    assert uris == {(tmp_path / "trips").as_uri()}
+    with pytest.raises(ValueError, match=r"no table of this name: 'named_trips'; .*TABLE_OR_VIEW_NOT_FOUND"):
+        gate.foreach_batch(write, table="named_trips", writer="w")
+    spark.range(1).createOrReplaceTempView("a_view")
+    with pytest.raises(ValueError, match="the catalog gives no location for table 'a_view'; write its URI"):
+        gate.foreach_batch(write, table="a_view", writer="w")
+
+
 def test_a_table_is_named_by_the_sink_or_by_the_argument(harness: Harness) -> None:
     class Declared:
         table = TABLE

@@ -1,0 +1,102 @@
+"""How each format spells a partition, and that one partition has one spelling."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from lakewarden.events import Marker
+from lakewarden.spark_jobs import PartitionPaths
+from lakewarden.spark_jobs.sinks.partition_paths import TableFormat
+
+pytestmark = pytest.mark.unit
+
+COLUMNS = {"region": "string", "day": "date"}
+ROW = {"region": "a b/c", "day": date(2026, 11, 21), "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("table_format", "path", "null"),
+    [
+        ("hive", "region=a b%2Fc/day=2026-11-21", "region=__HIVE_DEFAULT_PARTITION__"),
+        ("delta", "region=a b%2Fc/day=2026-11-21", "region=__HIVE_DEFAULT_PARTITION__"),
+        ("hudi", "a b/c/2026-11-21", "__HIVE_DEFAULT_PARTITION__"),
+        ("iceberg", "region=a+b%2Fc/day=2026-11-21", "region=null"),
+        ("paimon", "region=a b/c/day=2026-11-21", "region=__DEFAULT_PARTITION__"),
+    ],
+)
+def test_each_format_has_its_spelling(table_format: TableFormat, path: str, null: str) -> None:
+    paths = PartitionPaths(table_format, COLUMNS)
+
+    assert paths.path(ROW) == path
+    assert paths.path(("a b/c", "2026-11-21")) == path
+    assert paths.path({"region": None, "day": None}).startswith(f"{null}/")
+    empty = paths.path({"region": "", "day": None})
+    assert empty.startswith("region=/" if table_format == "iceberg" else f"{null}/")
+
+
+def test_hudi_spells_as_its_options_say() -> None:
+    assert PartitionPaths("hudi", COLUMNS, hive_style=True).path(ROW) == "region=a b/c/day=2026-11-21"
+    assert PartitionPaths("hudi", COLUMNS, url_encode=True).path(ROW) == "a b%2Fc/2026-11-21"
+    with pytest.raises(ValueError, match="options of Hudi tables, not of 'delta'"):
+        PartitionPaths("delta", COLUMNS, hive_style=True)
+
+
+def test_iceberg_escapes_as_javas_url_encoder() -> None:
+    """It leaves `*`, and Python's function leaves `~`."""
+    assert PartitionPaths("iceberg", {"k": "string"}).path(["*-_.~é="]) == "k=*-_.%7E%C3%A9%3D"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "path"),
+    [
+        ("int", [3, "3", "03", " 3"], "k=3"),
+        ("bigint", [-3, "-03"], "k=-3"),
+        ("boolean", [True, "TRUE", "true"], "k=true"),
+        ("date", [date(2026, 1, 2), "2026-01-02", "20260102"], "k=2026-01-02"),
+        ("decimal(9,2)", [Decimal("1.5"), "1.50", "1.500", "1.5E0"], "k=1.50"),
+        ("decimal(9)", [7, "7"], "k=7"),
+    ],
+)
+def test_values_that_are_equal_in_the_tables_type_have_one_spelling(
+    kind: str, values: list[Any], path: str
+) -> None:
+    paths = PartitionPaths("hive", {"k": kind})
+    assert {paths.path([value]) for value in values} == {path}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("string", 3),
+        ("int", "three"),
+        ("int", 3.0),
+        ("int", True),
+        ("boolean", 1),
+        ("date", datetime(2026, 1, 2, 3, 4, tzinfo=UTC)),
+        ("date", "yesterday"),
+        ("decimal(9,2)", 1.5),
+        ("decimal(9,2)", "NaN"),
+        ("decimal(9,2)", "1,5"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(kind: str, value: Any) -> None:
+    """A string of `3` and of `03` are two partitions, so a number can't stand for one of them."""
+    with pytest.raises(ValueError, match=r"partition column 'k' is of type .*, and .* isn't"):
+        PartitionPaths("hive", {"k": kind}).path([value])
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "double", "binary", "array<int>"])
+def test_types_without_a_single_spelling_are_refused(kind: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"'k' is of type .*, which has no single spelling; partition by one of"
+    ):
+        PartitionPaths("hive", {"k": kind})
+
+
+def test_an_unpartitioned_table_is_one_partition() -> None:
+    paths = PartitionPaths("hudi", {})
+    assert paths.marker([], "file-1", "merge") == Marker(partition="", file_group="file-1", operation="merge")
