@@ -97,7 +97,11 @@ def test_a_driver_killed_at_every_step_leaves_each_batch_once(
     assert [batch for _, batch, _ in commits] == list(range(len(STEPS) + 1))
     for batch, step in enumerate(STEPS):
         killed = {transaction for number, _, transaction in steps[batch] if number == batch}
-        recovered = [(what, transaction) for number, what, transaction in steps[batch + 1] if number == batch]
+        recovered = [
+            (what, transaction)
+            for number, what, transaction in steps[batch + 1]
+            if number == batch and what != "markers"  # of the driver, if the sink publishes them there
+        ]
         agent_knows = step == "completed"
         assert [what for what, _ in recovered] == (
             ["intent", "already-committed"] if agent_knows else COMMITS
