@@ -74,6 +74,8 @@ Queue
     the lock was acquired by another agent        as after a read that found it held
 
 - An `Acquire` while other contenders wait joins the end of the queue.
+- Hints come from the network, so what they delay is bounded. No hint delays the next read beyond the time that was due without
+  hints plus `poll_seconds`. The wait behind the queue is at most `poll_seconds`, however many contenders it has.
 - If a release is observed while a read is outstanding, that read may have found the object as it was before. If it finds the lock
   held, the object is read again when our turn in the queue comes.
 
@@ -300,7 +302,8 @@ def _start_acquiring(work: Work, at: Moment, settings: LeaseSettings) -> Step:
     if not work.ahead or work.adopt is not None:
         return _read_object(replace(work, ahead=0))
     denied = LockDenied("other agents are ahead in the queue", "waiting", work.cost)
-    return Waiting(replace(work, ahead=0), at.now + work.ahead * settings.queue_slot_seconds), (denied,)
+    wait = min(work.ahead * settings.queue_slot_seconds, settings.poll_seconds)
+    return Waiting(replace(work, ahead=0), at.now + wait), (denied,)
 
 
 def _on_release(state: State, at: Moment) -> Step:
@@ -362,7 +365,9 @@ def _on_acquisition_observed(state: State, at: Moment, settings: LeaseSettings, 
             return Reading(replace(work, ahead_at_release=None)), ()
         case Waiting(work=work) if _waits_for_holder(work):
             lapses_in = (valid_until + settings.drift_ms - at.wall_ms) / 1000
-            return replace(state, until=at.now + _poll_delay(at, settings, lapses_in)), ()
+            read_by = state.until + settings.poll_seconds if work.read_by is None else work.read_by
+            until = min(at.now + _poll_delay(at, settings, lapses_in), read_by)
+            return Waiting(replace(work, read_by=read_by), until), ()
         case _:
             return state, ()
 
@@ -450,7 +455,7 @@ def _wait_for_holder(
     denied = LockDenied(why, "waiting", work.cost, holder=record.owner, held_until=record.valid_until)
     wait = _poll_delay(at, settings, respect_for)
     if work.ahead_at_release is not None:
-        wait = work.ahead_at_release * settings.queue_slot_seconds
+        wait = min(wait, work.ahead_at_release * settings.queue_slot_seconds)
     work = replace(work, tries=0, cost=Cost(0, work.cost.since), refusal=None)
     return Waiting(work, at.now + wait), (denied,)
 
@@ -590,7 +595,7 @@ def _found_unusable(work: Work, at: Moment, settings: LeaseSettings, why: str) -
 
 
 def _read_object(work: Work) -> Step:
-    return Reading(replace(_count_request(work), ahead_at_release=None)), (Get(),)
+    return Reading(replace(_count_request(work), ahead_at_release=None, read_by=None)), (Get(),)
 
 
 def _write_hold(

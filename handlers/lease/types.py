@@ -284,6 +284,8 @@ class Work:
     """The owner id of our last write. A record with it is ours."""
     former: FormerOwner | None = None
     """Kept after unknown writes, and after the lease is lost."""
+    read_by: float | None = None
+    """Hints don't delay the next read beyond this time, in monotonic seconds. Set by the first hint that delays it."""
     in_doubt: Condition | None = None
     """The condition of our write whose outcome is unknown (see Writes)."""
     refusal: Refusal | None = None

@@ -13,22 +13,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
 from random import Random
+from typing import Any
 
 import anyio
 
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper
 from lakewarden.agent.stores import StoreUnreachableError
 from lakewarden.agent.wire_events import lock_event
-from lakewarden.events import AuditEventUnion, LockReleased
+from lakewarden.events import AuditEventUnion, LockAcquired, LockRefused, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import LockPlace
+from tests.simulation.clocks import EPOCH_MS
 from tests.simulation.environment import Environment
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient, short_name
 from tests.simulation.timeline import Timeline
 
+FORGED_AT = datetime(2027, 1, 1, tzinfo=UTC)
+FORGED_CONTENDERS = 200
+"""Invented contenders: with a slot for each, a contender behind them would wait for five poll intervals."""
 CANCELLED_ACQUISITIONS = (0, 0, 0, 2, 5)
 """How often in a row a table cancels its acquisition within a few round trips to the store, and starts it again."""
 
@@ -67,6 +74,30 @@ class SharedLog:
                 self.timeline.after(self.random.expovariate(1 / self.hint_delay), agent.delivery(event))
                 if self.random.random() < 0.95:
                     break
+
+    def forge_hints(self, uri: str, seconds: float, every: float) -> None:
+        """Have a stranger publish, for a while, that contenders wait for the lock and that another agent holds it."""
+
+        def event(number: int, agent: str, kind: type[LockAcquired | LockRefused], **fields: Any) -> None:
+            forged = kind(
+                event_id=f"forged-{number}",
+                table="s3://warehouse/forged",
+                at=FORGED_AT,
+                agent=agent,
+                lock=uri,
+                owner="forged",
+                valid_until=EPOCH_MS * 2,
+                requests=1,
+                duration_ms=0.0,
+                **fields,
+            )
+            for listener in self.listeners:
+                self.timeline.after(0.0, listener.delivery(forged))
+
+        for contender in range(FORGED_CONTENDERS):
+            event(contender, f"forged-{contender}", LockRefused, waiting=True)
+        for number in range(int(seconds / every)):
+            self.timeline.after(number * every, partial(event, number, "forged", LockAcquired))
 
     def node_fails(self, node: Node) -> None:
         """Assign the tables of a dead or silent node to others. Their new agents may adopt its locks."""
@@ -136,6 +167,7 @@ class Agent:
         async def opened() -> StoreClient:
             if self._unreachable and not self._environment.fault_free:
                 self._unreachable -= 1
+                self._environment.oracles.on_unreachable(self.node)
                 raise StoreUnreachableError("the store could not be reached")
             return client
 

@@ -24,6 +24,7 @@ monotonic clock gains or loses at most half the drift per lease; the store honou
 | no self-block | an agent is denied the lock because of an owner id that it wrote itself |
 | no false loss | a lease is ended in favour of a holder that never wrote |
 | bounded polling | a waiting agent sends more than one request per `poll_seconds`, and those after hand-overs, races, faults |
+| bounded silence | a waiting agent that runs sends no request for two and a half poll intervals |
 | unknown outcomes settled | after a lost answer and without other writers, a 4th answered request has not settled the outcome |
 | foreign objects untouched | an object that is no lock record is overwritten by a node |
 | unique versions | a version of the object occurs twice |
@@ -62,6 +63,8 @@ from tests.simulation.violations import ViolationRecorder
 
 CLOCK_RATE = 0.98
 """The slowest monotonic clock of a run, compared with true time, is faster than this."""
+MAX_SILENT_POLLS = 2.5
+"""Poll intervals between two requests: one, another one by hints, and jitter."""
 MAX_REQUESTS_TO_SETTLE = 3
 """Answered requests after a lost answer, by which an agent must know whether it holds the lock."""
 
@@ -99,6 +102,10 @@ class Wait:
     """One agent's wait for one lock."""
 
     since: float
+    last_request: float
+    """When it sent its last request, or began to wait."""
+    excused: bool = False
+    """Whether it found an unusable object: it reads that again only after `unusable_seconds`."""
     requests: int = 0
     allowance: int = 0
     """Requests explained by hand-overs, lost races, faults and ends of leases."""
@@ -153,10 +160,17 @@ class Oracles(ViolationRecorder):
         history = self._history(uri)
         if node.name in history.waits:
             history.waits[node.name].requests += 1
+            self._check_silence(history.waits[node.name], node, uri)
         if body is not None and isinstance(record := parse(body), LockRecord):
             owners = history.wrote.setdefault(node.name, [])
             if record.owner not in owners:
                 owners.append(record.owner)
+
+    def on_unreachable(self, node: Node) -> None:
+        """A node tried to open the store, which did not answer: its request was not sent."""
+        for history in self._locks.values():
+            if node.name in history.waits:
+                history.waits[node.name].last_request = self._timeline.now
 
     def on_answer(self, node: Node, uri: str, outcome: ReadOutcome | WriteOutcome, *, write: bool) -> None:
         """A node receives an outcome."""
@@ -260,7 +274,7 @@ class Oracles(ViolationRecorder):
         """An agent starts to acquire the lock."""
         history = self._history(uri)
         history.unknown_outcomes.pop(node.name, None)
-        history.waits.setdefault(node.name, Wait(self._timeline.now))
+        history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
         if adopt is not None:
             history.adopts[node.name] = adopt
 
@@ -293,7 +307,7 @@ class Oracles(ViolationRecorder):
                 belief = history.beliefs.pop(node.name, None)
                 if belief is not None and node.name in history.last_refused:
                     self._check_end_after_refusal(node, uri, belief)
-                history.waits.setdefault(node.name, Wait(self._timeline.now))
+                history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
                 self._ended(history, node, uri, event)
             case lease.LockDenied():
                 self._denied(history, node, uri, event)
@@ -378,6 +392,8 @@ class Oracles(ViolationRecorder):
         if event.kind != "waiting" and self._assumed.fault_free:
             self.violated("no loss without faults", f"{node.name} is refused {short_name(uri)}: {event.why}")
         self._check_refusal(history, node, uri, event)
+        if event.kind == "unusable" and node.name in history.waits:
+            history.waits[node.name].excused = True
         if event.holder is not None and event.holder in history.wrote.get(node.name, []):
             self.violated(
                 "no self-block",
@@ -399,6 +415,18 @@ class Oracles(ViolationRecorder):
                 "refusals waited out",
                 f"{node.name} ended its lease of {short_name(uri)} {left:.3f} s early, its margin is {margin:.3f} s",
             )
+
+    def _check_silence(self, wait: Wait, node: Node, uri: str) -> None:
+        now, poll = self._timeline.now, self._assumed.settings.poll_seconds
+        silent = now - wait.last_request
+        ran = node.running_since <= wait.last_request
+        if ran and not wait.excused and silent > MAX_SILENT_POLLS * poll:
+            self.violated(
+                "bounded silence",
+                f"{node.name} waits for {short_name(uri)} and sent no request for {silent:.3f} s, "
+                f"its poll interval is {poll:.3f} s",
+            )
+        wait.last_request, wait.excused = now, False
 
     def _check_refusal(self, history: LockHistory, node: Node, uri: str, event: lease.LockDenied) -> None:
         if event.holder is not None:

@@ -22,6 +22,8 @@
 | never polls again | every contender acquires | and then it reads again |
 | malformed object overwritten | foreign objects untouched | an object that is no lock record is never overwritten |
 | malformed object crashes | no crash | such an object ends no agent |
+| hints delay without bound | bounded silence | a hint delays the next read by `poll_seconds` at most |
+| queue delays without bound | bounded silence | so does the queue, however many contenders it has |
 | refusal is final | refusals waited out | a refusal is a doubt: an expired session or a wrong clock is corrected elsewhere |
 
 A trusted read-back is harmless if the record found is the one in doubt and the lease is counted from its sending: the object
@@ -32,6 +34,7 @@ an earlier one ends sooner. The bug is planted that way.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -52,7 +55,7 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Work, Writing
+from lakewarden.handlers.lease.types import LeaseSettings, Moment, State, Step, Waiting, Work, Writing
 from tests.simulation.batch import Bugs, Patch
 
 ANY_VERSION = "*"
@@ -263,6 +266,30 @@ def _refusal_is_final() -> list[Patch]:
     return [(lease, "_on_refused", final)]
 
 
+def _hints_delay_without_bound() -> list[Patch]:
+    observed = lease._on_acquisition_observed
+
+    def delayed(state: State, at: Moment, settings: LeaseSettings, valid_until: int) -> Step:
+        after, effects = observed(state, at, settings, valid_until)
+        if isinstance(after, Waiting) and isinstance(state, Waiting) and after.work.read_by is not None:
+            after = replace(after, work=replace(after.work, read_by=math.inf))
+        return after, effects
+
+    return [(lease, "_on_acquisition_observed", delayed)]
+
+
+def _queue_delays_without_bound() -> list[Patch]:
+    start = lease._start_acquiring
+
+    def started(work: Work, at: Moment, settings: LeaseSettings) -> Step:
+        after, effects = start(work, at, settings)
+        if isinstance(after, Waiting):
+            after = replace(after, until=at.now + work.ahead * settings.queue_slot_seconds)
+        return after, effects
+
+    return [(lease, "_start_acquiring", started)]
+
+
 BUGS: Bugs = {
     "read-back trusted": ("no belief beyond expiry", _read_back_trusted),
     "challenger's drift flipped": ("no lock stealing", _challengers_drift_flipped),
@@ -293,5 +320,7 @@ BUGS: Bugs = {
     ),
     "malformed object overwritten": ("foreign objects untouched", _malformed_object_overwritten),
     "malformed object crashes": ("no crash", _malformed_object_crashes),
+    "hints delay without bound": ("bounded silence", _hints_delay_without_bound),
+    "queue delays without bound": ("bounded silence", _queue_delays_without_bound),
     "refusal is final": ("refusals waited out", _refusal_is_final),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from lakewarden.agent.stores.memory import Objects
@@ -64,6 +65,9 @@ class World:
         random = stream(self.seed, "stranger")
         for uri, at, repaired_at in scenario.tampering:
             tamper(uri, self.objects, self.oracles, timeline, random, at=at, repaired_at=repaired_at)
+        every = 0.3 * scenario.assumed.settings.poll_seconds
+        for uri, at, until in scenario.forged_hints:
+            timeline.plan(at, partial(self._log.forge_hints, uri, until - at, every))
         promised = scenario.assumed.clocks_agree
         try:
             timeline.run(scenario.bound if promised else scenario.fault_free_from, self._is_over)

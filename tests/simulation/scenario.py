@@ -20,7 +20,7 @@ from tests.simulation.faults import FAULTS, FaultPeriod, FaultProfile, PeriodKin
 from tests.simulation.hudi import HudiSettings
 from tests.simulation.oracles import Assumed
 
-VERSION = 3
+VERSION = 4
 
 Kind: TypeAlias = Literal["fault-free", "usual", "clocks apart"]
 
@@ -61,6 +61,8 @@ class Scenario:
     """Probability that a node is stopped right after it sent a request, or as an answer arrives."""
     tampering: tuple[tuple[str, float, float], ...]
     """Locks that a person breaks by hand, with start and end."""
+    forged_hints: tuple[tuple[str, float, float], ...]
+    """Locks about which somebody publishes invented audit events, with start and end."""
     bound: float
     """When every contender must have had its lock, at the latest."""
 
@@ -113,6 +115,7 @@ def draw(random: Random) -> Scenario:
         hint_delay,
         stops_at_requests,
         tampering,
+        () if kind == "fault-free" else _forged_hints(random, list(usages), settings, fault_free_from),
         bound,
     )
 
@@ -201,6 +204,17 @@ def _refusals(
         until = min(since + settings.validity * random.uniform(0.02, 2.0), fault_free_from)
         periods.append(FaultPeriod("refusals", since, until, random.choice((None, *agents))))
     return tuple(periods)
+
+
+def _forged_hints(
+    random: Random, locks: list[str], settings: LeaseSettings, fault_free_from: float
+) -> tuple[tuple[str, float, float], ...]:
+    """Draw one period of invented audit events, much longer than a poll interval."""
+    if random.random() < 0.8:
+        return ()
+    seconds = settings.poll_seconds * random.uniform(4, 8)
+    at = random.uniform(0, max(0.0, fault_free_from - seconds))
+    return ((random.choice(locks), at, min(at + seconds, fault_free_from)),)
 
 
 def draw_stop(random: Random, at: float, lease: float, fault_free_from: float, name: str) -> Stop:

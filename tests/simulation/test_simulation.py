@@ -76,6 +76,7 @@ def test_the_scenarios_contain_every_kind_of_fault() -> None:
     assert {len(scenario.hudi) for scenario in drawn} == {0, 1, 2}
     assert {scenario.assumed.settings.strict for scenario in drawn} == {False, True}
     assert any(scenario.tampering for scenario in drawn)
+    assert any(scenario.forged_hints for scenario in drawn)
     assert any(stop.seconds is None for each in drawn for machine in each.agents for stop in machine.stops)
     assert {period.what for scenario in drawn for period in scenario.profile.periods} == {
         "outage",

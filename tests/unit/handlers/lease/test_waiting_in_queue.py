@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -133,3 +134,45 @@ def test_an_adoption_skips_the_queue() -> None:
     keeper = Keeper().step(Acquire(Keeper().at(), "former", ahead=5))
 
     assert keeper.of(Get) == [Get()]
+
+
+def test_repeated_acquisitions_delay_the_next_read_by_one_poll_interval_at_most() -> None:
+    """The review's `heard.py`: an acquisition was published every four seconds, and the lock was not read for an hour."""
+    keeper = Keeper().acquire().reads(record := foreign(left=4.0), "f1")
+    due = deadline(keeper.state, SETTINGS)
+    assert due is not None
+    reads: list[float] = []
+
+    while keeper.now < due + 3_600:
+        keeper.now += 4.0
+        keeper.observe_acquisition(left=1e7)
+        until = deadline(keeper.state, SETTINGS)
+        if until is not None and until <= keeper.now + 4.0:
+            keeper.timer()
+            reads.append(keeper.now)
+            keeper.reads(replace(record, valid_until=keeper.wall + 4_000), "f2")
+
+    assert reads[0] <= due + SETTINGS.poll_seconds
+    longest = 4.5 + SETTINGS.poll_seconds + 4.0
+    assert max(later - earlier for earlier, later in pairwise(reads)) <= longest
+
+
+def test_invented_contenders_delay_the_first_read_by_one_poll_interval_at_most() -> None:
+    """The review's `heard.py`: a thousand contenders that don't exist delayed a free lock by 250 s."""
+    keeper = Keeper().step(Acquire(Keeper().at(), None, ahead=1_000))
+    began = keeper.now
+
+    keeper.timer()
+
+    assert keeper.of(Get) == [Get()]
+    assert keeper.now - began == pytest.approx(SETTINGS.poll_seconds)
+
+
+def test_invented_contenders_don_t_delay_a_read_that_overlapped_a_release() -> None:
+    """It is due when the lease ends, or after one poll interval, as without the release."""
+    keeper = Keeper().acquire().observe_release(ahead=1_000).reads(foreign(left=300.0), "f1")
+    denied = keeper.now
+
+    keeper.timer()
+
+    assert keeper.now - denied == pytest.approx(SETTINGS.poll_seconds)
