@@ -85,6 +85,7 @@ async def replay_log(settings: KafkaSettings) -> LogReplay:
     """Replay `writers` and `decisions` from the last checkpoint to their ends."""
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
+    await partitions_of(settings, topics.decisions)  # an error names the topic if it is missing or hidden
     client = reader(settings)
     await start_client(client, settings)
     try:

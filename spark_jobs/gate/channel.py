@@ -195,7 +195,11 @@ class Channel:
         async with self._opening:
             if self._producer is None:
                 producer = await make_producer(
-                    self.bootstrap_servers, self.kafka, client_id=WRITER_CLIENT_ID, timeout=self.timeout
+                    self.bootstrap_servers,
+                    self.kafka,
+                    topic=self.topics.writers,
+                    client_id=WRITER_CLIENT_ID,
+                    timeout=self.timeout,
                 )
                 try:
                     if self._partitions is None:

@@ -107,6 +107,7 @@ class _ProducerThread:
                     self._producer = await make_producer(
                         self._bootstrap_servers,
                         self._kafka,
+                        topic=topic,
                         client_id=EXECUTOR_CLIENT_ID,
                         timeout=self._timeout,
                     )

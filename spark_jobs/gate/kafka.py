@@ -24,7 +24,12 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 import anyio
-from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+)
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -56,9 +61,9 @@ log = EventLogger("lakewarden.kafka")
 
 
 async def make_producer(
-    bootstrap_servers: str, kafka: KafkaSettings | None, *, client_id: str, timeout: float
+    bootstrap_servers: str, kafka: KafkaSettings | None, *, topic: str, client_id: str, timeout: float
 ) -> Any:
-    """Return a started producer: all replicas acknowledge, its retries make no duplicates, and it sends without delay."""
+    """Return a started producer for `topic`: all replicas acknowledge, its retries make no duplicates, it sends without delay."""
     from aiokafka import AIOKafkaProducer
 
     options = client_options(kafka)
@@ -71,7 +76,11 @@ async def make_producer(
         compression_type=options.compression_type,
         **_arguments(options, client_id),
     )
-    return await _started(producer, options)
+    try:
+        return await _started(producer, options)
+    except ClusterAuthorizationFailedError as error:
+        # An idempotent producer needs the right to write to some topic; this client has it for none.
+        raise TopicAuthorizationFailedError(topic) from error
 
 
 async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, client_id: str) -> Any:

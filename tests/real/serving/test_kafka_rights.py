@@ -1,0 +1,302 @@
+"""Each role works with the rights that docs/security.md lists. With any one of them less it fails, and names what is missing.
+
+The broker has Kafka's own authorizer, which denies what no rule allows. Each case has a user of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
+
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.events import (
+    BatchCommitted,
+    CommitGranted,
+    ConflictDetected,
+    DeadLetter,
+)
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable
+from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
+
+pytestmark = [pytest.mark.real]
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+OPERATIONS = {"read": 3, "write": 4, "create": 5, "describe": 8}
+TOPIC, GROUP = 2, 3
+LITERAL, ALLOW = 3, 3
+PASSWORD = "open-sesame"
+SHARED = "shared"
+"""The prefix of the topics in which the cases without an agent of their own run."""
+TRANSACTION = "the-transaction"
+COMMANDS = {
+    "`status`": ("status",),
+    "`explain`": ("explain", TRANSACTION),
+    "`conflicts`": ("conflicts",),
+    "`lock audit`": ("lock", "audit"),
+    "`ledger show`": ("ledger", "show"),
+}
+NOT_RUN = {"`abort`", "`ledger correct`"}
+"""They change the log; what they read and write is what the roles below read and write."""
+
+Right = tuple[str, str]
+"""A topic without its prefix, or `group`; and an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A role with all of its rights but one, or with all of them."""
+
+    role: str
+    rights: tuple[Right, ...]
+    missing: Right | None
+    user: str
+
+    def __str__(self) -> str:
+        """The name of the test's case."""
+        less = "all rights" if self.missing is None else "no " + " on ".join(reversed(self.missing))
+        return f"{self.role.strip('`')}: {less}"
+
+
+def _table() -> dict[str, tuple[Right, ...]]:
+    """The rights of each role, from the page."""
+    [section] = re.findall(r"^## Rights in Kafka$(.*?)^## ", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
+    resources = [cell.strip("`.") for cell in head[1:]]
+    return {
+        row[0]: tuple(
+            (resource, operation.strip())
+            for resource, cell in zip(resources, row[1:], strict=True)
+            if cell != "–"
+            for operation in cell.split(",")
+        )
+        for row in rows
+    }
+
+
+def _cases() -> list[Case]:
+    cases: list[Case] = []
+    for role, rights in _table().items():
+        for missing in (None, *rights):
+            left = tuple(right for right in rights if right != missing)
+            cases.append(Case(role, left, missing, f"user-{len(cases)}"))
+    return cases
+
+
+CASES = _cases()
+
+
+def _of(*roles: str) -> list[Case]:
+    return [case for case in CASES if case.role in roles]
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """The broker, and a running agent that has all rights."""
+
+    broker: EmbeddedKafka
+    sasl: str
+    shared: World
+
+    def settings(self, case: Case) -> dict[str, Any]:
+        """The settings of the case's user."""
+        return {
+            "bootstrap_servers": self.sasl,
+            "kafka_security_protocol": "SASL_PLAINTEXT",
+            "kafka_sasl_username": case.user,
+            "kafka_sasl_password": PASSWORD,
+        }
+
+    def options(self, case: Case) -> dict[str, Any]:
+        """The same as options of a writer."""
+        return {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_username": case.user,
+            "sasl_password": PASSWORD,
+        }
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """PLAINTEXT is the administrator's listener."""
+    folder = tmp_path_factory.mktemp("guarded")
+    sasl = free_port()
+    listeners = f"PLAINTEXT://{{host}}:{{port}},SASL://{{host}}:{sasl}"
+    users = " ".join(f'user_{case.user}="{PASSWORD}"' for case in CASES)
+    properties = {
+        "listeners": f"{listeners},CONTROLLER://{{host}}:{{controller_port}}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "allow.everyone.if.no.acl.found": "false",
+    }
+    with EmbeddedKafka(folder / "kafka", properties=properties) as broker:
+        shared, agent = anyio.run(_prepare, broker.bootstrap_servers, folder)
+        try:
+            yield Guarded(broker, f"127.0.0.1:{sasl}", shared)
+        finally:
+            agent.kill()
+
+
+async def _prepare(servers: str, folder: Path) -> tuple[World, AgentProcess]:
+    """Grant the shared prefix's rights, start an agent there, and let two transactions collide."""
+    async with world(servers, SHARED, folder) as shared:
+        for case in CASES:
+            if case.role != "agent":
+                await _grant(servers, SHARED, case)
+        agent = AgentProcess(shared.values(), folder / "agent.log")
+        await agent.ready()
+        writer = shared.writer("first")
+        writer.transaction = TRANSACTION
+        await _collide(shared, writer)
+        await shared.wait_for(ConflictDetected)
+        return shared, agent
+
+
+async def _collide(scene: World, first: Any) -> None:
+    """Make an agent publish to every topic."""
+    await scene.send_raw(b"rubbish", scene.table.encode())
+    await first.begin(batch_id=1)
+    await first.touch("x")
+    second = scene.writer("second")
+    await second.begin(batch_id=1)
+    await second.touch("x")
+    await first.obtain_grant()
+    await first.complete()
+
+
+async def _grant(servers: str, prefix: str, case: Case) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        for resource, operation in case.rights:
+            kind, name = (GROUP, prefix) if resource == "group" else (TOPIC, f"{prefix}.{resource}")
+            answer = await admin._send_request(
+                CreateAclsRequest(kind, name, LITERAL, f"User:{case.user}", "*", OPERATIONS[operation], ALLOW)
+            )
+            assert [code for code, _ in answer.creation_responses] == [0]
+    finally:
+        await admin.close()
+
+
+@pytest_asyncio.fixture
+async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    """Topics of the case's own, created by the administrator."""
+    async with world(guarded.broker.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+def test_the_table_has_all_roles_of_these_tests() -> None:
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *NOT_RUN}
+    assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
+
+
+@pytest.mark.parametrize("case", _of("agent"), ids=str)
+async def test_an_agent_needs_exactly_its_rights(guarded: Guarded, scene: World, case: Case) -> None:
+    await _grant(scene.bootstrap_servers, scene.prefix, case)
+    with scene.process(**guarded.settings(case), log_level="warning") as agent:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_collide, scene, scene.writer("first"))
+            if case.missing is None:
+                for kind in (CommitGranted, ConflictDetected, DeadLetter, BatchCommitted):
+                    await scene.wait_for(kind)
+                assert agent.popen.poll() is None
+            else:
+                assert await agent.ended() == 1
+                _names_what_is_missing(agent.log.read_text().splitlines()[-1], scene.prefix, case.missing)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("case", _of("driver"), ids=str)
+def test_a_driver_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    table = f"{guarded.shared.table}-{case.user}"
+
+    def commit() -> None:
+        with (
+            CommitGate(
+                guarded.sasl,
+                topic_prefix=SHARED,
+                kafka=guarded.options(case),
+                admission_timeout_seconds=PATIENCE_SECONDS,
+                send_timeout_seconds=PATIENCE_SECONDS,
+            ) as gate,
+            gate.transaction(table=table, writer="w", batch_id=1) as txn,
+        ):
+            txn.touch("p", "x", "merge")
+            with txn.commit() as grant:
+                grant.version = "1"
+            assert len(gate._channel.read_back(table, 0, PATIENCE_SECONDS)) > 0
+
+    _works_or_names_what_is_missing(commit, case)
+
+
+@pytest.mark.parametrize("case", _of("executor"), ids=str)
+def test_an_executor_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    channel = ExecutorChannel(
+        guarded.sasl,
+        SHARED,
+        f"{guarded.shared.table}-{case.user}",
+        "t",
+        "w",
+        guarded.options(case),
+        PATIENCE_SECONDS,
+    )
+
+    _works_or_names_what_is_missing(lambda: channel.touch("p", "x", "merge"), case)
+
+
+@pytest.mark.parametrize("case", _of(*COMMANDS), ids=str)
+def test_a_command_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "lakewarden.agent", *COMMANDS[case.role]],
+        env=environment(guarded.shared.values(**guarded.settings(case))),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+
+    assert PASSWORD not in done.stdout + done.stderr
+    if case.missing is None:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 1, done.stdout
+        [line] = done.stderr.splitlines()
+        _names_what_is_missing(line, SHARED, case.missing)
+
+
+def _works_or_names_what_is_missing(work: Any, case: Case) -> None:
+    if case.missing is None:
+        work()
+        return
+    with pytest.raises(AgentUnreachable) as failure:
+        work()
+    _names_what_is_missing(str(failure.value), SHARED, case.missing)
+
+
+def _names_what_is_missing(line: str, prefix: str, missing: Right) -> None:
+    resource, operation = missing
+    assert PASSWORD not in line
+    assert operation in line
+    assert "group" in line if resource == "group" else f"{prefix}.{resource}" in line
