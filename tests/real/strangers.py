@@ -74,6 +74,8 @@ class Strangers:
         self._seen: deque[tuple[bytes, Fields]] = deque(maxlen=RECENT)
         self._granted: deque[Fields] = deque(maxlen=RECENT)
         """Grants of others."""
+        self._elsewhere: set[str] = set()
+        """Transaction ids of others that the strangers have used on their own tables."""
         self._obtained: deque[Fields] = deque(maxlen=RECENT)
         """Grants of the strangers on their own tables."""
 
@@ -394,9 +396,14 @@ class Strangers:
         yield self._record("", other["table"], writer=other["writer"], **fields)
 
     def same_id_elsewhere(self) -> Iterator[Sent]:
-        """Another writer's transaction id, opened and granted on a table of the strangers in the same Kafka partition."""
-        if (other := self._other()) is None:
+        """Another writer's transaction id, opened and granted on a table of the strangers in the same Kafka partition.
+
+        Once for each id: a replay may read a repeated intent without the first one.
+        """
+        other = self._other()
+        if other is None or other["transaction"] in self._elsewhere:
             return
+        self._elsewhere.add(other["transaction"])
         table = self._own[self._partition(other["table"])]
         names = {"transaction": other["transaction"], "writer": other["writer"]}
         yield self._record("commit-intent", table, **names, heartbeat_seconds=SILENT_SECONDS)

@@ -131,6 +131,8 @@ class LockHistory:
     """By agent: the first refusal of the present series."""
     last_refused: set[str] = field(default_factory=set)
     """Agents whose last request was refused."""
+    released: set[str] = field(default_factory=set)
+    """Agents that have released it since they acquired it. A denial may have been on its way."""
     found_malformed: set[str] = field(default_factory=set)
     """Agents whose last read found an object that is no lock record."""
     unknown_outcomes: dict[str, int] = field(default_factory=dict)
@@ -274,6 +276,9 @@ class Oracles(ViolationRecorder):
         """An agent starts to acquire the lock."""
         history = self._history(uri)
         history.unknown_outcomes.pop(node.name, None)
+        if node.name in history.released:
+            history.released.discard(node.name)
+            history.refused_since.pop(node.name, None)
         history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
         if adopt is not None:
             history.adopts[node.name] = adopt
@@ -289,7 +294,7 @@ class Oracles(ViolationRecorder):
         history = self._history(uri)
         history.beliefs.pop(node.name, None)
         history.unknown_outcomes.pop(node.name, None)
-        history.refused_since.pop(node.name, None)
+        history.released.add(node.name)
         self._check_patience(history, node.name, uri)
 
     def on_keeper_event(self, node: Node, uri: str, event: KeeperEvent, *, relied_on: bool) -> None:
