@@ -592,7 +592,7 @@ class PartitionOwner:
         for uri, state in list(self.tables.items()):
             if uri in self.stopped:
                 continue
-            if state.idle() and not state.unrecorded_batches and not state.unrecorded_losses:
+            if state.settled():
                 self._forget_if_quiet(uri, state)
             else:
                 self._step(uri, Tick(monotonic(), self.position - 1, self._caught_up))

@@ -98,7 +98,7 @@ class RelatedTransaction:
     transaction: TransactionRef
     outcome: Outcome
     places: int
-    """Number of places that both transactions touched, with or without a conflict."""
+    """Number of places that both transactions touched, with or without a conflict. Of one event, at most 100 are counted."""
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
@@ -244,6 +244,7 @@ class Met:
     rule: ConflictRule
     shared: tuple[SharedPlace, ...]
     places: int
+    """As in `RelatedTransaction`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ from lakewarden.handlers.table.transactions import LANDED, OPEN, Phase, Transact
 from lakewarden.handlers.table.verdicts import verdict_of
 
 MOST_SHOWN = 20
-"""Places, names and partitions that one step lists. Its counters count all of them."""
+"""Places, names and partitions that one step lists. Its counters count more of them."""
 MAX_REMEMBERED = 20_000
 """Transactions whose name and outcome are kept, beside those that the explanation names."""
 MAX_ATTEMPTS = 100

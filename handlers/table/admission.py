@@ -220,8 +220,8 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
     partitions = {each.partition for each in _markers_to_reserve(state, transaction)}
     for other in state.open() if partitions else ():
         if other.phase is Phase.GRANTED or _queue_position(state, other) < mine:
-            theirs = [*other.footprint, *(each.partition for each in _markers_to_reserve(state, other))]
-            if not partitions.isdisjoint(theirs):
+            reserved = {each.partition for each in _markers_to_reserve(state, other)}
+            if any(each in other.footprint or each in reserved for each in partitions):
                 yield other
 
 

@@ -91,18 +91,27 @@ def touches_conflict(mine: Touch, other: Touch) -> bool:
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:
     """The overlaps that are conflicts for `mine`."""
-    return [each for each in overlaps if touches_conflict(each.mine, each.other)]
+    known: dict[tuple[Touch, Touch], bool] = {}
+    found = []
+    for each in overlaps:
+        pair = (each.mine, each.other)
+        conflict = known.get(pair)
+        if conflict is None:
+            conflict = known[pair] = touches_conflict(*pair)
+        if conflict:
+            found.append(each)
+    return found
 
 
-def evidence(overlaps: Iterable[Overlap]) -> tuple[ConflictEntry, ...]:
-    """The conflict entries of an abort of `mine`, with the partition, file group and operation of its own markers."""
+def evidence(overlaps: Iterable[Overlap], most: int = MAX_EVIDENCE) -> tuple[ConflictEntry, ...]:
+    """The first conflict entries of an abort of `mine`, with the partition, file group and operation of its own markers."""
     entries: dict[tuple[str, str, str], ConflictEntry] = {}
     for overlap in overlaps:
         other = overlap.other.transaction
         key = (overlap.partition, overlap.file_group, other.id)
         if key in entries:
             continue
-        if len(entries) == MAX_EVIDENCE:
+        if len(entries) == most:
             break
         entries[key] = ConflictEntry(
             partition=overlap.partition,

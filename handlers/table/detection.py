@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lakewarden.handlers.table.conflicts import (
+    MAX_EVIDENCE,
     conflicting,
     evidence,
     loser_of,
@@ -115,12 +116,12 @@ def sweep(context: StepContext) -> None:
 def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
     """The computing transactions that are in a conflict, the strongest first."""
     state = context.state
-    found: set[Transaction] = set()
-    for touches in state.footprints.touch_combinations():
-        for mine in touches:
-            skip = mine.transaction in found or mine.transaction.phase not in COMPUTING
-            if not skip and any(touches_conflict(mine, other) for other in touches):
-                found.add(mine.transaction)
+    found = [
+        each
+        for each in state.transactions.values()
+        if each.phase in COMPUTING
+        and any(touches_conflict(mine, other) for mine, other in state.footprints.others(each))
+    ]
     return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)
 
 
@@ -153,13 +154,17 @@ def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:
 
 
 def _abort_victim(context: StepContext, victim: Transaction, losing: list[Overlap]) -> None:
-    reports = [_conflict_report(context, victim, against) for against in _group_by_other(losing)]
+    winners = _group_by_other(losing)
+    share = max(1, MAX_EVIDENCE // len(winners))
+    reports = [_conflict_report(context, victim, against, share) for against in winners]
     unknown = all(each.other.transaction.phase is Phase.UNKNOWN for each in losing)
     context.abort(victim, "outcome-unknown" if unknown else "conflict", conflicts=evidence(losing))
     context.emit(reports)
 
 
-def _conflict_report(context: StepContext, victim: Transaction, losing: list[Overlap]) -> ReportConflict:
+def _conflict_report(
+    context: StepContext, victim: Transaction, losing: list[Overlap], most: int
+) -> ReportConflict:
     winner = losing[0].other.transaction
     return ReportConflict(
         victim=victim.id,
@@ -168,7 +173,7 @@ def _conflict_report(context: StepContext, victim: Transaction, losing: list[Ove
         winner_writer=winner.writer,
         rule=rule_for(victim, winner),
         kind="commit" if winner.phase in LANDED else "marker",
-        conflicts=evidence(losing),
+        conflicts=evidence(losing, most),
         detected_after_ms=max(0.0, (context.now - context.read_at) * 1000),
         victim_age_seconds=max(0.0, context.now - victim.opened_at),
     )

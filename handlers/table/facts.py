@@ -59,6 +59,7 @@ from lakewarden.handlers.table.state import (
     TableState,
 )
 from lakewarden.handlers.table.transactions import (
+    COMPUTING,
     LANDED,
     OPEN,
     AbortRequest,
@@ -193,6 +194,9 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     del state.transactions[transaction.id]
     transaction.phase = closed.phase
     keep_closed(state, transaction.id, closed)
+    others = state.transactions.values()
+    if any(each.began <= transaction.began and each.phase in COMPUTING for each in others):
+        return  # Whatever landed since then still matters to that one. Usually it is one of the first.
     drop_old_evidence(state)
 
 

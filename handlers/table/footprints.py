@@ -1,6 +1,7 @@
 """The footprints of all transactions of one table, indexed by partition and file group.
 
     index[partition][file_group] = (Touch, Touch, …)      the `*` of a partition is an entry like any other
+    pairs[touch][other]          = [Overlap, …]           two touches that share a place, with the first places that they share
 
 - Partition and file group are compared as a pair, never as one joined string.
 - A marker is checked only against the entry of its own file group, so the cost doesn't depend on the size of the index.
@@ -8,10 +9,21 @@
 - A repeated marker changes nothing.
 - Almost every entry has one touch. All markers of a transaction with the same operation share that one-element tuple, so a
   marker costs its two strings and one slot.
+
+Every step is bounded (docs/decisions/0021):
+
+- Whether two transactions conflict depends on their touches, not on the number of places that they share. So each pair of
+  touches is found once, when its second touch arrives, and kept until one of the two transactions is removed. Later checks
+  visit pairs of touches, never places.
+- A `*` looks for the touches of its partition among the touches of the table (`first`), not among the partition's entries.
+- Entries that grew by the same event share one tuple. Of one tuple, an event visits the first `MAX_FOUND` places only.
+- What is removed counts no more at once, because its touches leave `first`. Its entries of the index stay as garbage, and
+  `collect` drops some of them after each step.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +34,16 @@ MARKER_BYTES = 150
 """Of a marker without the characters of its file group: its string, its entry in the index, its entry in the footprint."""
 PARTITION_BYTES = 500
 """Of a partition that a transaction touches, without the characters of its name."""
+PAIR_BYTES = 500
+"""Of a pair of touches. It counts for the transaction that came second."""
+MAX_FOUND = 100
+"""Places of one combination of touches that an event reports: as many as an abort names (`conflicts.py`)."""
+MAX_KEPT = 10
+"""Places that are kept of a pair, for a conflict that is decided later."""
+MANY_PAIRS = 100
+"""If a touch is in more pairs than this, one place is kept of each further one."""
+COLLECTED = 20_000
+"""Entries of removed transactions that are dropped after one step, which takes about 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,99 +63,192 @@ class Overlap:
 
 
 @dataclass(slots=True)
+class _Seen:
+    """A tuple of touches that an event has met, and how many of its places it still visits."""
+
+    touches: tuple[Touch, ...]
+    left: int
+
+
+@dataclass(slots=True)
 class Footprints:
     """The index of one table."""
 
     index: dict[str, dict[str, tuple[Touch, ...]]] = field(default_factory=dict)
-    bytes: int = 0
-    """Estimated bytes of all markers (`memory.py`)."""
+    first: dict[Touch, dict[str, str]] = field(default_factory=dict)
+    """Every touch that counts, with its first file group in each partition."""
+    pairs: dict[Touch, dict[Touch, list[Overlap]]] = field(default_factory=dict)
+    """The pairs of touches of different transactions that share a place, from both sides. Both sides share the list.
 
-    def add(self, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
-        """Add markers and return their overlaps with other transactions, whether or not they are conflicts."""
+    A removed touch has no pairs of its own. It may still be in those of others, where it counts no more.
+    """
+    bytes: int = 0
+    """Estimated bytes of all markers and pairs (`memory.py`), without garbage."""
+    garbage: deque[tuple[Transaction, dict[str, list[str]]]] = field(default_factory=deque)
+    """Removed transactions with what the index still has of them."""
+
+    def add(  # noqa: PLR0915 - one loop over up to 10,000 markers, where calls would cost most of the time
+        self, transaction: Transaction, markers: Iterable[Marker]
+    ) -> list[Overlap]:
+        """Add markers. Return the first of their overlaps with each other transaction, whether or not they are conflicts."""
         overlaps: list[Overlap] = []
-        # Consecutive markers mostly share partition and operation, so their look-ups are repeated only on a change.
+        seen: dict[tuple[int, Touch], _Seen] = {}
+        # Consecutive markers mostly share partition, operation and the touches that they meet, so what follows from these is
+        # found again only on a change.
         partition: str | None = None
         operation: Operation | None = None
         groups: dict[str, tuple[Touch, ...]] = {}
+        stars: tuple[Touch, ...] | None = None
         single: tuple[Touch, ...] = ()
         mine: list[str] | None = None
+        firsts: dict[str, str] = {}
+        met: tuple[Touch, ...] | None = None
+        met_with: tuple[Touch, ...] = ()
+        known = owned = False
+        grown: tuple[Touch, ...] = ()
         bytes_before = transaction.bytes
         for marker in markers:
             file_group = marker.file_group
             if marker.partition != partition:
                 partition = marker.partition
                 groups = self.index.setdefault(partition, {})
+                stars = groups.get(ALL_FILE_GROUPS)
                 mine = transaction.footprint.get(partition)
             if marker.operation != operation:
                 operation = marker.operation
                 single = transaction.touch(operation)
+                firsts = self.first.setdefault(single[0], {})
             count = len(groups)
             touches = groups.setdefault(file_group, single)
             new = len(groups) > count
             if not new:
-                if touches is single or single[0] in touches:
+                if touches is single:
                     continue
-                groups[file_group] = touches + single
-            if new or all(touch.transaction is not transaction for touch in touches):
+                if touches is not met or single is not met_with:
+                    met, met_with = touches, single
+                    known = single[0] in touches
+                    owned = any(touch.transaction is transaction for touch in touches)
+                    grown = touches if known else touches + single
+                if known:
+                    continue
+                groups[file_group] = grown
+            if new or not owned:
                 if mine is None:
                     mine = transaction.footprint[partition] = []
                     transaction.bytes += PARTITION_BYTES + len(partition)
                 mine.append(file_group)
                 transaction.markers += 1
                 transaction.bytes += MARKER_BYTES + len(file_group)
-            if not new or file_group == ALL_FILE_GROUPS or ALL_FILE_GROUPS in groups:
-                overlaps.extend(self._overlaps_at(partition, file_group, single[0]))
+            if partition not in firsts:
+                firsts[partition] = file_group
+            if file_group == ALL_FILE_GROUPS:
+                self._meet_partition(overlaps, partition, single[0])
+                stars = groups[ALL_FILE_GROUPS]
+                continue
+            if not new:
+                self._meet(overlaps, seen, (partition, file_group, file_group), single[0], touches)
+            if stars is not None:
+                self._meet(overlaps, seen, (partition, file_group, ALL_FILE_GROUPS), single[0], stars)
         self.bytes += transaction.bytes - bytes_before
         return overlaps
 
     def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
-        """All overlaps of this transaction with others."""
-        for partition, file_groups in transaction.footprint.items():
-            groups = self.index[partition]
-            starred = ALL_FILE_GROUPS in groups
-            for file_group in file_groups:
-                touches = groups[file_group]
-                if len(touches) > 1 or starred:
-                    for touch in touches:
-                        if touch.transaction is transaction:
-                            yield from self._overlaps_at(partition, file_group, touch)
+        """The kept overlaps of this transaction, at least one of each pair of touches."""
+        for (touch,) in transaction.touches.values():
+            for other, shared in self.pairs.get(touch, {}).items():
+                for each in shared if other in self.first else ():
+                    yield each if each.mine is touch else each.flipped()
 
-    def touch_combinations(self) -> set[tuple[Touch, ...]]:
-        """Each distinct combination of touches that share a place. A sweep checks these instead of every place."""
-        found: set[tuple[Touch, ...]] = set()
-        for groups in self.index.values():
-            starred = groups.get(ALL_FILE_GROUPS, ())
-            for touches in groups.values():
-                if len(touches) > 1 or starred:
-                    found.add(starred + touches)
-        return found
+    def others(self, transaction: Transaction) -> Iterator[tuple[Touch, Touch]]:
+        """The pairs of this transaction: its touch, and that of another transaction."""
+        for (touch,) in transaction.touches.values():
+            for other in self.pairs.get(touch, {}):
+                if other in self.first:
+                    yield touch, other
 
     def remove(self, transaction: Transaction) -> None:
-        """Remove the transaction's footprint from the index."""
-        for partition, file_groups in transaction.footprint.items():
-            groups = self.index[partition]
-            for file_group in file_groups:
-                touches = groups[file_group]
-                alone = len(touches) == 1
-                left = () if alone else tuple(each for each in touches if each.transaction is not transaction)
-                if left:
-                    groups[file_group] = left
-                else:
-                    del groups[file_group]
-            if not groups:
-                del self.index[partition]
+        """Remove the transaction's footprint. `collect` drops its entries of the index."""
+        for (touch,) in transaction.touches.values():
+            self.first.pop(touch, None)
+            self.pairs.pop(touch, None)
+        if transaction.footprint:
+            self.garbage.append((transaction, transaction.footprint))
         self.bytes -= transaction.bytes
         transaction.footprint = {}
         transaction.markers = transaction.bytes = 0
 
-    def _overlaps_at(self, partition: str, file_group: str, mine: Touch) -> Iterator[Overlap]:
+    def collect(self, most: int = COLLECTED) -> None:
+        """Drop at most so many entries of removed transactions from the index."""
+        while self.garbage and most > 0:
+            transaction, footprint = self.garbage[0]
+            while footprint and most > 0:
+                partition, file_groups = footprint.popitem()
+                dropped = file_groups[-most:]
+                del file_groups[-most:]
+                if file_groups:
+                    footprint[partition] = file_groups
+                self._drop(transaction, partition, dropped)
+                most -= len(dropped)
+            if not footprint:
+                self.garbage.popleft()
+
+    def _drop(self, transaction: Transaction, partition: str, file_groups: Iterable[str]) -> None:
         groups = self.index[partition]
-        places: Iterable[str]
-        if file_group == ALL_FILE_GROUPS:
-            places = groups
-        else:
-            places = (file_group, ALL_FILE_GROUPS) if ALL_FILE_GROUPS in groups else (file_group,)
-        for place in places:
-            for other in groups[place]:
-                if other.transaction is not mine.transaction:
-                    yield Overlap(partition, file_group, place, mine, other)
+        last: tuple[Touch, ...] = ()
+        left: tuple[Touch, ...] = ()
+        for file_group in file_groups:
+            touches = groups[file_group]
+            if touches is not last:
+                last, left = touches, tuple(each for each in touches if each.transaction is not transaction)
+            if left:
+                groups[file_group] = left
+            else:
+                del groups[file_group]
+        if not groups:
+            del self.index[partition]
+
+    def _meet(
+        self,
+        overlaps: list[Overlap],
+        seen: dict[tuple[int, Touch], _Seen],
+        place: tuple[str, str, str],
+        mine: Touch,
+        others: tuple[Touch, ...],
+    ) -> None:
+        """Enter that `mine` shares a place with others: partition, its own file group, and theirs."""
+        found = seen.get((id(others), mine))
+        if found is None:
+            # The entry keeps the tuple alive, and with it the tuple's id.
+            found = seen[id(others), mine] = _Seen(others, max(1, MAX_FOUND // len(others)))
+        if found.left:
+            found.left -= 1
+            for other in others:
+                if other.transaction is not mine.transaction and other in self.first:
+                    self._enter(overlaps, Overlap(*place, mine, other))
+
+    def _meet_partition(self, overlaps: list[Overlap], partition: str, mine: Touch) -> None:
+        """Enter that a `*` shares its partition with every touch there."""
+        groups = self.index[partition]
+        most = max(1, MAX_FOUND // len(self.first))
+        for other, firsts in self.first.items():
+            first = firsts.get(partition)
+            if first is None or other.transaction is mine.transaction:
+                continue
+            places = other.transaction.footprint[partition][:most]
+            for place in [each for each in places if other in groups[each]] or [first]:
+                self._enter(overlaps, Overlap(partition, ALL_FILE_GROUPS, place, mine, other))
+
+    def _enter(self, overlaps: list[Overlap], overlap: Overlap) -> None:
+        """Report an overlap, and keep it with its pair unless the pair has enough."""
+        overlaps.append(overlap)
+        mine, other = overlap.mine, overlap.other
+        partners = self.pairs.setdefault(mine, {})
+        shared = partners.get(other)
+        if shared is None:
+            if len(partners) > 2 * len(self.first) + MANY_PAIRS:
+                for gone in [each for each in partners if each not in self.first]:
+                    del partners[gone]
+            partners[other] = self.pairs.setdefault(other, {})[mine] = [overlap]
+            mine.transaction.bytes += PAIR_BYTES
+        elif len(shared) < MAX_KEPT and len(partners) <= MANY_PAIRS:
+            shared.append(overlap)

@@ -34,7 +34,7 @@ def check_invariants(state: TableState) -> None:
 
 
 def _check_index(state: TableState) -> None:
-    index, known = state.footprints.index, state.transactions
+    index, known, counting = state.footprints.index, state.transactions, state.footprints.first
     checked = 0
     for transaction, partition, file_groups in _next_entries(state, state.settings.entries_per_check):
         groups = index.get(partition, {})
@@ -43,7 +43,7 @@ def _check_index(state: TableState) -> None:
             for touch in groups.get(file_group, ()):
                 if touch.transaction is transaction:
                     agree = True
-                elif known.get(touch.transaction.id) is not touch.transaction:
+                elif touch in counting and known.get(touch.transaction.id) is not touch.transaction:
                     agree = False
                     break
             if not agree:
@@ -85,7 +85,7 @@ def _check_index_size(state: TableState) -> None:
     problem = f"the index counts {state.footprints.bytes} bytes, its transactions {counted}"
     _require(state, problem, holds=state.footprints.bytes == counted)
     touched = sum(each.markers for each in state.transactions.values())
-    if touched > state.settings.entries_per_check:
+    if touched > state.settings.entries_per_check or state.footprints.garbage:
         return
     indexed = sum(
         len(touches) if len(touches) == 1 else len({touch.transaction.id for touch in touches})

@@ -237,6 +237,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
         case _:
             assert_never(input_)
     _decide_outstanding(context)
+    state.footprints.collect()
     return context.effects
 
 
@@ -248,12 +249,14 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
     known = event.transaction in state.transactions or event.transaction in state.closed
     ignored = why_ignored(state, event) if known else None
     apply_event(state, event, offset, now)
+    state.footprints.collect()
     return ignored
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     """Apply a published verdict during a replay."""
     apply_verdict(state, verdict, now)
+    state.footprints.collect()
 
 
 def restore(state: TableState, entries: LedgerEntries) -> None:

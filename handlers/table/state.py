@@ -133,6 +133,11 @@ class TableState:
         """Whether nothing happens to this table until a writer's event arrives."""
         return not self.transactions and not self.lock_requested
 
+    def settled(self) -> bool:
+        """Whether a periodic check of this table would do nothing: it is idle, and nothing is left to record or to drop."""
+        unrecorded = self.unrecorded_batches or self.unrecorded_losses
+        return self.idle() and not unrecorded and not self.footprints.garbage
+
     def oldest_needed(self, now: float) -> int | None:
         """Offset of the oldest intent that a replay needs.
 

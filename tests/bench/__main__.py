@@ -38,6 +38,7 @@ from tests.bench import (
     lock_table,
     locks,
     renewals,
+    steps,
     stores,
     volume,
     waste,
@@ -48,7 +49,19 @@ from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
-PARTS = ("check", "detection", "waste", "latency", "load", "volume", "ledger", "failover", "stores", "locks")
+PARTS = (
+    "check",
+    "steps",
+    "detection",
+    "waste",
+    "latency",
+    "load",
+    "volume",
+    "ledger",
+    "failover",
+    "stores",
+    "locks",
+)
 REMOTE_DELAY_SECONDS = 0.015
 """Added to each request to the store: the latency of a store on another machine."""
 
@@ -65,6 +78,8 @@ class Size:
     checks: int
     sizes: Sequence[detection.Cell]
     sweeps: int
+    step_markers: int
+    step_transactions: int
     waste_seeds: int
     waste_hours: float
     load_seconds: float
@@ -88,6 +103,8 @@ FULL = Size(
     checks=101,
     sizes=(*detection.HUDI, *detection.GRID),
     sweeps=5,
+    step_markers=2_000_000,
+    step_transactions=1_000,
     waste_seeds=10,
     waste_hours=4.0,
     load_seconds=30.0,
@@ -110,6 +127,8 @@ QUICK = Size(
     checks=5,
     sizes=detection.QUICK,
     sweeps=1,
+    step_markers=20_000,
+    step_transactions=10,
     waste_seeds=1,
     waste_hours=0.5,
     load_seconds=1.0,
@@ -158,6 +177,9 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
     if "check" in parts:
         _progress("conflict check in memory")
         report["check"] = in_memory.measure(repetitions=size.checks)
+    if "steps" in parts:
+        _progress("the longest steps of one table, in memory")
+        report["steps"] = steps.measure(markers=size.step_markers, transactions=size.step_transactions)
     if "detection" in parts:
         _progress("conflict check in memory, by size")
         report["detection"] = detection.measure(size.sizes, repetitions=size.sweeps)
@@ -338,6 +360,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from failover.rows(report["failover"])
     if "check" in report:
         yield from _check_rows(report["check"])
+    if "steps" in report:
+        yield from steps.rows(report["steps"])
 
 
 def _latency_rows(latencies: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.bench import steps
 from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import ENDPOINT_VARIABLE, S3Server
 
@@ -74,6 +75,7 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert name in report["ledger"]
     for name in ("incremental", "incremental_all_conflicting", "sweep", "periodic"):
         assert report["check"][name].keys() == {"ms", "ns_per_marker"}
+    assert report["steps"]["ms"].keys() == steps.TITLES.keys()
     _check_conflicts(report)
     assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
     for kind in ("memory", "local disk", "S3"):

@@ -568,6 +568,20 @@ class Table(RuleBasedStateMachine):
             for marker in self.read_markers.get(each.id, ())
         }
         assert index == naive
+        pairs = {
+            (one.transaction.id, one.operation, other.transaction.id, other.operation)
+            for one, others in state.footprints.pairs.items()
+            for other in others
+            if other in state.footprints.first
+        }
+        assert pairs == {
+            (one, x, other, y)
+            for one, partition, place, x in naive
+            for other, other_partition, other_place, y in naive
+            if one != other
+            and partition == other_partition
+            and (place == other_place or "*" in (place, other_place))
+        }
         if any(each.without_index for each in state.transactions.values()):
             return  # a replay finds the footprint in the log
         rebuilt = self.w.rebuilt()

@@ -25,6 +25,7 @@ def a_transaction(identifier: str = "t", **fields: Any) -> Transaction:
         "priority": 0,
         "admission": "optimistic",
         "conflict_rule": "file-group",
+        "lock": None,
         "heartbeat_seconds": 5.0,
         "began": 1,
         "opened_at": 0.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import Any, get_args
 
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakewarden.events import Marker, Operation
-from lakewarden.handlers.table.footprints import Footprints
-from lakewarden.handlers.table.transactions import Touch, Transaction
+from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
+from lakewarden.handlers.table.transactions import Transaction
 from lakewarden.handlers.table.verdicts import AcquireLock
 from tests.unit.handlers.table.test_conflicts import a_transaction
 from tests.unit.handlers.table.world import m, world
@@ -27,13 +26,13 @@ MARKERS = st.builds(
 TOUCHED = st.lists(st.tuples(st.integers(0, TRANSACTIONS - 1), MARKERS), max_size=12)
 
 
-def named_pairs(combinations: set[tuple[Touch, ...]]) -> set[tuple[str, str, str, str]]:
-    """The pairs of touches in these combinations, by transaction and operation."""
+def named_pairs(footprints: Footprints) -> set[tuple[str, str, str, str]]:
+    """The pairs of touches, by transaction and operation."""
     return {
         (one.transaction.id, one.operation, other.transaction.id, other.operation)
-        for touches in combinations
-        for one, other in permutations(touches, 2)
-        if one.transaction is not other.transaction
+        for one, others in footprints.pairs.items()
+        for other in others
+        if other in footprints.first
     }
 
 
@@ -49,30 +48,96 @@ def expected_pairs(touched: list[tuple[Transaction, Marker]]) -> set[tuple[str, 
     }
 
 
-@given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)))
-def test_touch_combinations_are_exactly_the_touches_that_share_a_place(
-    touched: list[tuple[int, Marker]], gone: set[int]
+@given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)), collected=st.integers(0, 3))
+def test_pairs_are_exactly_the_touches_that_share_a_place(
+    touched: list[tuple[int, Marker]], gone: set[int], collected: int
 ) -> None:
-    """In any order of markers, with `*` and without, and after any transactions have ended."""
+    """In any order of markers, with `*` and without, and after any transactions have ended, collected or not."""
     transactions = [a_transaction(f"t{number}") for number in range(TRANSACTIONS)]
     footprints = Footprints()
     for number, marker in touched:
         footprints.add(transactions[number], [marker])
     for number in gone:
         footprints.remove(transactions[number])
+    footprints.collect(collected)
+    late = a_transaction("late")
+    footprints.add(late, [Marker(partition="p", file_group="*", operation="create")])
+    footprints.add(late, [Marker(partition="q", file_group="f", operation="create")])
 
     left = [(transactions[number], marker) for number, marker in touched if number not in gone]
-    assert named_pairs(footprints.touch_combinations()) == expected_pairs(left)
+    left += [(late, Marker(partition="p", file_group="*", operation="create"))]
+    left += [(late, Marker(partition="q", file_group="f", operation="create"))]
+    assert named_pairs(footprints) == expected_pairs(left)
+    places = {(each.id, x.partition, x.file_group, x.operation) for each, x in left}
+    for transaction in (*transactions, late):
+        for each in footprints.overlaps(transaction):
+            assert each.mine.transaction is transaction
+            for touch, file_group in ((each.mine, each.file_group), (each.other, each.other_file_group)):
+                assert (touch.transaction.id, each.partition, file_group, touch.operation) in places
 
 
-def test_two_transactions_that_share_many_places_are_one_combination() -> None:
-    """The cost of a sweep: two writers may share a hundred thousand file groups."""
+@given(touched=TOUCHED, gone=st.sets(st.integers(0, TRANSACTIONS - 1)))
+def test_after_all_garbage_is_collected_the_index_has_what_is_left(
+    touched: list[tuple[int, Marker]], gone: set[int]
+) -> None:
+    """However few entries each step drops."""
+    transactions = [a_transaction(f"t{number}") for number in range(TRANSACTIONS)]
+    footprints = Footprints()
+    for number, marker in touched:
+        footprints.add(transactions[number], [marker])
+    for number in gone:
+        footprints.remove(transactions[number])
+    while footprints.garbage:
+        footprints.collect(1)
+
+    found = {
+        (touch.transaction.id, partition, file_group, touch.operation)
+        for partition, groups in footprints.index.items()
+        for file_group, touches in groups.items()
+        for touch in touches
+    }
+    assert found == {
+        (f"t{number}", each.partition, each.file_group, each.operation)
+        for number, each in touched
+        if number not in gone
+    }
+    assert all(footprints.index.values())
+    assert footprints.bytes == sum(each.bytes for each in transactions)
+
+
+def test_the_overlaps_of_an_event_are_the_first_ones() -> None:
+    """Two writers may share a million file groups; an abort names a hundred."""
+    a, b, c = a_transaction("a"), a_transaction("b"), a_transaction("c")
+    footprints = Footprints()
+    places = [m(f"p/{number}") for number in range(10_000)]
+    footprints.add(a, places)
+
+    found = footprints.add(b, places)
+    assert [each.file_group for each in found] == [each.file_group for each in places[:MAX_FOUND]]
+    assert [each.file_group for each in footprints.overlaps(b)] == [str(number) for number in range(MAX_KEPT)]
+
+    stars = footprints.add(c, [m("p/*")])
+    assert {(each.file_group, each.other.transaction.id) for each in stars} == {("*", "a"), ("*", "b")}
+    assert len(stars) <= MAX_FOUND
+
+
+def test_a_removed_transaction_is_met_no_more_while_its_entries_are_collected() -> None:
+    """Its footprint may be so large that dropping it takes many steps."""
     a, b = a_transaction("a"), a_transaction("b")
     footprints = Footprints()
-    for transaction in (a, b):
-        footprints.add(transaction, [m(f"p/{number}") for number in range(100)])
+    footprints.add(a, [m(f"p/{number}") for number in range(100)])
+    footprints.remove(a)
+    footprints.collect(10)
 
-    assert footprints.touch_combinations() == {(*a.touch("merge"), *b.touch("merge"))}
+    assert footprints.add(b, [m("p/0"), m("p/*"), m("p/99")]) == []
+    assert footprints.garbage
+    while footprints.garbage:
+        footprints.collect(10)
+    assert {place: len(touches) for place, touches in footprints.index["p"].items()} == {
+        "0": 1,
+        "*": 1,
+        "99": 1,
+    }
 
 
 def test_after_a_replay_a_footprint_without_a_conflict_is_not_visited(

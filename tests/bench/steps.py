@@ -1,0 +1,196 @@
+"""The longest steps of one table's state machine at the documented limits. Without Kafka and without publishing.
+
+A step runs in the agent's event loop: while it runs, no other table is served and no heartbeat of the group is sent. Each
+figure is CPU time of this thread, because other programs on the machine would show in wall-clock time. `TITLES` names the
+steps; each figure is the worst step of its kind.
+
+- Up to 2,000,000 markers a transaction, in events of 10,000. The worst of them includes the growth of a dictionary.
+- Two writers that share all places without a conflict (Paimon's rule), from their markers to their completions.
+- 1,000 open transactions that share 1,001 places without a conflict; then one of them ends all others.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    Marker,
+    MarkerCreated,
+    WriterEventUnion,
+)
+from lakewarden.handlers.table.machine import EventRead, Input, LockConfirmed, Replayed, Tick, step
+from lakewarden.handlers.table.state import LockView, TableSettings, TableState
+from lakewarden.handlers.table.transactions import Phase
+from tests.bench import writer_events
+
+TABLE = f"{writer_events.TABLES}/steps"
+AT = datetime(2026, 3, 1, tzinfo=UTC)
+TARGET_MS = 50
+EVENT = 10_000
+"""Markers of one event: the limit of the decoder."""
+SHARED = 1_000
+"""Places that all of the open transactions share."""
+
+
+class Table:
+    """One table, and the CPU time of its steps."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.state = TableState(TABLE, TableSettings(**settings))
+        self.offset = -1
+        self.now = 1_000.0
+
+    def step(self, step_input: Input) -> float:
+        """Milliseconds of CPU time."""
+        began = time.thread_time()
+        step(self.state, step_input)
+        return (time.thread_time() - began) * 1e3
+
+    def send(self, kind: Callable[..., WriterEventUnion], transaction: str, **fields: Any) -> float:
+        """The same, of the step that reads this event."""
+        self.offset += 1
+        event = kind(
+            event_id=f"e{self.offset}",
+            table=TABLE,
+            transaction=transaction,
+            writer=f"w-{transaction}",
+            at=AT,
+            **fields,
+        )
+        return self.step(EventRead(event, self.offset, self.now, self.now))
+
+    def open(self, *transactions: str, rule: str = "file-group", **fields: Any) -> None:
+        """Open transactions."""
+        for each in transactions:
+            self.send(CommitIntent, each, conflict_rule=rule, heartbeat_seconds=300.0, **fields)
+
+    def lock(self) -> None:
+        """The agent acquires the lock."""
+        self.step(LockConfirmed(self.now, self.offset, LockView("owner", self.now + 29.0, 0.0)))
+
+    def touch(self, transaction: str, markers: Iterable[Marker]) -> float:
+        """Publish markers in events of the largest size; the worst of the steps."""
+        worst, rest = 0.0, iter(markers)
+        while event := tuple(marker for marker, _ in zip(rest, range(EVENT), strict=False)):
+            worst = max(worst, self.send(MarkerCreated, transaction, markers=event))
+        return worst
+
+    def commit(self, transaction: str) -> tuple[float, float]:
+        """Request and completion; the grant is part of the first."""
+        requested = self.send(CommitRequested, transaction, seq=0)
+        grant = self.state.transactions[transaction].granted
+        assert grant is not None
+        return requested, self.send(CommitCompleted, transaction, grant=grant)
+
+    def collect(self) -> float:
+        """The worst of the steps that drop what was removed."""
+        worst = 0.0
+        while self.state.footprints.garbage:
+            worst = max(worst, self.step(Tick(self.now, self.offset, None)))
+        return worst
+
+
+def measure(*, markers: int, transactions: int) -> dict[str, Any]:
+    """The milliseconds of each step."""
+    figures: dict[str, float] = {}
+    gc.collect()
+    _star(figures, markers)
+    gc.collect()
+    _two_writers(figures, markers)
+    gc.collect()
+    _many_open(figures, transactions)
+    return {
+        "markers": markers,
+        "transactions": transactions,
+        "ms": {name: round(value, 2) for name, value in figures.items()},
+    }
+
+
+def _places(count: int, operation: Any = "merge") -> Iterator[Marker]:
+    return (
+        Marker(partition="dt=2026-11-22", file_group=f"fg-{number:08}", operation=operation)
+        for number in range(count)
+    )
+
+
+STAR = Marker(partition="dt=2026-11-22", file_group="*", operation="merge")
+
+
+def _star(figures: dict[str, float], markers: int) -> None:
+    table = Table(max_markers=markers, max_priority=1)
+    table.open("large", "star")
+    figures["event"] = table.touch("large", _places(markers))
+    figures["star_loses"] = table.send(MarkerCreated, "star", markers=(STAR,))
+    table.open("stronger", priority=1)
+    figures["star_wins"] = table.send(MarkerCreated, "stronger", markers=(STAR,))
+    assert set(table.state.transactions) == {"stronger"}
+    figures["collect"] = table.collect()
+
+
+def _two_writers(figures: dict[str, float], markers: int) -> None:
+    """Two appends under Paimon's rule touch the same places without a conflict."""
+    table = Table(max_markers=markers)
+    table.open("first", "second", "early", rule="deleted-file")
+    table.lock()
+    table.touch("first", _places(markers, "append"))
+    figures["meeting_event"] = table.touch("second", _places(markers, "append"))
+    figures["replayed"] = table.step(Replayed(table.now, table.offset))
+    requests, completions = zip(table.commit("first"), table.commit("second"), strict=True)
+    figures["request"], figures["completion"] = max(requests), max(completions)
+    figures["last_ends"] = table.send(CommitRequested, "early", seq=0)
+    assert table.state.transactions["early"].phase is Phase.GRANTED
+    figures["last_ends"] += table.commit("early")[1]
+    figures["collect"] = max(figures["collect"], table.collect())
+    assert not table.state.footprints.index
+
+
+def _many_open(figures: dict[str, float], transactions: int) -> None:
+    names = [f"t{number}" for number in range(transactions)]
+    table = Table(max_open=transactions)
+    table.open(*names, rule="deleted-file")
+    table.lock()
+    shared = [*_places(SHARED, "append"), STAR.model_copy(update={"operation": "append"})]
+    figures["many_touch"] = max(table.touch(name, shared) for name in names)
+    figures["many_replayed"] = table.step(Replayed(table.now, table.offset))
+    figures["many_commit"] = max(table.commit(names[0]))
+    # All others build on what the next one deletes: its commit ends them.
+    for name in names[2:]:
+        table.send(MarkerCreated, name, markers=(Marker(partition="p", file_group="f", operation="merge"),))
+    deleted = Marker(partition="p", file_group="f", operation="delete")
+    figures["many_end"] = table.send(MarkerCreated, names[1], markers=(deleted,))
+    figures["collect"] = max(figures["collect"], table.collect())
+
+
+TITLES = {
+    "event": "an event of 10,000 markers",
+    "meeting_event": "  all of which meet another writer's, without a conflict",
+    "star_loses": "`*` against all markers, and it loses",
+    "star_wins": "`*` against all markers, and it wins",
+    "request": "request and grant, of two writers that share all places",
+    "completion": "completion of these",
+    "last_ends": "the end of the last transaction that keeps their evidence",
+    "collect": "dropping a part of a removed footprint",
+    "replayed": "the end of a replay with both",
+    "many_touch": "1,001 places that all open transactions share",
+    "many_replayed": "the end of a replay with all of them",
+    "many_commit": "request, grant and completion among them",
+    "many_end": "one transaction ends all others",
+}
+
+
+def rows(figures: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Title, figure and target of each step."""
+    yield (
+        f"one step, {figures['markers']:,} markers a transaction, {figures['transactions']:,} open transactions",
+        "CPU, worst",
+        "",
+    )
+    for name, title in TITLES.items():
+        yield f"  {title}", f"{figures['ms'][name]:.1f} ms", f"≤ {TARGET_MS} ms"
