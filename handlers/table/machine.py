@@ -49,6 +49,7 @@ from lakewarden.events import (
     ConflictsLost,
     LedgerCorrected,
     LedgerEventUnion,
+    TransactionAbandoned,
     WriterEventUnion,
     WriterHeartbeat,
 )
@@ -76,7 +77,7 @@ from lakewarden.handlers.table.ledger import Kind, LedgerEntries, batch_of
 from lakewarden.handlers.table.liveness import CaughtUp, abort_overdue, abort_silent_writers
 from lakewarden.handlers.table.memory import abort_over_budget
 from lakewarden.handlers.table.operators import abort_as_requested
-from lakewarden.handlers.table.state import LockView, TableState
+from lakewarden.handlers.table.state import MAX_CLOSED, LockView, TableState, UnknownRequest
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
@@ -228,6 +229,7 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
         case Replayed(incomplete=missing, memory_limit=limit):
             if missing is not None:
                 _abort_after_incomplete_replay(context, missing)
+            _answer_unknown_requests(context)
             if state.without_index:
                 abort_over_budget(context, None, limit)
             judge_unanswered_intents(context)
@@ -248,6 +250,11 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
     """
     known = event.transaction in state.transactions or event.transaction in state.closed
     ignored = why_ignored(state, event) if known else None
+    if not known and isinstance(event, CommitRequested):
+        if len(state.unknown_requests) < MAX_CLOSED:
+            state.unknown_requests.setdefault(event.transaction, UnknownRequest(event.writer, event.event_id))
+    elif isinstance(event, CommitIntent | CommitCompleted | TransactionAbandoned):
+        state.unknown_requests.pop(event.transaction, None)
     apply_event(state, event, offset, now)
     state.footprints.collect()
     return ignored
@@ -255,6 +262,7 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     """Apply a published verdict during a replay."""
+    state.unknown_requests.pop(verdict.transaction, None)
     apply_verdict(state, verdict, now)
     state.footprints.collect()
 
@@ -358,16 +366,7 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
         return
     if closed is None:
         if isinstance(event, CommitRequested | WriterHeartbeat) or event.type == "marker-created":
-            detail = "the log no longer contains its intent, or the intent was never published"
-            verdict = AbortTransaction(
-                event.transaction,
-                event.writer,
-                context.cause,
-                "unknown-transaction",
-                retriable=True,
-                detail=detail,
-            )
-            context.decide(verdict)
+            _abort_unknown(context, event.transaction, event.writer, context.cause)
     elif isinstance(event, CommitRequested) and closed.reason is not None:
         context.decide(
             AbortTransaction(
@@ -380,6 +379,25 @@ def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -
                 closed.detail,
             )
         )
+
+
+def _answer_unknown_requests(context: StepContext) -> None:
+    """Answer the requests that the replay found unanswered (`replay.py`)."""
+    state = context.state
+    unknown = dict(state.unknown_requests)
+    state.unknown_requests.clear()
+    for transaction, request in unknown.items():
+        committed = state.ledger.get(request.writer)
+        if committed is None or committed.transaction != transaction:
+            cause = Cause(request.event_id, context.cause.offset)
+            _abort_unknown(context, transaction, request.writer, cause)
+
+
+def _abort_unknown(context: StepContext, transaction: str, writer: str, cause: Cause) -> None:
+    detail = "the log no longer contains its intent, or the intent was never published"
+    context.decide(
+        AbortTransaction(transaction, writer, cause, "unknown-transaction", retriable=True, detail=detail)
+    )
 
 
 def _decide_outstanding(context: StepContext) -> None:

@@ -71,6 +71,14 @@ class Lapsed:
     """Until when the checkpoint holds its intent, in monotonic seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnknownRequest:
+    """A `commit-requested` of a transaction that the state doesn't have, read in a replay and not answered in the log."""
+
+    writer: str
+    event_id: str
+
+
 @dataclass(slots=True)
 class TableState:
     """One table: its transactions, their footprints, the last batch of each writer, and the lock."""
@@ -102,6 +110,8 @@ class TableState:
     lock_requested: bool = False
     lock_used: bool = False
     """Whether a grant has been decided under the current lock lease."""
+    unknown_requests: dict[str, UnknownRequest] = field(default_factory=dict)
+    """By transaction, in the order of the log; only during a replay. The first `MAX_CLOSED` without an answer (`replay.py`)."""
     unseen_grant: bool = False
     """The log is incomplete, so a grant may run that this state doesn't have (`machine.py`)."""
     without_index: bool = False

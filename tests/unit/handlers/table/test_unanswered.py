@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from lakewarden.events import CommitIntent
-from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
-from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.events import CommitIntent, CommitRequested
+from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, restore_batch, step
+from lakewarden.handlers.table.state import MAX_CLOSED, CommittedBatch, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, Effect
+from tests.unit.handlers.table.world import m, world
 
 TABLE = "file:///tables/t"
 MAX_OPEN = 3
@@ -73,6 +74,59 @@ def test_a_priority_above_the_limit_is_refused_and_supersedes_nothing(priorities
     assert _open(replayed) == _open(live)
     allowed = [f"t{number}" for number, priority in enumerate(priorities) if priority == 0]
     assert _open(live) == set(allowed[-1:])
+
+
+def test_a_request_of_an_unknown_transaction_is_answered_once() -> None:
+    """Its intent was removed, or is older than the checkpoint, and no agent ran. Its writer would wait for its own timeout."""
+    w = world().request("gone")
+    [request] = [each for each in w.log if isinstance(each, tuple)]
+
+    first = w.rebuilt([request]).replayed()
+    second = first.rebuilt().replayed()
+
+    assert first.aborted == {"gone": "unknown-transaction"}
+    assert first.one(AbortTransaction).retriable
+    assert first.one(AbortTransaction).cause.event_id == request[0].event_id
+    assert second.aborted == {}
+
+
+def test_a_request_that_was_answered_is_not_answered_again() -> None:
+    """The answer of a live agent stands, also where its reason is another one."""
+    w = world().intent("A").intent("B").touch("A", m("p/f")).touch("B", m("p/f")).request("B")
+    assert w.aborted == {"B": "conflict"}
+    checkpoint = len(w.log) - 2
+
+    assert w.rebuilt(w.log[checkpoint:]).replayed().aborted == {}
+
+
+@pytest.mark.parametrize("end", ["abandoned", "completed"])
+def test_a_writer_that_has_ended_its_unknown_transaction_needs_no_answer(end: str) -> None:
+    w = world().request("gone")
+    w.abandon("gone") if end == "abandoned" else w.complete("gone")
+    events = [each for each in w.log if isinstance(each, tuple)]
+
+    assert w.rebuilt(events).replayed().aborted == {}
+
+
+def test_a_repeated_request_of_the_last_committed_transaction_needs_no_answer() -> None:
+    """A producer delivered it twice, and the checkpoint is after the commit."""
+    w = world().request("done", writer="w")
+    [request] = [each for each in w.log if isinstance(each, tuple)]
+    rebuilt = world()
+    restore_batch(rebuilt.state, "w", CommittedBatch(3, "done", None))
+    rebuilt.replay(request)
+
+    assert rebuilt.replayed().aborted == {}
+
+
+def test_the_unknown_requests_of_a_replay_are_bounded() -> None:
+    """A client may publish any number of them."""
+    flood = world()
+    for number in range(MAX_CLOSED + 10):
+        event = flood.event(CommitRequested, f"T{number}", seq=1)
+        replay_event(flood.state, event, number, 0.0)
+
+    assert len(flood.replayed().aborted) == MAX_CLOSED
 
 
 def _state(max_open: int = MAX_OPEN) -> TableState:
