@@ -350,8 +350,10 @@ def _conflict_line(event: ConflictDetected) -> str:
 
 
 def _print_table(view: TableView) -> None:
-    if view.incomplete:
+    if view.incomplete or view.refused is not None:
         tree = Tree(view.table)
+        if view.refused is not None:
+            tree.add(f"REFUSED by agents of this version: {view.refused}")
         for missing in view.incomplete:
             tree.add(f"LOG INCOMPLETE: {missing}")
         _print_tree(tree)

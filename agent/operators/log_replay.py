@@ -11,7 +11,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import partitions_of, read_to_end, reader, start_client, stop_client
-from lakewarden.agent.serving.partition import decoded_decisions
+from lakewarden.agent.serving.partition import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
@@ -50,6 +50,8 @@ class LogReplay:
     """Where the replay ended in `writers` and `decisions`. None: at the beginning of an empty partition."""
     decisions: dict[int, list[ConsumerRecord]] = field(default_factory=dict)
     """The records of `decisions`, by Kafka partition."""
+    refused: dict[int, str] = field(default_factory=dict)
+    """The Kafka partitions that an agent of this version refuses, each with the reason."""
 
     def replay(self, number: int, events: Iterable[ConsumerRecord], decisions: PublishedDecisions) -> None:
         """Replay a partition: its events, and each decision after the event that led to it."""
@@ -104,6 +106,11 @@ async def replay_log(settings: KafkaSettings) -> LogReplay:
     for number in partitions:
         decisions = records[TopicPartition(topics.decisions, number)]
         found.decisions[number] = decisions
-        published = decoded_decisions(starts[number].decisions, decisions)
+        newer: list[str] = []
+        published = PublishedDecisions(
+            starts[number].decisions, decisions_in(decisions, on_newer=newer.append)
+        )
+        if newer:
+            found.refused[number] = newer[0]
         found.replay(number, records[TopicPartition(topics.writers, number)], published)
     return found

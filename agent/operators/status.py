@@ -4,7 +4,8 @@
 contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
-uses as its table: what the next take-over will find, and what former ones found in the last seven days.
+uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
+that an agent of this version refuses, because it doesn't know a decision (`serving/partition.py`).
 """
 
 from __future__ import annotations
@@ -96,6 +97,8 @@ class TableView:
     """Why the agent stopped the table, if it has aborted a transaction for it since it took the partition over."""
     incomplete: tuple[str, ...] = ()
     """What the log of a partition lacks, and since when that is known. Empty for a table."""
+    refused: str | None = None
+    """Why an agent of this version refuses the partition. None for a table."""
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -114,12 +117,14 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     if table is not None:
         uris = {table}
         of_table = DefaultPartitioner()(table.encode(), list(replay.starts), list(replay.starts))
-    incomplete = [
-        TableView(partition_name(number), None, (), incomplete=found)
+    trouble = [
+        TableView(
+            partition_name(number), None, (), incomplete=_gaps(start), refused=replay.refused.get(number)
+        )
         for number, start in sorted(replay.starts.items())
-        if of_table in (None, number) and (found := _gaps(start))
+        if of_table in (None, number) and (_gaps(start) or number in replay.refused)
     ]
-    return incomplete + [
+    return trouble + [
         TableView(
             uri,
             _holder(locks[uri]) if uri in locks else None,

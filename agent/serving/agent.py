@@ -430,7 +430,9 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
                 require_not_replaced(self._owners.values())
                 last = monotonic()
-            live = self._assigned and all(owner.phase == "live" for owner in self._owners.values())
+            live = self._assigned and all(
+                owner.phase in ("live", "refused") for owner in self._owners.values()
+            )
             if live and not self._agent.ready.is_set():
                 self._agent.mark_ready()
                 log.info(

@@ -109,6 +109,10 @@ class LogSeen:
     """All gaps, with those of the ledger and of former owners, for the checkpoints."""
     no_checkpoint_before: float = 0.0
     """In monotonic seconds."""
+    newer: str | None = None
+    """Which decision to be replayed it can't decode, because a newer agent has published it."""
+    cut: str | None = None
+    """How the log has lost records since, once the owner has noticed."""
 
 
 def digest(value: bytes | None) -> str:

@@ -1,9 +1,10 @@
 """The owner of one partition of `writers`: replays the log into the states of its tables, then decides on each new event.
 
     loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──stopped · another owner──▶ released
-                                                                                 │ ▲                             ▲
-                                                                          revoked▼ │assigned again               │
-                                                                                paused ──────────────────────────┘
+       │                                                                         │ ▲                             ▲
+       │                                                                  revoked▼ │assigned again               │
+       │                                                                        paused ──────────────────────────┤
+       └──a decision that this version doesn't know──▶ refused ──────────────────────────────────────────────────┘
 
 - The replay applies the events from the checkpoint's offset on, and each published decision after the event that its
   `cause_offset` names. It decides nothing. An event whose decision was not published before the crash is decided at the end of
@@ -41,6 +42,10 @@ The next owner of the partition starts the table again: after a restart of the a
 **A quiet table is forgotten** (decision record 22): it is idle, its last event is `QUIET_SECONDS` old, and the committed
 checkpoint is beyond that event. So a restarted agent would not have its state either. Its entries of the ledger are kept in a
 compact form (`handlers/table/ledger.py`), and its next event finds them.
+
+**A partition is refused** if `decisions` has a record to be replayed that is an event and that this version can't decode: a newer
+agent published it, and a state without it would be another one. The owner decides nothing there, and commits no checkpoint. The
+agent's other partitions go on. A record that is no event at all (no JSON object with a `type`) is logged and skipped.
 
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
@@ -153,6 +158,11 @@ _LEDGER_LOST = (
     "backup if there is one"
 )
 
+_REFUSED = (
+    "a newer version of the agent published it, so this version would rebuild another state; its tables are not served. "
+    "Upgrade this agent, or stop it so that a newer one takes the partition over"
+)
+
 T = TypeVar("T")
 
 
@@ -180,7 +190,7 @@ class PartitionOwner:
         `unpublishable`: tables whose record a broker refused for its size, with the reason.
         """
         self.number = number
-        self.phase: Literal["loading", "replaying", "live", "paused", "released"] = "loading"
+        self.phase: Literal["loading", "replaying", "live", "paused", "refused", "released"] = "loading"
         self._was_live = False
         self.position = 0
         """Offset of the next event."""
@@ -195,8 +205,6 @@ class PartitionOwner:
         self._safe = Checkpoint(0, Position(0, None))
         """The last checkpoint that was computed."""
         self._seen = LogSeen()
-        self.cut: str | None = None
-        """Why the log has lost records while this owner was running, once it has noticed."""
         self._settings = settings
         self._topics = settings.topics
         self._placement = settings.placement()
@@ -272,6 +280,11 @@ class PartitionOwner:
             self._publisher.put(Outgoing(topic, key, value, self.number, on_offset=acknowledged))
 
     @property
+    def cut(self) -> str | None:
+        """How the log has lost records while this owner was running, once it has noticed."""
+        return self._seen.cut
+
+    @property
     def takeover_in_ledger(self) -> int:
         """Offset of this owner's `partition-taken` in the ledger, -1 until Kafka has acknowledged it."""
         return self._own_takeover_in_ledger
@@ -291,7 +304,7 @@ class PartitionOwner:
 
         Entries before this owner's `partition-taken` are part of its replay.
         """
-        if self.phase == "released" or -1 < offset < self._own_takeover_in_ledger:
+        if self.phase in ("released", "refused") or -1 < offset < self._own_takeover_in_ledger:
             return
         if self.phase == "loading":
             self._others_entries.append(entry)
@@ -318,8 +331,11 @@ class PartitionOwner:
         """Read the next decisions while loading. `start`: the position of the first of all."""
         if self._published.start != start:
             self._published = PublishedDecisions(start, ())
-        for offset, decision in decisions_in(records, self._undecodable):
+        for offset, decision in decisions_in(records, self._undecodable, self._on_newer_decision):
             self._published.add(offset, decision)
+
+    def _on_newer_decision(self, reason: str) -> None:
+        self._seen.newer = self._seen.newer or reason
 
     def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
         """Read the next entries of the ledger while loading."""
@@ -345,6 +361,11 @@ class PartitionOwner:
         self.position, self._replay_until, self.committed = start, end, start
         self.read_decisions(decisions_position, decisions)
         self.read_ledger(ledger)
+        if self._seen.newer is not None:
+            self.phase = "refused"
+            self._backlog.clear()
+            log.error("partition.refused", partition=self.number, reason=self._seen.newer, detail=_REFUSED)
+            return
         self._note_gaps(end, checkpoint, gaps)
         self._safe = Checkpoint(start, decisions_position, self._seen.read, gaps=self._seen.reported)
         for kind, uri, writer in self._ledger.to_repeat:
@@ -456,7 +477,7 @@ class PartitionOwner:
             if self.phase == "loading":
                 self._backlog.append(record)
                 continue
-            if self.phase in ("paused", "released"):
+            if self.phase in ("paused", "refused", "released"):
                 return
             if record.offset < self.position:
                 continue
@@ -515,7 +536,7 @@ class PartitionOwner:
 
     def _restored(self, uri: str) -> TableState:
         """The state of a table without transactions, with what the ledger has of it."""
-        state = self.locks.new_table(uri)
+        state = TableState(uri, self._settings.table(shared=False))
         state.unseen_grant = bool(self._seen.gaps)
         restore(state, self._ledger.tables.setdefault(uri, LedgerEntries()))
         return state
@@ -745,7 +766,7 @@ class PartitionOwner:
 
     def _decision_acknowledged(self, value: bytes, offset: int) -> None:
         if offset < self._decisions_next:
-            self.cut = (
+            self._seen.cut = (
                 f"topic {self._topics.decisions} has lost records of partition {self.number}: a decision was acknowledged at "
                 f"offset {offset}, an earlier one at {self._decisions_next - 1}"
             )
@@ -1029,15 +1050,33 @@ def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> Pub
 
 
 def decisions_in(
-    records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
+    records: Iterable[ConsumerRecord],
+    undecodable: UndecodableRecords | None = None,
+    on_newer: Callable[[str], None] | None = None,
 ) -> Iterator[tuple[int, DecisionRecord]]:
-    """The records of `decisions` with their offsets. Undecodable ones are counted in `undecodable`, logged and skipped."""
+    """The records of `decisions` with their offsets. Undecodable ones are counted in `undecodable`, logged and skipped.
+
+    `on_newer`: called with a description of each undecodable record that is an event, which a newer agent has published.
+    """
     for record in records:
         decision = decode(DECISION_RECORD, record.value)
         if isinstance(decision, Undecodable):
             skip_undecodable(record, decision, undecodable)
+            if on_newer is not None and is_event(record.value):
+                on_newer(
+                    f"this version doesn't know the decision at offset {record.offset} of {record.topic}: {decision.reason}"
+                )
         else:
             yield record.offset, decision
+
+
+def is_event(value: bytes | None) -> bool:
+    """Whether a record is an event of any version: a JSON object with a `type`."""
+    try:
+        found = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and isinstance(found.get("type"), str)
 
 
 def decoded_ledger(

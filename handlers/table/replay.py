@@ -24,7 +24,8 @@ Requests of unknown transactions
    `unknown-transaction` for it, if no decision about the transaction follows it in the log. A published answer is found by each
    later replay that reads the request, because a checkpoint has no decision before its position that answers a later event. So
    the answer is published once. Events of other types get theirs when the writer's next event is read.
-8. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery.
+8. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
+   transactions that ended before the checkpoint can't be told from unanswered ones. They get the answer, which no writer awaits.
 """
 
 from __future__ import annotations

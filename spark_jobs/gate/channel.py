@@ -14,7 +14,9 @@
   its consumer returns nothing, without an error. So a consumer that returned nothing for `QUIET_SECONDS` is compared with the
   end of its partition. If it is behind, or the end can't be read, it is replaced. The callers' timeouts bound the wait, and
   their errors name the last error of the reading (`reading_error`).
-- *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched.
+- *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched. The
+  consumer finds the term in force before it dispatches any decision: it reads its partition backwards, in windows that grow,
+  to the last `partition-taken`, at most `MAX_TERM_SEARCH` records. Beyond that, all decisions count until the next take-over.
 - *A decision counts in its table's partition only.* The agent answers an unreadable record in the partition that has it, and
   any client can send such a record to any partition. (`progress.py` compares the names.)
 """
@@ -64,6 +66,14 @@ READ_RETRY_SECONDS = 0.5
 
 MAX_READ_BACK = 200_000
 """Records that `read_back` reads at most, in about 20 s. The rest is left out."""
+
+MAX_TERM_SEARCH = 100_000
+"""Decisions in which the last `partition-taken` is looked for: a few seconds' reading."""
+TERM_WINDOW = 1_000
+"""Decisions in the first window. Each further window is `TERM_WINDOW_GROWTH` times as large."""
+TERM_WINDOW_GROWTH = 10
+PARTITION_TAKEN = b'"type":"partition-taken"'
+"""Identifies a take-over without decoding the record."""
 
 OnDecision: TypeAlias = Callable[[DecisionEventUnion, int], None]
 """Receives a decision and its offset in `decisions`."""
@@ -245,23 +255,26 @@ class Channel:
             consumer = await self._consumer(where)
             try:
                 end = (await consumer.end_offsets([where]))[where]
-                consumer.seek(where, end)
             except BaseException:
                 await stop_quietly(consumer)
                 raise
             self._readers[partition] = consumer
-            self._thread.spawn_inside(lambda: self._read_decisions(where), name=f"decisions of {where}")
+            self._thread.spawn_inside(lambda: self._read_decisions(where, end), name=f"decisions of {where}")
 
     async def _consumer(self, where: TopicPartition) -> Any:
         consumer = await make_consumer(self.bootstrap_servers, self.kafka, client_id=WRITER_CLIENT_ID)
         consumer.assign([where])
         return consumer
 
-    async def _read_decisions(self, where: TopicPartition) -> None:
-        """Read and dispatch until `close` stops the consumer."""
-        position: int | None = None
+    async def _read_decisions(self, where: TopicPartition, start: int) -> None:
+        """Find the term in force at `start`, then read and dispatch from there until `close` stops the consumer."""
+        position, knows_term = start, False
         while where.partition in self._readers:
             try:
+                if not knows_term:
+                    await self._find_term(where, start)
+                    self._readers[where.partition].seek(where, start)
+                    knows_term = True
                 position = await self._read_some(where, position)
                 self.reading_error = None
             except ConsumerStoppedError:
@@ -273,10 +286,9 @@ class Channel:
                 )
                 await anyio.sleep(READ_RETRY_SECONDS)
 
-    async def _read_some(self, where: TopicPartition, position: int | None) -> int:
+    async def _read_some(self, where: TopicPartition, position: int) -> int:
         """Dispatch the next records and return the position after them. Replace a consumer that went quiet."""
         consumer = self._readers[where.partition]
-        position = await consumer.position(where) if position is None else position
         batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
         for record in batches.get(where, ()):
             position = record.offset + 1
@@ -315,6 +327,32 @@ class Channel:
         log.warning(
             "channel.consumer-replaced", topic=where.topic, partition=where.partition, position=position
         )
+
+    async def _find_term(self, where: TopicPartition, end: int) -> None:
+        """Find the term in force at offset `end` of the partition."""
+        beginnings = await self._readers[where.partition].beginning_offsets([where])
+        first = max(beginnings[where], end - MAX_TERM_SEARCH)
+        stop, window = end, TERM_WINDOW
+        while stop > first and where.partition not in self._terms:
+            begin = max(first, stop - window)
+            await self._read_term(where, begin, stop)
+            stop, window = begin, window * TERM_WINDOW_GROWTH
+
+    async def _read_term(self, where: TopicPartition, begin: int, stop: int) -> None:
+        """Enter the last term that `partition-taken` announces between two offsets, if any does."""
+        self._readers[where.partition].seek(where, begin)
+        position = begin
+        while position < stop:
+            consumer = self._readers[where.partition]
+            batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
+            for record in batches.get(where, ()):
+                if record.offset < stop and PARTITION_TAKEN in (record.value or b""):
+                    taken = decode(DECISION_RECORD, record.value, key=record.key)
+                    if isinstance(taken, PartitionTaken):
+                        self._terms[where.partition] = taken.term
+            position = max(position, await consumer.position(where))
+            if not batches and position < stop:
+                await self._replace(where, consumer, position)
 
     def _dispatch(self, record: Any) -> None:
         decision = decode(DECISION_RECORD, record.value, key=record.key)

@@ -1,4 +1,4 @@
-"""Records in `decisions` that can't be decoded: agents and writers log and count them, and go on."""
+"""Records in `decisions` that can't be decoded: agents and writers log and count them. A take-over refuses what is newer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import anyio.to_thread
 import pytest
 import pytest_asyncio
 from aiokafka import TopicPartition
+from aiokafka.partitioner import DefaultPartitioner
 from structlog.testing import capture_logs
 
-from lakewarden.events import canonical_table
+from lakewarden.agent.operators.status import status
+from lakewarden.events import CommitGranted, canonical_table, partition_name
 from lakewarden.spark_jobs import CommitGate
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
@@ -29,13 +31,13 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-async def publish_undecodable(scene: World) -> dict[str, Any]:
-    """Publish a decision of another protocol version in the table's partition. Return its topic, partition and offset.
+async def publish_undecodable(scene: World, value: bytes = FROM_A_LATER_VERSION) -> dict[str, Any]:
+    """Publish a decision, of another protocol version, in the table's partition. Return its topic, partition and offset.
 
     The consumer of `scene` skips the record, because it raises an error for undecodable ones.
     """
     topic = scene.settings().topics.decisions
-    done = await scene.producer.send_and_wait(topic, FROM_A_LATER_VERSION, key=scene.table.encode())
+    done = await scene.producer.send_and_wait(topic, value, key=scene.table.encode())
     scene.consumer.seek(TopicPartition(topic, done.partition), done.offset + 1)
     return {"topic": topic, "partition": done.partition, "offset": done.offset}
 
@@ -65,12 +67,35 @@ async def test_an_agent_logs_and_counts_an_undecodable_decision_in_its_partition
     assert logged(lines) == [where]
 
 
-async def test_an_agent_that_replays_an_undecodable_decision_logs_and_counts_it(scene: World) -> None:
-    """After a rollback, an older agent replays a decision that it does not know."""
+async def test_an_agent_refuses_a_partition_in_which_a_newer_agent_has_decided(scene: World) -> None:
+    """After a rollback, an older agent would forget the decision. Its other partition is served."""
     async with scene.agent():
         writer = scene.writer("ingest")
         await writer.begin(heartbeat_seconds=100)
         where = await publish_undecodable(scene)
+
+    with capture_logs() as lines:
+        async with scene.agent():
+            refused = where["partition"]
+            other = scene.writer("other", table_in_another_partition(scene, refused))
+            await other.begin()
+            await other.complete((await other.obtain_grant()).grant)
+            await writer.request_commit()
+            shown = await status(scene.settings())
+
+    [line] = [each for each in lines if each["event"] == "partition.refused"]
+    assert (line["log_level"], line["partition"]) == ("error", refused)
+    assert f"at offset {where['offset']} of {where['topic']}" in line["reason"]
+    assert scene.events(CommitGranted, writer.mine) == []
+    assert [each.table for each in shown if each.refused] == [partition_name(refused)]
+
+
+async def test_a_record_that_is_no_event_of_any_version_is_logged_counted_and_skipped(scene: World) -> None:
+    """Somebody has published a test message to the topic."""
+    async with scene.agent():
+        writer = scene.writer("ingest")
+        await writer.begin(heartbeat_seconds=100)
+        where = await publish_undecodable(scene, b"hello")
 
     with capture_logs() as lines:
         async with scene.agent() as agent:
@@ -79,6 +104,12 @@ async def test_an_agent_that_replays_an_undecodable_decision_logs_and_counts_it(
 
     assert agent.undecodable.by_topic() == {where["topic"]: 1}
     assert logged(lines) == [where]
+
+
+def table_in_another_partition(scene: World, partition: int) -> str:
+    tables = (f"{scene.table}{number}" for number in range(100))
+    every = list(range(scene.settings().partitions))
+    return next(each for each in tables if DefaultPartitioner()(each.encode(), every, every) != partition)
 
 
 async def test_a_writer_logs_and_counts_an_undecodable_decision_and_still_commits(

@@ -251,6 +251,26 @@ def test_decisions_of_a_replaced_agent_do_not_count(harness: Harness) -> None:
         grant.check()
 
 
+def test_a_fresh_writer_knows_the_term_in_force(harness: Harness) -> None:
+    """It starts after the take-over, and before the replaced agent publishes."""
+
+    def two_agents(event: WriterEventUnion, _offset: int) -> list[DecisionRecord]:
+        if event.writer == "first":
+            return [partition_taken("two", 0), *grant_everything(event)]
+        outdated = [aborted(event, MINE).model_copy(update={"term": "one"})]
+        return [*outdated, *(each.model_copy(update={"term": "two"}) for each in grant_everything(event))]
+
+    harness.agent(two_agents, partitions=1)
+    with (
+        pytest.raises(AgentUnreachable),
+        harness.gate(admission_timeout_seconds=2.0).transaction(table=TABLE, writer="first"),
+    ):
+        pytest.fail("the body ran")
+
+    with harness.gate().transaction(table=TABLE, writer="fresh") as txn, txn.commit() as grant:
+        grant.check()
+
+
 def test_a_grant_that_names_a_seq_never_sent_is_refused(harness: Harness) -> None:
     def confused(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return [granted(event, seq=99)] if isinstance(event, CommitRequested) else grant_everything(event)

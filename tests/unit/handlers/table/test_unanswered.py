@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 import pytest
 
 from lakewarden.events import CommitIntent, CommitRequested
-from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, restore_batch, step
-from lakewarden.handlers.table.state import MAX_CLOSED, CommittedBatch, TableSettings, TableState
+from lakewarden.handlers.table.ledger import CommittedBatch
+from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
+from lakewarden.handlers.table.state import MAX_CLOSED, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, Effect
 from tests.unit.handlers.table.world import m, world
@@ -113,7 +114,7 @@ def test_a_repeated_request_of_the_last_committed_transaction_needs_no_answer() 
     w = world().request("done", writer="w")
     [request] = [each for each in w.log if isinstance(each, tuple)]
     rebuilt = world()
-    restore_batch(rebuilt.state, "w", CommittedBatch(3, "done", None))
+    rebuilt.state.ledger["w"] = CommittedBatch(3, "done", None)
     rebuilt.replay(request)
 
     assert rebuilt.replayed().aborted == {}

@@ -76,6 +76,10 @@ class FakeConsumer:
     async def position(self, _: TopicPartition) -> int:
         return self.at
 
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        self._raise()
+        return dict.fromkeys(partitions, 0)
+
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         self._raise()
         return dict.fromkeys(partitions, len(self.broker.records))
