@@ -536,7 +536,7 @@ class PartitionOwner:
 
     def _restored(self, uri: str) -> TableState:
         """The state of a table without transactions, with what the ledger has of it."""
-        state = TableState(uri, self._settings.table(shared=False))
+        state = self.locks.new_table(uri)
         state.unseen_grant = bool(self._seen.gaps)
         restore(state, self._ledger.tables.setdefault(uri, LedgerEntries()))
         return state
