@@ -5,12 +5,14 @@ It stands above `gate/` and `streaming/` because it needs both, and neither need
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lakewarden.events import Admission, ConflictRule
+from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
+from lakewarden.spark_jobs.streaming.admission import AdmissionMode, TableHistory
 from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ class CommitGate(TransactionGate):
     a context manager; Python's exit closes it otherwise.
     """
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """See `TransactionGate`."""
+        super().__init__(*args, **options)
+        self._histories: defaultdict[str, TableHistory] = defaultdict(TableHistory)
+
     def foreach_batch(
         self,
         write: Sink | Write,
@@ -31,7 +38,7 @@ class CommitGate(TransactionGate):
         writer: str,
         table: str | None = None,
         max_attempts: int = 5,
-        admission: Admission = "optimistic",
+        admission: AdmissionMode = "auto",
         scope: Scope | None = None,
         priority: int = 0,
         conflict_rule: ConflictRule | None = None,
@@ -41,7 +48,7 @@ class CommitGate(TransactionGate):
 
         `streaming/batches.py` describes aborts, retries and batches that are already committed. A sink declares its table,
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
-        function needs `table`.
+        function needs `table`. `streaming/admission.py` says what the admission "auto" becomes.
         """
         target = target_of(
             write,
@@ -51,4 +58,12 @@ class CommitGate(TransactionGate):
             admission=admission,
             priority=priority,
         )
-        return BatchWriter(self, write, target, writer=writer, max_attempts=max_attempts, scope=scope)
+        return BatchWriter(
+            self,
+            write,
+            target,
+            writer=writer,
+            max_attempts=max_attempts,
+            scope=scope,
+            history=self._histories[target.table],
+        )

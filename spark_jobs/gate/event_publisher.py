@@ -68,6 +68,8 @@ class Intent:
     conflict_rule: ConflictRule = "file-group"
     lock: str | None = None
     attempt: int = 1
+    reason: str = ""
+    """Why this admission was chosen, for people."""
 
 
 class _Header(TypedDict):

@@ -123,6 +123,7 @@ class TransactionGate:
         conflict_rule: ConflictRule = "file-group",
         lock: str | None = None,
         attempt: int = 1,
+        reason: str = "",
     ) -> Iterator[Transaction]:
         """Open a transaction; the block is its body.
 
@@ -131,7 +132,8 @@ class TransactionGate:
 
         With `admission="queued"` the body starts when no transaction ahead overlaps `scope`. The agent may also queue a
         writer that lost a conflict, without being asked to. Of two transactions in conflict, the one with the lower
-        `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other table services.
+        `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other table services. `reason` says to people
+        why the admission was chosen.
         """
         intent = Intent(
             table=canonical_table(table),
@@ -143,6 +145,7 @@ class TransactionGate:
             conflict_rule=conflict_rule,
             lock=lock,
             attempt=attempt,
+            reason=reason,
         )
         key = (intent.table, writer)
         may_queue = admission == "queued" or key in self._losers

@@ -39,7 +39,7 @@ class GateEvent:
 
     | `what` | when | `detail` |
     | --- | --- | --- |
-    | `intent` | Kafka has acknowledged the intent | `admission`, `scope` (number of markers), `sequence` (its Kafka offset) |
+    | `intent` | Kafka has acknowledged the intent | `admission`, its `reason`, `scope` (markers), `sequence` (Kafka offset) |
     | `admitted` | the agent admitted the transaction; the body starts | |
     | `markers` | Kafka has acknowledged markers of the driver | `count`, `partitions` (the first 20) |
     | `abort` | an abort arrived | `reason`, `retriable`, `others` (writers), `conflicts` (the first 20), `late` |

@@ -84,13 +84,24 @@ class ExpiredLease:
 class Progress:
     """The state of one transaction; the module has the rules."""
 
-    __slots__ = ("_names", "abort", "committed", "late_abort", "lease", "phase", "send_times")
+    __slots__ = (
+        "_names",
+        "abort",
+        "admitted_by",
+        "committed",
+        "late_abort",
+        "lease",
+        "phase",
+        "send_times",
+    )
 
     def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
         self._names = (table, writer)
         self.phase = Phase.OPENING
         self.send_times = SendTimes(margin_seconds)
         self.abort: Abort | None = None
+        self.admitted_by: int | None = None
+        """Offset in `writers` of the event that caused the admission: its own intent, unless the transaction waited."""
         self.late_abort: Abort | None = None
         self.committed: AlreadyCommitted | None = None
         self.lease: GrantLease | None = None
@@ -104,6 +115,7 @@ class Progress:
                 if self.phase is not Phase.OPENING:
                     return Change.NONE
                 self.phase = Phase.COMPUTING
+                self.admitted_by = decision.cause_offset
                 return Change.ANSWER
             case AlreadyCommitted():
                 if self.phase is not Phase.OPENING:

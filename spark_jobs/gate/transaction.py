@@ -33,7 +33,7 @@ from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
+from lakewarden.spark_jobs.gate.footprint import as_marker, met, published_markers, waited_for
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.markers import event_chunks, whole_partitions
@@ -256,6 +256,31 @@ class Transaction:
             known.update(dict.fromkeys(published))
         return tuple(known)
 
+    @property
+    def sequence(self) -> int | None:
+        """Offset of the intent in `writers`: the transaction's place among all of the table. None before it is published."""
+        return self._intent_offset
+
+    @property
+    def waited(self) -> bool:
+        """Whether the admission waited for other transactions."""
+        caused_by = self._progress.admitted_by
+        return caused_by is not None and self._intent_offset is not None and caused_by > self._intent_offset
+
+    def disturbed_needlessly(self, winners: Iterable[str], since: int, timeout: float) -> bool | None:
+        """Return whether those that it waited for, and the `winners`, touched nothing that it touched.
+
+        It reads their markers back from Kafka, from the offset `since` in `writers` on. None if it can't know.
+        """
+        try:
+            events = self._channel.read_back(self.table, since, timeout)
+        except GateError as error:
+            log.warning("gate.wait-not-measured", **self._names(), error=str(error))
+            return None
+        others = {*winners, *waited_for(events, self.id)}
+        outcome = met(events, self.id, self._touched, others)
+        return None if outcome is None or not others else not outcome
+
     # for the gate
 
     def open(self) -> None:
@@ -264,7 +289,11 @@ class Transaction:
         self._channel.subscribe(self.table, self.id, self._on_decision, facts=self._facts())
         self._intent_offset = self._publisher.publish_intent()
         self.notify(
-            "intent", admission=intent.admission, scope=len(intent.scope), sequence=self._intent_offset
+            "intent",
+            admission=intent.admission,
+            scope=len(intent.scope),
+            sequence=self._intent_offset,
+            reason=intent.reason,
         )
         self._publisher.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
         self._await_admission()

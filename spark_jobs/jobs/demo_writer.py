@@ -85,7 +85,8 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
             heartbeat_seconds=HEARTBEAT_SECONDS,
             observer=events,
         )
-        write = gate.foreach_batch(sink, table=sink.table, writer=options.role)
+        # Optimistic, so that the demo has conflicts to show. By default the writers would wait for each other.
+        write = gate.foreach_batch(sink, writer=options.role, admission="optimistic")
     source = (
         spark.readStream.schema(spark.read.parquet(options.input).schema)
         .option("maxFilesPerTrigger", options.max_files_per_trigger)

@@ -5,6 +5,8 @@
   batches count from 0 again.
 - *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
   included, and keeps cancelling until the body has ended (`cancelling.py`).
+- *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the scope of
+  the batch and from what this driver's writers experienced on the table.
 - *Retry.* After an error with `retriable`, the batch gets a new transaction with `queued` admission. Its scope is everything
   that the last attempt touched, read back from Kafka: markers of executors and of cancelled tasks included. So it starts
   when the winner has ended, instead of computing and losing again. After `max_attempts` the error is raised and the query
@@ -33,6 +35,7 @@ from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
+from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
 from lakewarden.spark_jobs.streaming.table_names import table_uri
 
@@ -62,7 +65,7 @@ class Target:
     table: str
     conflict_rule: ConflictRule = "file-group"
     lock: str | None = None
-    admission: Admission = "optimistic"
+    admission: AdmissionMode = "auto"
     priority: int = 0
 
 
@@ -72,7 +75,7 @@ def target_of(
     table: str | None,
     conflict_rule: ConflictRule | None,
     lock: str | None,
-    admission: Admission,
+    admission: AdmissionMode,
     priority: int,
 ) -> Target:
     """Return the arguments, and for those that are None what the sink declares. A table may be named as in a catalog.
@@ -111,6 +114,10 @@ class _Batch:
     context: SparkContext
     scope: BatchScope | None = None
     opened: list[Transaction] = field(default_factory=list)
+    sequence: int | None = None
+    """Offset of the batch's first intent."""
+    winners: set[str] = field(default_factory=set)
+    """Transactions to which the batch lost a conflict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,7 @@ class _Attempt:
     number: int
     admission: Admission
     scope: tuple[Marker, ...]
+    reason: str
 
 
 class BatchWriter:
@@ -134,7 +142,9 @@ class BatchWriter:
         writer: str,
         max_attempts: int,
         scope: Scope | None,
+        history: TableHistory,
     ) -> None:
+        """`history` is shared by the queries of a driver that write the table."""
         if max_attempts < 1:
             raise ValueError(f"max_attempts must be at least 1, not {max_attempts}")
         self._gate = gate
@@ -144,6 +154,9 @@ class BatchWriter:
         self._writer = writer
         self._max_attempts = max_attempts
         self._scope = scope
+        self._history = history
+        self._last_sequence: int | None = None
+        """Offset of the first intent of the last batch. What disturbed this one is read back from there."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
@@ -153,12 +166,13 @@ class BatchWriter:
             self._write_with_retries(micro_batch)
 
     def _write_with_retries(self, micro_batch: _Batch) -> None:
-        markers = micro_batch.scope.markers if micro_batch.scope else ()
-        attempt = _Attempt(1, self._target.admission, markers)
+        choice = self._choose(micro_batch)
+        attempt = _Attempt(1, choice.admission, choice.scope, choice.reason)
         while True:
             micro_batch.opened.clear()
             try:
                 self._run_attempt(micro_batch, attempt)
+                self._learn(micro_batch, choice)
                 return
             except AlreadyCommitted as skipped:
                 _report_skipped(micro_batch, skipped)
@@ -180,8 +194,10 @@ class BatchWriter:
             conflict_rule=self._target.conflict_rule,
             lock=self._target.lock,
             attempt=attempt.number,
+            reason=attempt.reason,
         ) as txn:
             batch.opened.append(txn)
+            batch.sequence = txn.sequence if batch.sequence is None else batch.sequence
             txn.batch_scope = batch.scope
             jobs = TaggedJobs(batch.context, f"lakewarden-{txn.id}")
             try:
@@ -203,7 +219,7 @@ class BatchWriter:
             yield
             return
         find = getattr(self._write, "scope", None)
-        if find is None or self._target.admission != "queued":
+        if find is None or self._target.admission == "optimistic":
             yield
             return
         level = batch.rows.storageLevel
@@ -217,10 +233,41 @@ class BatchWriter:
             if not persisted:
                 batch.rows.unpersist()
 
+    def _choose(self, batch: _Batch) -> Choice:
+        markers = None if batch.scope is None else batch.scope.markers
+        if self._target.admission == "auto":
+            return self._history.choose(batch.writer, markers)
+        return Choice(
+            self._target.admission, markers or (), "asked for by the job", scope_known=markers is not None
+        )
+
+    def _learn(self, batch: _Batch, choice: Choice) -> None:
+        """Record the end of a batch, if it was committed."""
+        txn = batch.opened[-1]
+        since, self._last_sequence = self._last_sequence, batch.sequence
+        if self._target.admission != "auto" or txn.discardable:
+            return
+        if not batch.winners and not txn.waited:
+            touched = txn.footprint(FOOTPRINT_TIMEOUT_SECONDS) if choice.predicted else ()
+            self._history.undisturbed(batch.writer, choice, touched)
+            return
+        needlessly = None
+        if since is not None:
+            needlessly = txn.disturbed_needlessly(batch.winners, since, FOOTPRINT_TIMEOUT_SECONDS)
+        self._history.disturbed(
+            batch.writer,
+            choice,
+            lost=bool(batch.winners),
+            needlessly=needlessly,
+            touched=txn.footprint(FOOTPRINT_TIMEOUT_SECONDS),
+        )
+
     def _next_attempt(self, batch: _Batch, last: _Attempt, error: GateError) -> _Attempt:
         touched = dict.fromkeys(last.scope)
         for txn in batch.opened:
             touched.update(dict.fromkeys(txn.footprint(FOOTPRINT_TIMEOUT_SECONDS)))
+        if isinstance(error, CommitAborted):
+            batch.winners.update(entry.other_transaction for entry in error.conflicts)
         log.info(
             "batch.retry",
             table=self._target.table,
@@ -231,7 +278,9 @@ class BatchWriter:
         )
         if not (isinstance(error, CommitAborted) and error.conflicts):
             time.sleep(random.uniform(0, min(BACKOFF_SECONDS, 0.1 * 2**last.number)))
-        return _Attempt(last.number + 1, "queued", tuple(touched))
+        return _Attempt(
+            last.number + 1, "queued", tuple(touched), "it declares what its last attempt touched"
+        )
 
     def _report_failure(self, batch: _Batch, attempt: _Attempt, error: GateError) -> None:
         if isinstance(error, OutcomeUnknown):

@@ -17,6 +17,11 @@ Each of `WRITERS` writers commits one batch after another for some hours. Batch 
     first committer             this policy, with early detection
     first intent                this policy, with early detection
     queued                      a batch declares its partitions before it begins
+    auto                        as `admission="auto"` chooses (`spark_jobs/streaming/admission.py`), the partitions known
+    auto, scope unknown         the same, the partitions unknown before the batch has touched them
+
+The admissions are also compared on three tables at the extremes: all writers change the same file group, each its own
+file group of one partition, or each its own partition. A scope is of whole partitions.
 
 Not simulated: faults, heartbeats, and the requests of the lock. The machines of waiting writers count as used.
 """
@@ -45,6 +50,8 @@ from lakewarden.handlers.table.verdicts import (
     GrantCommit,
     Verdict,
 )
+from lakewarden.spark_jobs.gate.footprint import met, waited_for
+from lakewarden.spark_jobs.streaming.admission import Choice, TableHistory
 from tests.bench import writer_events
 from tests.bench.figures import over_runs
 
@@ -70,7 +77,7 @@ PARTS = {
 LEAST_LABELLED = 4.0
 """Percent. Narrower parts have no room for a number."""
 
-QUEUED = "queued"
+OPTIMISTIC, QUEUED, AUTO, LEARNING = "first intent", "queued", "auto", "auto, scope unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +89,38 @@ class Mode:
     """None: no coordination."""
     scope_known: bool = False
     queued_retries: bool = True
+    auto: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the batches of the writers touch."""
+
+    name: str
+    partitions: int
+    touched: int
+    own_partition: bool = False
+    """Each writer has one partition of its own; `partitions` doesn't count."""
+    own_file_group: bool = False
+    """Each writer has its own file group in every partition."""
+
+
+SPREAD = Workload("one pair of batches in five overlaps", PARTITIONS, TOUCHED)
+EXTREMES = (
+    Workload("one partition, the same file group", 1, 1),
+    Workload("one partition, a file group each", 1, 1, own_file_group=True),
+    Workload("a partition each", 1, 1, own_partition=True),
+)
 
 MODES = (
     Mode("no coordination", None),
     Mode("optimistic, at the commit", TableSettings(early_detection=False), queued_retries=False),
     Mode("the same, queued retries", TableSettings(early_detection=False)),
     Mode("first committer", TableSettings(policy="first-committer")),
-    Mode("first intent", TableSettings()),
+    Mode(OPTIMISTIC, TableSettings()),
     Mode(QUEUED, TableSettings(), scope_known=True),
+    Mode(AUTO, TableSettings(), scope_known=True, auto=True),
+    Mode(LEARNING, TableSettings(), auto=True),
 )
 
 
@@ -136,17 +166,23 @@ class Batch:
 
     partitions: tuple[int, ...]
     compute: float
+    file_group: str = "f-0"
 
     @property
     def seconds(self) -> float:
         return self.compute + COMMIT_SECONDS
 
     def marker(self, number: int) -> Marker:
-        return Marker(partition=f"day={self.partitions[number]}", file_group="f-0", operation="merge")
+        return Marker(
+            partition=f"day={self.partitions[number]}", file_group=self.file_group, operation="merge"
+        )
 
-    def scope(self) -> dict[Marker, None]:
+    def scope(self) -> tuple[Marker, ...]:
         days = (f"day={each}" for each in self.partitions)
-        return {Marker(partition=day, file_group=ALL_FILE_GROUPS, operation="merge"): None for day in days}
+        return tuple(Marker(partition=day, file_group=ALL_FILE_GROUPS, operation="merge") for day in days)
+
+    def overlaps(self, other: Batch) -> bool:
+        return self.file_group == other.file_group and not set(self.partitions).isdisjoint(other.partitions)
 
 
 @dataclass(slots=True)
@@ -166,7 +202,7 @@ class Table:
     def land(self, batch: Batch, *, read_at: float, now: float) -> None:
         """Commit a batch that was computed from the table as of `read_at`."""
         for each in itertools.takewhile(lambda each: each.at > read_at, reversed(self._landed)):
-            if not each.overwritten and set(each.batch.partitions) & set(batch.partitions):
+            if not each.overwritten and each.batch.overlaps(batch):
                 each.overwritten = True
                 self._tally.lost_updates += 1
                 self._tally.lost += each.batch.seconds
@@ -184,12 +220,14 @@ class Agent:
         self._offset = itertools.count()
         self.listeners: dict[str, Callable[[Verdict], None]] = {}
         """By writer."""
+        self.log: list[WriterEventUnion] = []
 
     def send(self, event: WriterEventUnion) -> None:
         self._simulation.after(UNDER_WAY_SECONDS, lambda: self._read(event))
 
     def _read(self, event: WriterEventUnion) -> None:
         now = self._simulation.now
+        self.log.append(event)
         self._run(step(self._state, EventRead(event, next(self._offset), now, now)))
 
     def _run(self, effects: list[Effect]) -> None:
@@ -214,9 +252,17 @@ Steps = Generator[float, Verdict | None, bool]
 class Writer:
     """Starts its next batch when the last one is committed."""
 
-    def __init__(self, name: str, seed: int, mode: Mode, simulation: Simulation, tally: Tally) -> None:
-        self._name, self._mode, self._simulation, self._tally = name, mode, simulation, tally
-        self._random = random.Random(f"{seed} {name}")
+    def __init__(
+        self, number: int, seed: int, simulation: Simulation, tally: Tally, *, mode: Mode, workload: Workload
+    ) -> None:
+        self._number, self._mode, self._simulation, self._tally = number, mode, simulation, tally
+        self._name, self._workload = f"writer-{number}", workload
+        self._history = TableHistory()
+        """Each writer is a driver of its own."""
+        self._since = 0
+        self._others: set[str] = set()
+        """Transactions that the current batch lost to."""
+        self._random = random.Random(f"{seed} {self._name}")
         self._attempts = itertools.count()
         self._transaction = ""
         self._waits = 0
@@ -234,6 +280,8 @@ class Writer:
 
     def _receive(self, verdict: Verdict) -> None:
         if verdict.transaction == self._transaction:
+            if isinstance(verdict, AbortTransaction):
+                self._others.update(entry.other_transaction for entry in verdict.conflicts)
             self._resume(verdict)
 
     def _resume(self, verdict: Verdict | None) -> None:
@@ -243,14 +291,22 @@ class Writer:
 
     def _work(self) -> Steps:
         while True:
-            partitions = tuple(self._random.sample(range(PARTITIONS), TOUCHED))
-            compute = COMPUTE_SECONDS * self._random.lognormvariate(0.0, COMPUTE_SIGMA)
-            batch, arrived = Batch(partitions, compute), self._simulation.now
+            batch, arrived = self._next_batch(), self._simulation.now
             if self._mode.settings is None:
                 yield from self._without_coordination(batch)
             else:
                 yield from self._until_committed(batch)
             self._tally.latencies.append(self._simulation.now - arrived)
+
+    def _next_batch(self) -> Batch:
+        workload = self._workload
+        partitions = tuple(self._random.sample(range(workload.partitions), workload.touched))
+        compute = COMPUTE_SECONDS * self._random.lognormvariate(0.0, COMPUTE_SIGMA)
+        return Batch(
+            (self._number,) if workload.own_partition else partitions,
+            compute,
+            f"f-{self._number}" if workload.own_file_group else "f-0",
+        )
 
     def _without_coordination(self, batch: Batch) -> Steps:
         read_at = self._simulation.now
@@ -259,14 +315,33 @@ class Writer:
         return True
 
     def _until_committed(self, batch: Batch) -> Steps:
-        touched = batch.scope() if self._mode.scope_known else {}
-        aborts = 0
-        queued = self._mode.scope_known
+        scope = batch.scope() if self._mode.scope_known else None
+        choice = Choice("optimistic" if scope is None else "queued", scope or (), "", scope_known=True)
+        if self._mode.auto:
+            choice = self._history.choose(self._name, scope)
+        touched = dict.fromkeys(choice.scope)
+        queued, aborts = choice.admission == "queued", 0
+        self._others.clear()
+        since, self._since = self._since, len(self._agent.log)
         while not (yield from self._attempt(batch, touched, queued=queued)):
             aborts += 1
             self._tally.longest_streak = max(self._tally.longest_streak, aborts)
             queued = self._mode.queued_retries
+        if self._mode.auto:
+            self._learn(batch, choice, since, lost=aborts > 0)
         return True
+
+    def _learn(self, batch: Batch, choice: Choice, since: int, *, lost: bool) -> None:
+        """As `spark_jobs/streaming/batches.py` does."""
+        markers = tuple(batch.marker(number) for number in range(len(batch.partitions)))
+        if not lost and not self._was_queued:
+            self._history.undisturbed(self._name, choice, markers)
+            return
+        events = self._agent.log[since:]
+        others = self._others | waited_for(events, self._transaction)
+        outcome = met(events, self._transaction, markers, others)
+        needlessly = None if outcome is None or not others else not outcome
+        self._history.disturbed(self._name, choice, lost=lost, needlessly=needlessly, touched=markers)
 
     def _attempt(self, batch: Batch, touched: dict[Marker, None], *, queued: bool) -> Steps:
         """Whether it was committed. Its markers are added to `touched`."""
@@ -275,11 +350,13 @@ class Writer:
         if queued:
             intent = intent.model_copy(update={"admission": "queued", "scope": tuple(touched)})
         self._send(intent)
+        sent_at = self._simulation.now
         yield from self._wait_for(Admit)
 
         read_at = self._simulation.now
-        for number in range(TOUCHED):
-            share = BEFORE_MARKERS + (1 - BEFORE_MARKERS) * number / TOUCHED
+        self._was_queued = read_at - sent_at > 3 * UNDER_WAY_SECONDS
+        for number in range(len(batch.partitions)):
+            share = BEFORE_MARKERS + (1 - BEFORE_MARKERS) * number / len(batch.partitions)
             if (yield read_at + share * batch.compute - self._simulation.now) is not None:
                 return (yield from self._stop(read_at))
             marker = batch.marker(number)
@@ -312,13 +389,13 @@ class Writer:
         return False
 
 
-def simulate(mode: Mode, seed: int, hours: float) -> Tally:
+def simulate(mode: Mode, seed: int, hours: float, workload: Workload = SPREAD) -> Tally:
     """One run. Raises if an update is lost in spite of coordination: that is a bug."""
     simulation, tally = Simulation(), Tally()
     table = Table(tally)
     agent = None if mode.settings is None else Agent(simulation, mode.settings)
     for number in range(WRITERS):
-        Writer(f"writer-{number}", seed, mode, simulation, tally).start(table, agent)
+        Writer(number, seed, simulation, tally, mode=mode, workload=workload).start(table, agent)
     simulation.run(hours * 3600)
     assert mode.settings is None or not tally.lost_updates, f"{mode.name}, seed {seed}: an update was lost"
     return tally
@@ -326,28 +403,59 @@ def simulate(mode: Mode, seed: int, hours: float) -> Tally:
 
 def measure(*, seeds: int, hours: float) -> dict[str, Any]:
     """Of each mode the medians over the seeds, per hour; latencies over all batches of all seeds."""
-    report: dict[str, Any] = {"writers": WRITERS, "seeds": seeds, "hours": hours, "modes": {}}
-    for mode in MODES:
-        runs = [simulate(mode, seed, hours) for seed in range(seeds)]
-        latencies = sorted(each for run in runs for each in run.latencies)
-        hourly = [
-            {
-                "wasted_seconds": run.wasted / hours,
-                "waited_seconds": run.waited / hours,
-                "committed_seconds": run.committed / hours,
-                "lost_seconds": run.lost / hours,
-                "batches": len(run.latencies) / hours,
-                "lost_updates": run.lost_updates / hours,
-            }
-            for run in runs
-        ]
-        p95 = latencies[int(0.95 * len(latencies))]
-        report["modes"][mode.name] = {
-            "per_hour": over_runs(hourly),
-            "latency_seconds": {"p50": round(median(latencies), 1), "p95": round(p95, 1)},
-            "longest_streak": max(run.longest_streak for run in runs),
-        }
+    report: dict[str, Any] = {"writers": WRITERS, "seeds": seeds, "hours": hours}
+    report["modes"] = {mode.name: _figures(mode, SPREAD, seeds=seeds, hours=hours) for mode in MODES}
+    compared = [mode for mode in MODES if mode.name in (OPTIMISTIC, QUEUED, AUTO, LEARNING)]
+    report["extremes"] = {
+        workload.name: {mode.name: _figures(mode, workload, seeds=seeds, hours=hours) for mode in compared}
+        for workload in EXTREMES
+    }
     return report
+
+
+def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> dict[str, Any]:
+    runs = [simulate(mode, seed, hours, workload) for seed in range(seeds)]
+    latencies = sorted(each for run in runs for each in run.latencies)
+    hourly = [
+        {
+            "wasted_seconds": run.wasted / hours,
+            "waited_seconds": run.waited / hours,
+            "committed_seconds": run.committed / hours,
+            "lost_seconds": run.lost / hours,
+            "batches": len(run.latencies) / hours,
+            "lost_updates": run.lost_updates / hours,
+        }
+        for run in runs
+    ]
+    p95 = latencies[int(0.95 * len(latencies))]
+    return {
+        "per_hour": over_runs(hourly),
+        "latency_seconds": {"p50": round(median(latencies), 1), "p95": round(p95, 1)},
+        "longest_streak": max(run.longest_streak for run in runs),
+    }
+
+
+def extreme_rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A heading, and a row for each table and admission."""
+    yield (
+        f"{report['writers']} writers, per hour",
+        "admission",
+        "wasted compute",
+        "waited",
+        "batches",
+        "p95",
+    )
+    for workload, modes in report["extremes"].items():
+        for name, figures in modes.items():
+            hourly = figures["per_hour"]
+            yield (
+                workload,
+                name,
+                f"{hourly['wasted_seconds']['median']:,.0f} s",
+                f"{hourly['waited_seconds']['median']:,.0f} s",
+                f"{hourly['batches']['median']:.0f}",
+                f"{figures['latency_seconds']['p95']:.0f} s",
+            )
 
 
 def rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -62,7 +62,7 @@ def test_of_two_upserts_in_conflict_one_is_retried_and_no_row_is_lost(
     older.start()
     assert touched.wait(PATIENCE_SECONDS)
     younger = threading.Thread(
-        target=gate.foreach_batch(sink, table=table, writer="arrivals"),
+        target=gate.foreach_batch(sink, writer="arrivals", admission="optimistic"),
         args=(spark.createDataFrame([(1, 1, 10, "a")], "month int, day int, flight long, arrival string"), 0),
     )
     younger.start()
@@ -141,7 +141,7 @@ def test_a_new_checkpoint_is_a_new_writer(
     spark.createDataFrame([(1, 1, 10)], schema).coalesce(1).write.parquet(source)
 
     for checkpoint in ("old", "old", "new"):
-        gated = gate.foreach_batch(sink, table=sink.table, writer="w")
+        gated = gate.foreach_batch(sink, writer="w")
         query = (
             spark.readStream.schema(schema)
             .parquet(source)
@@ -188,7 +188,7 @@ def test_upserts_on_s3(kafka: KafkaServer, s3_server: S3Server, spark: SparkSess
         for batch_id, column in enumerate(("departure", "arrival")):
             rows = [(1, day, 10 + day, f"{column[0]}{day}") for day in range(1, 4)]
             frame = spark.createDataFrame(rows, f"month int, day int, flight long, {column} string")
-            gate.foreach_batch(sink, table=sink.table, writer=column)(frame, batch_id)
+            gate.foreach_batch(sink, writer=column)(frame, batch_id)
 
     builder = address(table, options).open().new_read_builder()
     found = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()

@@ -49,7 +49,7 @@ def test_the_transaction_is_opened_with_what_the_sink_declares(
 ) -> None:
     agent = harness.agent(grant_everything)
 
-    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1, 2), 0)
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1, 2), 0)
 
     intent = agent.wait_for("commit-intent")[0]
     assert (intent.table, intent.conflict_rule) == (case.sink.table, case.sink.conflict_rule)
@@ -102,7 +102,7 @@ def test_an_abort_leaves_nothing_behind_and_the_retry_commits(
 ) -> None:
     agent = harness.agent(At(kind, lambda event: [aborted(event)]))
 
-    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1), 0)
 
     assert case.flights() == [1]
     assert case.orphans() == set()
@@ -138,7 +138,7 @@ def test_an_abort_while_tasks_run_leaves_nothing_behind_and_the_retry_commits(
     agent = harness.agent(At("commit-intent", start))
     batch = batch_of(spark, 1, 2).repartition(2).mapInArrow(held, COLUMNS)
 
-    harness.gate().foreach_batch(case.sink, writer="w")(batch, 0)
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch, 0)
 
     threads[0].join()
     (stopped,) = harness.only("jobs-stopped")

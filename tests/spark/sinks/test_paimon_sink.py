@@ -58,7 +58,7 @@ def test_append_adds_rows_and_publishes_their_markers_first(
     agent, table = harness.agent(grant_everything), make_table()
     sink = PaimonSink(table)
 
-    harness.gate().foreach_batch(sink, table=sink.table, writer="departures")(
+    harness.gate().foreach_batch(sink, writer="departures")(
         departures((1, 1, 10, "05:17"), (1, 2, 11, "05:33")), 0
     )
 
@@ -85,8 +85,8 @@ def test_upsert_keeps_columns_that_the_batch_does_not_have(
     """Two feeds of the same flights have half of the columns each. Three partitions are rewritten in one snapshot."""
     agent, table = harness.agent(grant_everything), make_table()
     sink, gate = PaimonSink(table, mode="upsert", keys=["flight"]), harness.gate()
-    leave = gate.foreach_batch(sink, table=sink.table, writer="departures")
-    land = gate.foreach_batch(sink, table=sink.table, writer="arrivals")
+    leave = gate.foreach_batch(sink, writer="departures", admission="optimistic")
+    land = gate.foreach_batch(sink, writer="arrivals", admission="optimistic")
 
     leave(departures((1, 1, 10, "a"), (1, 2, 10, "b"), (2, 1, 12, "c")), 0)
     land(arrivals((1, 1, 10, "x"), (1, 2, 10, "y"), (2, 1, 99, "z")), 0)
@@ -140,7 +140,7 @@ def test_files_of_cancelled_tasks_are_removed(
     )
 
     with pytest.raises(CommitAborted):
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(frame, 0)
+        harness.gate().foreach_batch(sink, writer="w")(frame, 0)
 
     assert data_files_of(table) == set()
 
@@ -159,7 +159,7 @@ def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
 
     agent = harness.agent(intruding)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, table=sink.table, writer="departures")
+    write = harness.gate().foreach_batch(sink, writer="departures", admission="optimistic")
 
     write(departures((1, 1, 10, "mine"), (1, 2, 11, "mine")), 0)
 
@@ -199,9 +199,7 @@ def test_a_rewritten_base_is_a_retriable_error(
 
     harness.agent(rewriting)
     with pytest.raises(BaseChanged) as caught:
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
-            departures((1, 1, 1, "n")), 0
-        )
+        harness.gate().foreach_batch(sink, writer="w", max_attempts=1)(departures((1, 1, 1, "n")), 0)
 
     assert caught.value.retriable
     foreign = snapshots_of(table)[-1].commit_user
@@ -230,7 +228,7 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     monkeypatch.setattr("lakewarden.spark_jobs.sinks.paimon.sink.stage_files", intruded)
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     with pytest.raises(BaseChanged):
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w", max_attempts=1)(
+        harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)(
             departures((1, 1, 1, "n")), 0
         )
 
@@ -263,7 +261,7 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
 
     monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
     sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
-    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(departures((1, 1, 1, "a")), 0)
+    harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")), 0)
 
     assert tries == [1, 2]
     assert "abandoned" not in harness.steps()
@@ -278,7 +276,7 @@ def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
     batch = departures((1, 1, 1, "05:00"), (1, 1, 1, "07:00"), (1, 1, 1, "06:00"))
-    harness.gate().foreach_batch(sink, table=sink.table, writer="w")(batch, 0)
+    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
 
 
@@ -290,7 +288,7 @@ def test_an_unpartitioned_table_and_columns_of_other_types(
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us")), ("note", pa.string())])
     table = make_table("plain", partition_keys=(), schema=schema)
     sink = PaimonSink(table, mode="upsert", keys=["id"])
-    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
 
     write(spark.sql("select int(1) id, timestamp'2013-01-01 05:17:00' at union all select null, null"), 0)
     write(spark.sql("select int(1) id, 'n1' note union all select null, 'n2'"), 1)
@@ -308,7 +306,7 @@ def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, 
     agent = harness.agent(grant_everything)
     table = make_table()
     sink = PaimonSink(table, mode="upsert", keys=["flight"])
-    write = harness.gate().foreach_batch(sink, table=sink.table, writer="w")
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
     for batch_id in range(2):
         write(departures((1, None, 1, f"v{batch_id}")), batch_id)
     assert [row["departure"] for row in rows_of(table)] == ["v1"]
@@ -319,9 +317,7 @@ def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable,
     agent, table = harness.agent(grant_everything), make_table()
     for mode, keys in (("append", []), ("upsert", ["flight"])):
         sink = PaimonSink(table, mode=mode, keys=keys)  # type: ignore[arg-type]
-        harness.gate().foreach_batch(sink, table=sink.table, writer="w")(
-            departures((1, 1, 1, "a")).limit(0), 0
-        )
+        harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")).limit(0), 0)
     agent.wait_for("transaction-abandoned", 2)
     assert snapshots_of(table) == []
     assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2

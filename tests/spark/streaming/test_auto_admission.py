@@ -1,0 +1,157 @@
+"""`admission="auto"`: what a batch asks for, on real Spark and a real broker, and what it learns with the product's own agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import Marker
+from lakewarden.spark_jobs import CommitGate, GateEvent, PaimonSink
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable
+from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, admitted, grant_everything, wait_until
+from tests.spark.harness import Harness
+
+pytestmark = [pytest.mark.real]
+
+TABLE = "file:///lake/flights"
+MINE = Marker(partition="month=1/day=3", file_group="f-1", operation="merge")
+
+
+def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
+    harness: Harness, spark: SparkSession, make_table: MakeTable
+) -> None:
+    agent = harness.agent(grant_everything)
+    upsert = PaimonSink(make_table(), mode="upsert", keys=["flight"])
+    append = PaimonSink(make_table("appended"))
+    batch = spark.sql("select 1 month, 1 day, 7L flight")
+
+    for sink in (upsert, append):
+        harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+
+    first, second = agent.wait_for("commit-intent", 2)
+    assert (first.admission, [marker.partition for marker in first.scope]) == ("queued", ["month=1/day=1"])
+    assert (second.admission, second.scope) == ("optimistic", ())
+    assert [event.detail["reason"] for event in harness.only("intent")] == [
+        "its scope is known",
+        "no scope is known, and its last batch was undisturbed",
+    ]
+
+
+def test_a_writer_without_a_scope_declares_what_it_touched_until_it_is_undisturbed(
+    harness: Harness, spark: SparkSession
+) -> None:
+    """Batch 0 loses once. Batch 1 declares what it touched, and waits. Batch 2 too, and doesn't wait. Batch 3 is optimistic."""
+    waiting: list[object] = []
+
+    def script(event, offset):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - a fake agent's script
+        if event.type == "marker-created" and not waiting:
+            waiting.append(event)
+            return [aborted(event, *event.markers)]
+        if event.type == "commit-intent" and event.batch_id == 1:
+            return [admitted(event).model_copy(update={"cause_offset": offset + 1})]
+        return grant_everything(event, offset)
+
+    agent = harness.agent(script)
+
+    def write(_batch: DataFrame, txn: Transaction) -> None:
+        txn.touch_all([MINE])
+        wait_until(lambda: txn.aborted or txn.intent.attempt > 1 or txn.batch_id)
+        with txn.commit():
+            pass
+
+    gated = harness.gate().foreach_batch(write, table=TABLE, writer="w")
+    for batch_id in range(4):
+        gated(spark.range(1), batch_id)
+
+    intents = agent.wait_for("commit-intent", 5)
+    assert [(intent.batch_id, intent.admission, intent.scope) for intent in intents] == [
+        (0, "optimistic", ()),
+        (0, "queued", (MINE,)),
+        (1, "queued", (MINE,)),
+        (2, "queued", (MINE,)),
+        (3, "optimistic", ()),
+    ]
+
+
+def test_a_chosen_admission_is_kept(harness: Harness, spark: SparkSession, make_table: MakeTable) -> None:
+    agent = harness.agent(grant_everything)
+    sink = PaimonSink(make_table(), mode="upsert", keys=["flight"])
+    batch = spark.sql("select 1 month, 1 day, 7L flight")
+
+    harness.gate().foreach_batch(sink, writer="w", admission="optimistic")(batch, 0)
+
+    intent = agent.wait_for("commit-intent")[0]
+    assert (intent.admission, intent.scope) == ("optimistic", ())
+    assert [event.detail["reason"] for event in harness.only("intent")] == ["asked for by the job"]
+
+
+def test_writers_of_one_partition_that_never_meet_stop_waiting_for_one_another(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Each writer changes a file group of its own, and its scope is the partition. After a needless wait both start at once."""
+    steps: list[GateEvent] = []
+    started = {name: [threading.Event() for _ in range(3)] for name in ("a", "b")}
+    release = [threading.Event() for _ in range(3)]
+
+    def writing(name: str) -> Callable[[DataFrame, Transaction], None]:
+        def write(_batch: DataFrame, txn: Transaction) -> None:
+            number = txn.batch_id or 0
+            started[name][number].set()
+            txn.touch("day=1", f"f-{name}", "merge")
+            if name == "a":
+                assert release[number].wait(PATIENCE_SECONDS)
+            with txn.commit():
+                pass
+
+        return write
+
+    def began(name: str, batch_id: int) -> bool:
+        """Whether the intent of the batch is in the log."""
+        seen = [step.what for step in steps if (step.writer, step.batch_id) == (name, batch_id)]
+        return "intent" in seen
+
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(
+            kafka.bootstrap_servers,
+            topic_prefix=topic_prefix,
+            admission_timeout_seconds=PATIENCE_SECONDS,
+            observer=steps.append,
+        ) as gate,
+    ):
+        gated = {
+            name: gate.foreach_batch(writing(name), table=TABLE, writer=name, scope=lambda _: ["day=1"])
+            for name in ("a", "b")
+        }
+        for batch_id in range(3):
+            threads = {
+                name: threading.Thread(target=gated[name], args=(spark.range(1), batch_id))
+                for name in ("a", "b")
+            }
+            threads["a"].start()
+            assert started["a"][batch_id].wait(PATIENCE_SECONDS)
+            threads["b"].start()
+            if batch_id < 2:
+                wait_until(lambda number=batch_id: began("b", number))  # type: ignore[misc]
+                release[batch_id].set()
+            else:
+                assert started["b"][batch_id].wait(PATIENCE_SECONDS), "it doesn't wait for `a`"
+                release[batch_id].set()
+            for thread in threads.values():
+                thread.join(PATIENCE_SECONDS)
+
+    chosen = {
+        (step.writer, step.batch_id): (step.detail["admission"], step.detail["reason"])
+        for step in steps
+        if step.what == "intent" and step.writer in ("a", "b")
+    }
+    assert [chosen["b", number][0] for number in range(3)] == ["queued", "queued", "optimistic"]
+    assert chosen["a", 2] == ("optimistic", "its scope is known, but the last wait was needless")
+    assert [step.what for step in steps].count("abort") == 0

@@ -1,0 +1,122 @@
+"""For whom a transaction waited, and whether they met, as the events of the table's writers show it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
+from lakewarden.spark_jobs.gate.footprint import met, overlap, precise, waited_for
+
+pytestmark = pytest.mark.unit
+
+TABLE = "file:///lake/t"
+
+
+def marker(partition: str, group: str = "*") -> Marker:
+    return Marker(partition=partition, file_group=group, operation="merge")
+
+
+def header(writer: str, table: str = TABLE) -> dict[str, Any]:
+    header.number += 1  # type: ignore[attr-defined]
+    return {
+        "event_id": f"e{header.number}",  # type: ignore[attr-defined]
+        "table": table,
+        "transaction": f"t-{writer}",
+        "writer": writer,
+        "at": datetime(2026, 11, 22, tzinfo=UTC),
+    }
+
+
+header.number = 0  # type: ignore[attr-defined]
+
+
+def intent(writer: str, *scope: Marker, table: str = TABLE) -> CommitIntent:
+    return CommitIntent(**header(writer, table), admission="queued", scope=scope, heartbeat_seconds=5.0)
+
+
+def touch(writer: str, *markers: Marker) -> MarkerCreated:
+    return MarkerCreated(**header(writer), markers=markers)
+
+
+def completed(writer: str) -> CommitCompleted:
+    return CommitCompleted(**header(writer), grant="g", version="1")
+
+
+def abandoned(writer: str) -> TransactionAbandoned:
+    return TransactionAbandoned(**header(writer), reason="r")
+
+
+def heartbeat(writer: str) -> WriterHeartbeat:
+    return WriterHeartbeat(**header(writer), seq=1)
+
+
+def log_of(*ahead: WriterEventUnion, ends: WriterEventUnion) -> list[WriterEventUnion]:
+    """The events of `w`, which waits with the scope `day=1`, and those around it."""
+    return [*ahead, intent("w", marker("day=1")), ends, completed("w")]
+
+
+def ahead_of_w(*ahead: WriterEventUnion, ends: WriterEventUnion) -> set[str]:
+    return waited_for(log_of(*ahead, ends=ends), "t-w")
+
+
+def test_a_transaction_waits_for_those_ahead_that_overlap_its_scope() -> None:
+    """Not for others: elsewhere in the table, ended before, begun later, of another table, of the same writer."""
+    same = marker("day=1", "f-2")
+    assert ahead_of_w(intent("a", same), ends=completed("a")) == {"t-a"}
+    assert ahead_of_w(intent("a"), touch("a", same), ends=abandoned("a")) == {"t-a"}
+    assert ahead_of_w(touch("a", same), ends=completed("a")) == {"t-a"}, "its intent isn't shown"
+    assert ahead_of_w(intent("a", same), ends=heartbeat("w")) == set(), "nothing shows that it still ran"
+
+    assert ahead_of_w(intent("a", marker("day=2")), ends=completed("a")) == set()
+    assert ahead_of_w(intent("a", same), completed("a"), ends=heartbeat("a")) == set()
+    assert ahead_of_w(ends=intent("a", same)) == set()
+    assert ahead_of_w(intent("a", same, table="file:///lake/u"), ends=heartbeat("w")) == set()
+    assert waited_for([completed("w")], "t-w") == set()
+
+
+def test_two_file_groups_of_one_partition_never_meet() -> None:
+    events = log_of(intent("a", marker("day=1")), touch("a", marker("day=1", "f-1")), ends=completed("a"))
+    assert met(events, "t-w", [marker("day=1", "f-2")], ["t-a"]) is False
+    assert met(events, "t-w", [marker("day=1", "f-1")], ["t-a"]) is True
+
+
+def test_markers_of_executors_are_in_the_events() -> None:
+    ends = touch("w", marker("day=1", "f-1"))
+    events = log_of(intent("a"), touch("a", marker("day=1", "f-1")), completed("a"), ends=ends)
+    assert met(events, "t-w", [], ["t-a"]) is True
+
+
+def test_a_scope_without_finer_markers_is_what_was_touched() -> None:
+    """PaimonSink rewrites whole partitions, and doesn't publish again what its scope declared."""
+    events = log_of(intent("a", marker("day=1")), ends=completed("a"))
+    assert met(events, "t-w", [marker("day=1", "f-2")], ["t-a"]) is True
+
+
+def test_it_is_unknown_whether_they_met_if_the_events_do_not_show_all_of_them() -> None:
+    events = log_of(touch("a", marker("day=1", "f-1")), intent("b", marker("day=2")), ends=completed("a"))
+    assert met(events, "t-w", [marker("day=1", "f-2")], ["t-a", "t-b"]) is None
+    assert met(events, "t-w", [marker("day=1", "f-2")], ["t-b", "t-c"]) is None
+    assert met(events, "t-w", [marker("day=2")], ["t-a", "t-b"]) is True
+
+
+def test_overlaps_are_found_by_file_group_or_whole_partition() -> None:
+    assert overlap([marker("p", "f")], [marker("p", "f")])
+    assert overlap([marker("p")], [marker("p", "f")])
+    assert overlap([marker("p", "f")], [marker("p")])
+    assert not overlap([marker("p", "f")], [marker("p", "g"), marker("q", "f")])
+
+
+def test_a_scope_counts_only_where_nothing_finer_was_touched() -> None:
+    declared, fine = [marker("p"), marker("q")], marker("p", "f")
+    assert precise(declared, [fine, marker("q")]) == (fine, marker("q"))
