@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from lakewarden.events import ConflictRule
 from lakewarden.spark_jobs.gate.gate import TransactionGate
@@ -26,10 +27,10 @@ class CommitGate(TransactionGate):
     a context manager; Python's exit closes it otherwise.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        """See `TransactionGate`."""
-        super().__init__(*args, **options)
-        self._histories: defaultdict[str, TableHistory] = defaultdict(TableHistory)
+    @cached_property
+    def _histories(self) -> defaultdict[str, TableHistory]:
+        """By table: what the writers of this driver experienced there."""
+        return defaultdict(TableHistory)
 
     def foreach_batch(
         self,

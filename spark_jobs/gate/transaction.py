@@ -270,8 +270,12 @@ class Transaction:
     def disturbed_needlessly(self, winners: Iterable[str], since: int, timeout: float) -> bool | None:
         """Return whether those that it waited for, and the `winners`, touched nothing that it touched.
 
-        It reads their markers back from Kafka, from the offset `since` in `writers` on. None if it can't know.
+        It reads their markers back from Kafka, from the offset `since` in `writers` on. None if it can't know. A batch that
+        touches no less than its scope meets whatever overlaps it.
         """
+        scope = set(self.batch_scope.markers) if self.batch_scope else set()
+        if self._touched and scope.issuperset(self._touched):
+            return False
         try:
             events = self._channel.read_back(self.table, since, timeout)
         except GateError as error:

@@ -74,7 +74,10 @@ class Prediction:
 
 @dataclass(slots=True)
 class TableHistory:
-    """What the writers of one driver experienced on one table."""
+    """What the writers of one driver experienced on one table.
+
+    The threads of several queries share it without a lock: a count that is lost costs one more wait.
+    """
 
     needless: int = 0
     """Batches in a row that were disturbed needlessly."""
@@ -114,7 +117,8 @@ class TableHistory:
         """Record that the writer committed a batch that was disturbed.
 
         `choice` admitted its first transaction. `lost`: it lost a conflict, or else it only waited. `needlessly` is None if
-        that is unknown; then a lost conflict counts as a real one, and a wait changes nothing.
+        that is unknown; then a lost conflict counts as a real one, and a wait changes nothing. `touched` is needed only if
+        the batch's scope is unknown.
         """
         if not choice.scope_known:
             self._predict(writer, choice, lost=lost and not needlessly, touched=() if needlessly else touched)

@@ -5,8 +5,8 @@
   batches count from 0 again.
 - *Abort.* All Spark jobs of the body carry a tag of the attempt. An abort cancels them at once, those of other threads
   included, and keeps cancelling until the body has ended (`cancelling.py`).
-- *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the scope of
-  the batch and from what this driver's writers experienced on the table.
+- *Admission.* With "auto" the batch's first transaction is queued or optimistic by the rule in `admission.py`, from the
+  scope of the batch and from what this driver's writers experienced on the table.
 - *Retry.* After an error with `retriable`, the batch gets a new transaction with `queued` admission. Its scope is everything
   that the last attempt touched, read back from Kafka: markers of executors and of cancelled tasks included. So it starts
   when the winner has ended, instead of computing and losing again. After `max_attempts` the error is raised and the query
@@ -172,8 +172,7 @@ class BatchWriter:
             micro_batch.opened.clear()
             try:
                 self._run_attempt(micro_batch, attempt)
-                self._learn(micro_batch, choice)
-                return
+                break
             except AlreadyCommitted as skipped:
                 _report_skipped(micro_batch, skipped)
                 return
@@ -182,6 +181,7 @@ class BatchWriter:
                     self._report_failure(micro_batch, attempt, error)
                     raise
                 attempt = self._next_attempt(micro_batch, attempt, error)
+        self._learn(micro_batch, choice)
 
     def _run_attempt(self, batch: _Batch, attempt: _Attempt) -> None:
         with self._gate.transaction(
@@ -259,7 +259,7 @@ class BatchWriter:
             choice,
             lost=bool(batch.winners),
             needlessly=needlessly,
-            touched=txn.footprint(FOOTPRINT_TIMEOUT_SECONDS),
+            touched=() if choice.scope_known else txn.footprint(FOOTPRINT_TIMEOUT_SECONDS),
         )
 
     def _next_attempt(self, batch: _Batch, last: _Attempt, error: GateError) -> _Attempt:
