@@ -93,7 +93,11 @@ def _check_conflicts(report: dict[str, Any]) -> None:
     modes = {name: figures["per_hour"] for name, figures in report["waste"]["modes"].items()}
     assert modes["no coordination"]["lost_updates"]["median"] > 0
     assert modes["queued"]["wasted_seconds"]["each"] == [0]
+    assert modes["auto"]["wasted_seconds"]["each"] == [0]
     assert modes["first intent"]["wasted_seconds"]["median"] > 0
+    for admissions in report["waste"]["extremes"].values():
+        done = {name: figures["per_hour"]["batches"]["median"] for name, figures in admissions.items()}
+        assert done["auto"] > 0.9 * max(done["first intent"], done["queued"])
     assert all(
         each["lost_updates"]["each"] == [0] for name, each in modes.items() if name != "no coordination"
     )
