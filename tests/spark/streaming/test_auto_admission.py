@@ -40,7 +40,7 @@ def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
     assert (second.admission, second.scope) == ("optimistic", ())
     assert [event.detail["reason"] for event in harness.only("intent")] == [
         "its scope is known",
-        "no scope is known, and its last batch was undisturbed",
+        "its scope is unknown",
     ]
 
 
@@ -153,5 +153,5 @@ def test_writers_of_one_partition_that_never_meet_stop_waiting_for_one_another(
         if step.what == "intent" and step.writer in ("a", "b")
     }
     assert [chosen["b", number][0] for number in range(3)] == ["queued", "queued", "optimistic"]
-    assert chosen["a", 2] == ("optimistic", "its scope is known, but the last wait was needless")
+    assert chosen["a", 2] == ("optimistic", "its scope is known, but waiting was needless")
     assert [step.what for step in steps].count("abort") == 0
