@@ -102,7 +102,7 @@ def test_growth_is_told_from_a_warm_up_and_from_peaks(samples: list[float], expe
 
 async def _run(storm: Fleet, strangers: Strangers, used: dict[str, list[float]]) -> None:
     """Work beside the strangers in three parts, in each of which every writer commits; then end everything in order."""
-    began = time.monotonic()
+    began, finished = time.monotonic(), False
     async with strangers.reading(), anyio.create_task_group() as tasks:
         await storm.start()
         tasks.start_soon(storm.sample)
@@ -117,7 +117,9 @@ async def _run(storm: Fleet, strangers: Strangers, used: dict[str, list[float]])
         print(f"\nsoaked for {time.monotonic() - began:.0f} s")
         await strangers.settle()
         await storm.finish()
+        finished = True
         tasks.cancel_scope.cancel()
+    assert finished, "a client cancelled a task of the run, which ended it early"
     await storm.sample_once()
 
 

@@ -20,6 +20,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | last take-over owns | the owner of a partition at the end is not the one whose take-over is last in the log |
 | lag loses no writer | a writer or a grant is lost although its event has been in the log, unread (design.md §4) |
 | forged events change nothing | a decision relies on a forged event, or blames a transaction for one |
+| a hung body owns no table | a grant is extended beyond `max_grant_seconds` and one lease, while its writer publishes |
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
@@ -37,6 +38,7 @@ from datetime import UTC, datetime
 
 from lakewarden.agent.locks.keeper import KeeperEvent
 from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
@@ -70,6 +72,8 @@ from tests.simulation.whole.table import LakeTable, Landed, conflict
 TAKEOVER_NOTICE_SECONDS = 3.0
 """Without faults, an owner has noticed a later take-over of its partition after this time."""
 SAME_INSTANT = 1e-6
+CLOCK_ERROR_SECONDS = 1.0
+"""By how much a grant may be longer in true time than by its agent's clock."""
 
 
 @dataclass(slots=True)
@@ -113,11 +117,14 @@ class History:
 class Oracles(ViolationRecorder):
     """The oracles of the whole system."""
 
-    def __init__(self, timeline: Timeline, max_losses: int, tables: Mapping[str, LakeTable]) -> None:
+    def __init__(self, timeline: Timeline, settings: Settings, tables: Mapping[str, LakeTable]) -> None:
         super().__init__(timeline)
         self.windows = 0
         self.unknown_twice = 0
-        self._max_losses = max_losses
+        self._max_losses = settings.max_losses
+        self._longest_grant = settings.max_grant_seconds + settings.grant_seconds
+        self._extended_since: dict[tuple[str, str | None], float] = {}
+        """By grant and term: when an owner decided on the grant first. An owner counts its age from its own replay."""
         self._tables = tables
         self._terms: dict[int, str] = {}
         self._taken_over_at: dict[int, float] = {}
@@ -363,6 +370,12 @@ class Oracles(ViolationRecorder):
         event = decode(DECISION_RECORD, value)
         if isinstance(event, CommitGranted | GrantRenewed):
             until = node.clock.when(node.now() + event.lease_seconds)
+            since = self._extended_since.setdefault((event.grant, event.term), self._timeline.now)
+            if until - since > self._longest_grant + CLOCK_ERROR_SECONDS:
+                self.violated(
+                    "a hung body owns no table",
+                    f"{event.transaction} has its grant for {until - since:.1f} s, at most {self._longest_grant:g} s",
+                )
             key = (event.grant, event.seq)
             self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
         if isinstance(event, Abort):

@@ -23,6 +23,7 @@
 | strangers believed | forged events change nothing | an event counts only for its own writer's transaction |
 | any grant completes | committed batch skipped | a completion counts only with a grant of its transaction |
 | decisions of other tables believed | no commit without grant | a decision counts only for its own table and writer |
+| grants extended for ever | a hung body owns no table | no grant is extended beyond `max_grant_seconds` |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
 """
@@ -229,6 +230,17 @@ def _decisions_of_other_tables_believed() -> list[Patch]:
     return [(Progress, "_concerns", lambda *_: True)]
 
 
+def _grants_extended_for_ever() -> list[Patch]:
+    extend = grants.extend_grant
+
+    def young(context: StepContext, transaction: Transaction) -> None:
+        if transaction.grant is not None:
+            transaction.grant.since = context.now
+        extend(context, transaction)
+
+    return [(table, "extend_grant", young)]
+
+
 def _an_error_ends_the_session() -> list[Patch]:
     def failing(_: PartitionOwner, __: str, ___: TableState, error: Exception, *____: object) -> None:
         raise error
@@ -262,6 +274,7 @@ BUGS: Bugs = {
     "strangers believed": ("forged events change nothing", _strangers_believed),
     "any grant completes": ("committed batch skipped", _any_grant_completes),
     "decisions of other tables believed": ("no commit without grant", _decisions_of_other_tables_believed),
+    "grants extended for ever": ("a hung body owns no table", _grants_extended_for_ever),
     "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
     "writers of a stopped table not told": (
         "an error stops one table",
@@ -280,6 +293,7 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "strangers believed": "strangers",
     "any grant completes": "strangers",
     "decisions of other tables believed": "strangers",
+    "grants extended for ever": "hangs",
     "an error ends the session": "errors",
     "writers of a stopped table not told": "errors",
 }

@@ -27,6 +27,7 @@ from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.oracles import LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
+    HANG_SECONDS,
     RESTART_SECONDS,
     STRANGER,
     TOPICS,
@@ -87,7 +88,7 @@ class World:
             )
             for plan in scenario.tables
         }
-        self.oracles = Oracles(self.timeline, scenario.settings.max_losses, self.tables)
+        self.oracles = Oracles(self.timeline, scenario.settings, self.tables)
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
         self.broker.on_record = self._on_record
@@ -113,6 +114,7 @@ class World:
         self._network = Network(self.timeline, self._at_request, self._at_request)
         self._objects = ObjectStore(Objects(), self._watch)
         self._stops = stream(seed, "stops")
+        self._hangs = stream(seed, "hanging publishes")
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -247,6 +249,7 @@ class World:
             timing=WriterTiming(),
             before_publish=self._before_publish,
             after_publish=self._at_publish,
+            draw_hang=self._draw_hang,
         )
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
@@ -350,6 +353,12 @@ class World:
     def _draws_stop(self, node: Node, chance: float) -> bool:
         over = self.timeline.now >= self.scenario.fault_free_from or node.name.startswith("hudi")
         return not over and self._stops.random() < chance
+
+    def _draw_hang(self) -> float:
+        """How long the publish of a driver hangs, while its heartbeats continue."""
+        over = self.timeline.now >= self.scenario.fault_free_from
+        hangs = not over and self._hangs.random() < self.scenario.additions.hangs
+        return HANG_SECONDS if hangs else 0.0
 
     def _machine(self, node: Node) -> Machine:
         name = node.name.partition(".")[0]

@@ -20,6 +20,7 @@ Every fifth seed has further faults (`draw_additions`), each from a random strea
 | addition | what goes wrong |
 | --- | --- |
 | strangers | forged events follow the writers' and the agents' records (`strangers.py`) |
+| hangs | a publish hangs for longer than `max_grant_seconds`, while the heartbeats continue |
 | errors | an agent's code raises an unexpected exception, and the agent is restarted long after the faults |
 
 `VERSION` counts the changes of what seeds mean, as for the lock. Since version 3 there are additions; a seed without them means
@@ -55,6 +56,9 @@ Aim: TypeAlias = Literal["suspended before publish", "suspended after grant", "t
 Kind: TypeAlias = Amount | Aim
 ADDITIONS_EVERY = 5
 """One of so many seeds has additions. None of the seeds that failed before there were any has."""
+MAX_GRANT_SECONDS = 10.0
+"""In seeds with hangs: one is no longer than the longest grant lease."""
+HANG_SECONDS = 35.0
 RESTART_SECONDS = 10.0
 """How long after the faults an operator restarts an agent that has stopped a table."""
 SHARES: dict[Kind, float] = {
@@ -134,6 +138,8 @@ class Additions:
     strangers: float = 0.0
     """Probability that a record is followed by a forged event."""
     errors: tuple[PlannedError, ...] = ()
+    hangs: float = 0.0
+    """Probability that a publish hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,9 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     scenario = draw(stream("scenario"))
     if seed % ADDITIONS_EVERY:
         return scenario
-    return replace(scenario, additions=draw_additions(stream, scenario.fault_free_from))
+    additions = draw_additions(stream, scenario.fault_free_from)
+    limits = {"max_grant_seconds": MAX_GRANT_SECONDS} if additions.hangs else {}
+    return replace(scenario, additions=additions, settings=scenario.settings.model_copy(update=limits))
 
 
 def draw_additions(stream: Callable[[str], Random], fault_free_from: float) -> Additions:
@@ -242,6 +250,7 @@ def draw_additions(stream: Callable[[str], Random], fault_free_from: float) -> A
             )
             for _ in range(errors.choice((0, 0, 1, 2)))
         ),
+        hangs=stream("hangs").choice((0.0, 0.0, 0.1)),
     )
 
 

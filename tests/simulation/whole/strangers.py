@@ -139,7 +139,7 @@ class Strangers:
                 return [build(CommitCompleted, own, grant=grant, batch_id=HUGE)]
             case 5:
                 lock = self._locks[event.table]
-                return [build(CommitIntent, own, batch_id=HUGE, scope=(everything,), lock=lock)]
+                return [build(CommitIntent, own, batch_id=HUGE, lock=lock)]
             case 6:
                 return [build(CommitCompleted, theirs, grant=grant + "0", batch_id=HUGE)]
             case 7:

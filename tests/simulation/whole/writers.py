@@ -193,6 +193,7 @@ class Driver:
         timing: WriterTiming,
         before_publish: Callable[[Node], None],
         after_publish: Callable[[Node], None],
+        draw_hang: Callable[[], float],
     ) -> None:
         self.process = process
         self.job = job
@@ -202,6 +203,8 @@ class Driver:
         self.timing = timing
         self.before_publish, self.after_publish = before_publish, after_publish
         """Called before and after a publish: the most interesting moments to stop the driver."""
+        self.draw_hang = draw_hang
+        """How long a publish hangs."""
         self.random = process.random
         self.fault_free_from = faults.profile.fault_free_from
         self.channel = Channel(process, job, timing.send_timeout)
@@ -463,7 +466,7 @@ class Attempt:
         table = self.job.table
         touched, rule = frozenset(self._touched), self.job.workload.rule
         while self._publish.version is None:
-            await anyio.sleep(self.driver.draw_seconds(self.job.workload.publish))
+            await anyio.sleep(self.driver.draw_seconds(self.job.workload.publish) + self.driver.draw_hang())
             after: int | None = None
             if table.fenced:
                 after = await self._query_table(table.version)
