@@ -6,7 +6,6 @@ ENV UV_PROJECT_ENVIRONMENT=/opt/lakewarden UV_COMPILE_BYTECODE=1 UV_LINK_MODE=co
 # Dependencies come first: they change less often than the sources, and Docker reuses this layer.
 COPY pyproject.toml uv.lock README.md LICENSE ./
 RUN uv sync --frozen --no-dev --extra agent --no-install-project
-COPY access access
 COPY agent agent
 COPY events events
 COPY handlers handlers

@@ -83,7 +83,7 @@ check-imports: namespace
 # The folders under the names they are installed by. Editable installs do this with an import hook, which mypy can't follow.
 namespace:
 	@mkdir -p build/namespace/lakewarden
-	@for folder in access agent events handlers spark_jobs; do ln -sfn ../../../$$folder build/namespace/lakewarden/$$folder; done
+	@for folder in agent events handlers spark_jobs; do ln -sfn ../../../$$folder build/namespace/lakewarden/$$folder; done
 	@ln -sfn ../../tests build/namespace/tests
 
 python:

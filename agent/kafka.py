@@ -26,11 +26,11 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.access import OAUTH, TokenError, read_password_again
 from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
+from lakewarden.events.access import OAUTH, TokenError, read_password_again
 
 BATCH_BYTES = 262_144
 """Of one batch of the producer. A larger record has a batch of its own, so that a refusal of the batch concerns it alone."""

@@ -25,10 +25,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from lakewarden.access import Access, check_files, client_arguments
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
 from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
+from lakewarden.events.access import Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
 from lakewarden.handlers.table.state import TableSettings

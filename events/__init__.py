@@ -1,7 +1,7 @@
 """The wire protocol of lakewarden, version 1: typed events, their codec, and the topics that carry them.
 
-Nothing in this package reads a clock, draws a random number or does I/O. For people: docs/protocol.md. For tools: `schema.json`
-and `asyncapi.json` in this folder.
+Nothing here reads a clock, draws a random number or does I/O, except the room `access/`, which no other module of this package
+imports. For people: docs/protocol.md. For tools: `schema.json` and `asyncapi.json` in this folder.
 """
 
 from lakewarden.events.base import MAX_VERSION, PROTOCOL, EventBase, Wire

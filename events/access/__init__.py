@@ -14,9 +14,9 @@
 - **An error of a token provider is a `KafkaError`** (`TokenError`), because aiokafka's background tasks end at any other.
 """
 
-from lakewarden.access.clients import check_files, client_arguments, read_password_again, token_problem
-from lakewarden.access.options import OAUTH, Access, AccessError
-from lakewarden.access.tokens import TokenError, guarded_provider
+from lakewarden.events.access.clients import check_files, client_arguments, read_password_again, token_problem
+from lakewarden.events.access.options import OAUTH, Access, AccessError
+from lakewarden.events.access.tokens import TokenError, guarded_provider
 
 __all__ = [
     "OAUTH",

@@ -7,9 +7,9 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-from lakewarden.access.files import FromFiles, RotatingContext, password_file, tls_context
-from lakewarden.access.options import OAUTH, Access
-from lakewarden.access.tokens import tokens
+from lakewarden.events.access.files import FromFiles, RotatingContext, password_file, tls_context
+from lakewarden.events.access.options import OAUTH, Access
+from lakewarden.events.access.tokens import tokens
 
 
 def check_files(access: Access, name: Callable[[str], str] = str) -> None:

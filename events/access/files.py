@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from lakewarden.access.options import Access, AccessError
+from lakewarden.events.access.options import Access, AccessError
 
 MAX_SECRET_BYTES = 65_536
 """Larger files are no passwords: somebody named the wrong file."""
 
-log = logging.getLogger("lakewarden.access")
+log = logging.getLogger("lakewarden.events.access")
 
 T = TypeVar("T")
 

@@ -31,8 +31,8 @@ from urllib.parse import parse_qsl, quote_plus, urlencode
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaError
 
-from lakewarden.access.files import authorities, read_secret
-from lakewarden.access.options import Access, AccessError
+from lakewarden.events.access.files import authorities, read_secret
+from lakewarden.events.access.options import Access, AccessError
 
 REQUEST_SECONDS = 10.0
 """For each step of a request to the token endpoint."""

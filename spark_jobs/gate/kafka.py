@@ -33,7 +33,7 @@ from aiokafka.errors import (
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from lakewarden.access import AccessError
+from lakewarden.events.access import AccessError
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
 from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger

@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
-from lakewarden.access import (
+from lakewarden.events.access import (
     Access,
     AccessError,
     client_arguments,

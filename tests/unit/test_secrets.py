@@ -17,16 +17,16 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-import lakewarden.access
 import lakewarden.agent
 import lakewarden.events
+import lakewarden.events.access
 import lakewarden.handlers
 import lakewarden.spark_jobs
-from lakewarden.access import Access, AccessError, TokenError, client_arguments
-from lakewarden.access.tokens import ClientCredentials
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import producer, start_client
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.events.access import Access, AccessError, TokenError, client_arguments
+from lakewarden.events.access.tokens import ClientCredentials
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
@@ -34,7 +34,7 @@ from lakewarden.spark_jobs.gate.kafka_options import client_options
 
 SECRET = "planted-hunter2"
 PACKAGES = (
-    lakewarden.access,
+    lakewarden.events.access,
     lakewarden.agent,
     lakewarden.events,
     lakewarden.handlers,

@@ -32,8 +32,8 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
-from tests.unit.access.certificates import write_certificate
-from tests.unit.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
+from tests.unit.events.access.certificates import write_certificate
+from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 
 pytestmark = [pytest.mark.real]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from lakewarden.access import Access, AccessError, client_arguments, read_password_again
-from lakewarden.access.files import FromFiles, RotatingContext, read_secret
 from lakewarden.agent.kafka import stop_client
-from tests.unit.access.certificates import replace, write_certificate
+from lakewarden.events.access import Access, AccessError, client_arguments, read_password_again
+from lakewarden.events.access.files import FromFiles, RotatingContext, read_secret
+from tests.unit.events.access.certificates import replace, write_certificate
 
 PASSWORD = "open-sesame"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lakewarden.access import Access, AccessError
+from lakewarden.events.access import Access, AccessError
 
 CLIENT: dict[str, Any] = {
     "oauth_token_url": "https://id/token",

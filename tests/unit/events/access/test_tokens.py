@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaError
 
-from lakewarden.access import Access, AccessError, TokenError
-from lakewarden.access.tokens import ClientCredentials, Tokens, guarded_provider, tokens
-from tests.unit.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
+from lakewarden.events.access import Access, AccessError, TokenError
+from lakewarden.events.access.tokens import ClientCredentials, Tokens, guarded_provider, tokens
+from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 
 SECRET = "the secret: + & 100 %"
-HERE = "tests.unit.access.test_tokens"
+HERE = "tests.unit.events.access.test_tokens"
 
 
 @pytest.fixture
