@@ -36,6 +36,7 @@ class AgentProcess:
             "LAKEWARDEN_GROUP": prefix,
             "LAKEWARDEN_ALLOW": f"{TABLES}/*",
             "LAKEWARDEN_LOCK_ROOT": (folder / "locks").as_uri(),
+            "LAKEWARDEN_LOCK_PLACES": f"{TABLES}/*=>usual",  # there is no such folder to look into
             "LAKEWARDEN_LOG_FORMAT": "json",
             **{f"LAKEWARDEN_{name.upper()}": value for name, value in settings.items()},
         }

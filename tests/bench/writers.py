@@ -103,7 +103,7 @@ class Writers:
     async def answer(self, transaction: str, kind: str) -> tuple[float, DecisionEventUnion]:
         """The decision of this type on a transaction, and when it arrived."""
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await self._answer(transaction, kind)
+            return await asyncio.shield(self._answer(transaction, kind))  # others may wait for it, too
 
     async def _reader(self, topic: str, start: str) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
