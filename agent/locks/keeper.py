@@ -229,7 +229,8 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
 
 def _folder(root: str) -> str:
     """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
-    return "/" + parse_location(root).key
+    # A glob such as file:///* allows the whole disk, whose URI has no path.
+    return "/" if root == "file://" else "/" + parse_location(root).key
 
 
 class Stores:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
@@ -18,6 +19,7 @@ from lakewarden.spark_jobs.gate.errors import GateError
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import grant_everything
 from tests.spark.harness import Harness
+from tests.unit.events.access.certificates import write_certificate
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
@@ -67,10 +69,14 @@ def test_every_block_runs_in_the_order_of_the_page(
         "version_of": lambda writer, batch_id: published.get((writer, batch_id)),
     }
     broker = f'CommitGate("{harness.kafka.bootstrap_servers}", topic_prefix="{harness.prefix}"'
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    write_certificate(authority, tmp_path, "client")
     spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
     try:
         for block in blocks():
             here = block.replace('CommitGate("kafka:9092"', broker).replace("s3://lake/air.db/flights", table)
+            here = here.replace("/etc/kafka", str(tmp_path))
             names.pop("query", None)
             exec(compile(here, "docs/writers.md", "exec"), names)  # noqa: S102 - a page of this repository
             if query := names.get("query"):
@@ -79,7 +85,8 @@ def test_every_block_runs_in_the_order_of_the_page(
                 query.awaitTermination()
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
-        names["gate"].close()
+        for name in ("gate", "guarded"):
+            names[name].close()
 
     assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("late", "flights")]
     completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 9)}

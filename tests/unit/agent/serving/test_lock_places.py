@@ -333,3 +333,15 @@ async def test_a_table_is_read_without_writing_to_its_store(tmp_path: Path) -> N
     assert isinstance(ambiguous, Refused)
     assert ambiguous.unusable
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("glob", ["file:///*", "/*"])
+async def test_a_glob_may_cover_the_whole_disk(tmp_path: Path, glob: str) -> None:
+    (tmp_path / "t" / ".hoodie").mkdir(parents=True)
+    (tmp_path / "t/.hoodie/hoodie.properties").write_text("hoodie.table.name=t")
+    async with AsyncExitStack() as stack:
+        stores = Stores(Settings.load(allow=(glob,)), stack)
+        found = await stores.read(f"file://{tmp_path}/t{HUDI_PROPERTIES}")
+        missing = await stores.read(f"file://{tmp_path}/u{HUDI_PROPERTIES}")
+
+    assert [type(each).__name__ for each in (found, missing)] == ["Found", "Absent"]
