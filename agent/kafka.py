@@ -358,7 +358,15 @@ async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPa
     admin = admin_client(settings)
     await start_client(admin, settings)
     try:
-        return dict(await admin.list_consumer_group_offsets(group))
+        # The first use of any group creates Kafka's own topic for them. Until it exists, there is no coordinator.
+        end = anyio.current_time() + START_TIMEOUT_SECONDS
+        while True:
+            try:
+                return dict(await admin.list_consumer_group_offsets(group))
+            except KafkaError as error:
+                if not error.retriable or anyio.current_time() > end:
+                    raise
+            await anyio.sleep(0.1)
     finally:
         await stop_client(admin)
 

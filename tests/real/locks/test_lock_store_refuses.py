@@ -64,7 +64,7 @@ async def test_refusals_for_two_leases_end_no_transaction_that_waits(lock_storm:
 
 async def test_a_refusal_that_lasts_is_told_and_the_next_transaction_commits(lock_storm: Chaos) -> None:
     scene, proxy = lock_storm.scene, lock_storm.proxy
-    await lock_storm.start_agent(**SHORT, refusal_seconds=5.0)
+    await lock_storm.start_agent(**SHORT, refusal_seconds=5.0, lock_places=("s3://*=>usual",))
     proxy.weather = REFUSING
     told = scene.writer("told", lock_storm.table("t"))
     await told.begin(heartbeat_seconds=100)

@@ -119,7 +119,12 @@ async def pair(
     async with AsyncExitStack() as stack:
         scene = await stack.enter_async_context(
             world(
-                kafka.bootstrap_servers, topic_prefix, tmp_path, lock_root=f"s3://{bucket}/locks", **PATIENT
+                kafka.bootstrap_servers,
+                topic_prefix,
+                tmp_path,
+                lock_root=f"s3://{bucket}/locks",
+                lock_places=(f"file://*=>s3://{bucket}/locks/both.json",),
+                **PATIENT,
             )
         )
         proxies = {}

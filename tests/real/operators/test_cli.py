@@ -157,7 +157,14 @@ async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for
 async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
     [view] = json.loads(await _answer(scene, "status", "--table", scene.table, "--output", "json"))
 
-    assert view == {"table": scene.table, "lock": None, "transactions": [], "stopped": None}
+    assert view == {
+        "table": scene.table,
+        "lock": None,
+        "transactions": [],
+        "stopped": None,
+        "incomplete": [],
+        "refused": None,
+    }
     assert await _answer(scene, "status") == "no table has an open transaction or a lock\n"
 
 
