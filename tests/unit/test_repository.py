@@ -24,7 +24,7 @@ from lakewarden.agent.embedded.jars import KAFKA_VERSION
 from tests.servers.s3 import VERSITYGW
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("access", "agent", "events", "handlers", "spark_jobs")
+FOLDERS = ("agent", "events", "handlers", "spark_jobs")
 FILES = ("LICENSE", "Makefile", "README.md", "pyproject.toml")
 BIN = Path(sys.executable).parent
 
