@@ -278,6 +278,7 @@ async def ensure_topics(
             existing = (
                 await _partition_count(admin, topics.writers) if topics.writers in present else partitions
             )
+            await _await_controller(admin)
             response = await admin.create_topics(
                 [
                     NewTopic(
@@ -335,6 +336,15 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:
     """The number of partitions of a topic in the consumer's cached metadata, or None; sends no request."""
     return len(consumer.partitions_for_topic(topic) or ()) or None
+
+
+async def _await_controller(admin: AIOKafkaAdminClient) -> None:
+    """Wait until the brokers name their controller. Without one, aiokafka's admin raises AttributeError."""
+    client = admin._client  # noqa: SLF001 - no public way to its metadata
+    with anyio.fail_after(START_TIMEOUT_SECONDS):
+        while client.cluster.controller is None:
+            await anyio.sleep(0.1)
+            await client.force_metadata_update()
 
 
 async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:

@@ -110,6 +110,8 @@ class FakeAgent:
     async def _start(self) -> None:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap_servers)
         await admin.start()
+        while admin._client.cluster.controller is None:  # a broker that has just started
+            await admin._client.force_metadata_update()
         await admin.create_topics(
             [NewTopic(name, self.partitions, 1) for name in (self.topics.writers, self.topics.decisions)]
         )
