@@ -50,7 +50,7 @@ LOOK_AGAIN_SECONDS = 60.0
 """After this time, a table that was no Hudi table is looked up again when it is used after a pause."""
 
 LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
-"""What a table's state machine is told about its lock."""
+"""The inputs of a table's state machine that concern its lock."""
 
 
 class TableLocks:

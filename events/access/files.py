@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar
 from lakewarden.events.access.options import Access, AccessError
 
 MAX_SECRET_BYTES = 65_536
-"""Larger files are no passwords: somebody named the wrong file."""
+"""A larger file is no password: the setting names the wrong file."""
 
 log = logging.getLogger("lakewarden.events.access")
 

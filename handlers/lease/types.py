@@ -26,7 +26,7 @@ class LeaseSettings:
     poll_seconds: float = 10.0
     """The longest wait between two reads while another owner holds the lock."""
     refusal_seconds: float = 120.0
-    """How long the store may refuse the lock before the caller is told that the refusal lasts."""
+    """How long the store may refuse the lock before the machine reports that the refusal lasts."""
     min_refusals: int = 3
     """Refused requests that a lasting refusal has at least."""
     unusable_seconds: float = 30.0

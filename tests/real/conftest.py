@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient
 
 from lakewarden.agent.settings import Settings
 from tests.kafka_fixture import KafkaServer
@@ -48,6 +49,14 @@ def chaos_seed() -> int:
     chosen = int(os.environ.get(SEED_VARIABLE, "") or random.SystemRandom().randrange(1_000_000))
     print(f"{SEED_VARIABLE}={chosen}")
     return chosen
+
+
+@pytest_asyncio.fixture
+async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
+    await client.start()
+    yield client
+    await client.close()
 
 
 @pytest_asyncio.fixture

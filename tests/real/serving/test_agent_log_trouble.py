@@ -29,14 +29,6 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-@pytest_asyncio.fixture
-async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await client.start()
-    yield client
-    await client.close()
-
-
 async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_and_logged(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:

@@ -27,14 +27,6 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-@pytest_asyncio.fixture
-async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await client.start()
-    yield client
-    await client.close()
-
-
 async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:

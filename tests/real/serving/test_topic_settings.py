@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from structlog.testing import capture_logs
 
@@ -27,14 +25,6 @@ def settings(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> Settings:
         bootstrap_servers=kafka.bootstrap_servers,
         topic_prefix=topic_prefix,
     )
-
-
-@pytest_asyncio.fixture
-async def admin(kafka: KafkaServer) -> AsyncIterator[AIOKafkaAdminClient]:
-    client = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    await client.start()
-    yield client
-    await client.close()
 
 
 @pytest.mark.parametrize("replication", [1, -1])

@@ -21,6 +21,17 @@ from lakewarden.spark_jobs.gate.channel import MAX_TERM_SEARCH, Channel
 from tests.unit.events.building import AT
 
 TABLE = "s3://lake/t"
+ABORT = Abort(
+    event_id="e",
+    table=TABLE,
+    transaction="t-1",
+    writer="w",
+    at=AT,
+    agent="a",
+    cause_offset=0,
+    reason="not-allowed",
+    retriable=False,
+)
 
 
 @pytest.mark.parametrize("elsewhere", [0, 1])
@@ -28,24 +39,13 @@ def test_a_decision_is_dispatched_only_from_the_partition_of_its_table(elsewhere
     """The agent answers a record with a wrong key in the partition to which a stranger sent it, with the names in it."""
     channel = Channel("nowhere:9092", topics=Topics("p"))
     channel._partitions = 12
-    abort = Abort(
-        event_id="e",
-        table=TABLE,
-        transaction="t-1",
-        writer="w",
-        at=AT,
-        agent="a",
-        cause_offset=0,
-        reason="not-allowed",
-        retriable=False,
-    )
     received: list[DecisionEventUnion] = []
     channel._subscribers["t-1"] = lambda decision, _: received.append(decision)
 
     partition = (channel._partition(TABLE) + elsewhere) % 12
-    channel._dispatch(SimpleNamespace(value=encode(abort), key=TABLE.encode(), partition=partition, offset=7))
+    channel._dispatch(SimpleNamespace(value=encode(ABORT), key=TABLE.encode(), partition=partition, offset=7))
 
-    assert received == [abort][elsewhere:]
+    assert received == [ABORT][elsewhere:]
 
 
 class Decisions:
@@ -119,18 +119,6 @@ async def test_the_search_for_the_term_is_bounded() -> None:
 
 def test_a_decision_without_a_term_counts_until_the_first_take_over() -> None:
     """It is one of an agent of before the terms, which does not know that it was replaced."""
-    abort = Abort(
-        event_id="e",
-        table=TABLE,
-        transaction="t-1",
-        writer="w",
-        at=AT,
-        agent="a",
-        cause_offset=0,
-        reason="not-allowed",
-        retriable=False,
-    )
-
-    assert counts(abort, None)
-    assert not counts(abort, "term")
-    assert counts(abort.model_copy(update={"term": "term"}), "term")
+    assert counts(ABORT, None)
+    assert not counts(ABORT, "term")
+    assert counts(ABORT.model_copy(update={"term": "term"}), "term")
