@@ -169,10 +169,7 @@ T = TypeVar("T")
 class PartitionOwner:
     """The states and locks of one partition's tables."""
 
-    follows_paused: bool = False
-    """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
-
-    def __init__(  # noqa: PLR0915, PLR0917 - the objects that all owners of an agent share; a line for each field
+    def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
         self,
         number: int,
         settings: Settings,
@@ -191,6 +188,8 @@ class PartitionOwner:
         """
         self.number = number
         self.phase: Literal["loading", "replaying", "live", "paused", "refused", "released"] = "loading"
+        self.follows_paused = False
+        """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
         self._was_live = False
         self.position = 0
         """Offset of the next event."""
@@ -237,16 +236,10 @@ class PartitionOwner:
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
         self._caught_up: CaughtUp | None = None
-        self._own_takeover = -1
-        """Offset of this owner's `partition-taken` in `decisions`, once Kafka has acknowledged it."""
-        self._others_takeover = -1
-        """Offset of the last `partition-taken` of another owner."""
-        self._taken_again = -1
-        """Offset of the `partition-taken` with which a paused owner wants to resume, once Kafka has acknowledged it."""
+        self._takeovers = TakeOvers()
+        """This owner's own, once Kafka has acknowledged them, and those of others."""
         self._deferred: list[tuple[str, LockInput]] = []
         """What has happened to the locks since the owner was paused."""
-        self._own_takeover_in_ledger = -1
-        """Offset of this owner's `partition-taken` in `ledger`, once Kafka has acknowledged it."""
         self._others_entries: list[LedgerEventUnion] = []
         """Entries of other agents that were read while this owner was loading."""
 
@@ -287,24 +280,24 @@ class PartitionOwner:
     @property
     def takeover_in_ledger(self) -> int:
         """Offset of this owner's `partition-taken` in the ledger, -1 until Kafka has acknowledged it."""
-        return self._own_takeover_in_ledger
+        return self._takeovers.own_in_ledger
 
     def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
         """Record the take-over of another owner; this owner's own event is ignored."""
         if taken.term != self.term:
-            self._others_takeover = max(self._others_takeover, offset)
+            self._takeovers.others = max(self._takeovers.others, offset)
 
     @property
     def replaced(self) -> bool:
         """Whether another agent took the partition over after this owner did. A paused owner is judged when it resumes."""
-        return self.phase != "paused" and -1 < self._own_takeover < self._others_takeover
+        return self.phase != "paused" and self._takeovers.replaced
 
     def on_others_entry(self, entry: LedgerEventUnion, offset: int) -> None:
         """Record in the ledger again what another agent's entry may have replaced there.
 
         Entries before this owner's `partition-taken` are part of its replay.
         """
-        if self.phase in ("released", "refused") or -1 < offset < self._own_takeover_in_ledger:
+        if self.phase in ("released", "refused") or -1 < offset < self._takeovers.own_in_ledger:
             return
         if self.phase == "loading":
             self._others_entries.append(entry)
@@ -316,15 +309,15 @@ class PartitionOwner:
             self._step(entry.table, Tick(monotonic(), self.position - 1, None))
 
     def _takeover_in_ledger_acknowledged(self, offset: int) -> None:
-        self._own_takeover_in_ledger = offset
+        self._takeovers.own_in_ledger = offset
         self._ledger_acknowledged(offset)
 
     def _taken_again_acknowledged(self, value: bytes, offset: int) -> None:
-        self._taken_again = max(self._taken_again, offset)
+        self._takeovers.again = max(self._takeovers.again, offset)
         self._decision_acknowledged(value, offset)
 
     def _takeover_acknowledged(self, value: bytes, offset: int) -> None:
-        self._own_takeover = offset
+        self._takeovers.own = offset
         self._decision_acknowledged(value, offset)
 
     def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
@@ -372,7 +365,7 @@ class PartitionOwner:
             self._guard(uri, partial(self._repeat_entry, kind, uri, writer))
         self._ledger.to_repeat.clear()
         if self._published.term not in (None, self.term):
-            self._others_takeover = max(self._others_takeover, self._own_takeover + 1)
+            self._takeovers.others = max(self._takeovers.others, self._takeovers.own + 1)
         decided = self._published.all()
         self._aborted = {each.transaction for each in decided if isinstance(each, Abort)}
         self._doomed = {
@@ -381,7 +374,7 @@ class PartitionOwner:
         self._doomed -= {each.transaction for each in decided if isinstance(each, CommitGranted)}
         self.phase = "replaying"
         for entry in self._others_entries:
-            self.on_others_entry(entry, self._own_takeover_in_ledger)
+            self.on_others_entry(entry, self._takeovers.own_in_ledger)
         self._others_entries.clear()
         backlog, self._backlog = self._backlog, []
         self.consume(backlog, monotonic())
@@ -871,14 +864,14 @@ class PartitionOwner:
         assert self.phase in ("live", "paused")
         self.phase = "paused"
         self._hand_over_locks()
-        self._taken_again = -1
+        self._takeovers.again = -1
         self._caught_up = None
 
     def may_resume(self, read_until: int) -> Literal["yes", "no", "unknown yet"]:
         """Whether this paused owner may resume, after `publish_takeover`. `decisions` is read up to `read_until`, exclusive."""
         if self.stopped:
             return "no"
-        return may_resume(TakeOvers(self._own_takeover, self._taken_again, self._others_takeover, read_until))
+        return may_resume(self._takeovers, read_until)
 
     def resume(self) -> None:
         """Decide again. The locks' inputs of the meantime come first, and then what has become due."""

@@ -16,24 +16,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TakeOvers:
-    """What an owner knows of the take-overs of its partition. Offsets in `decisions`; -1: none yet."""
+    """What an owner knows of the take-overs of its partition. Offsets in `decisions`, except `own_in_ledger`; -1: none yet."""
 
-    own: int
+    own: int = -1
     """Of its own `partition-taken`, with which it became the owner."""
-    again: int
+    own_in_ledger: int = -1
+    """Of that `partition-taken` in `ledger`."""
+    again: int = -1
     """Of its own `partition-taken` with which it wants to resume."""
-    others: int
+    others: int = -1
     """Of the last `partition-taken` of another owner."""
-    read_until: int
-    """Up to which the log has been read, exclusive."""
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another owner took the partition over after this one did."""
+        return -1 < self.own < self.others
 
 
-def may_resume(takeovers: TakeOvers) -> Literal["yes", "no", "unknown yet"]:
-    """Whether a paused owner may resume (rule 3)."""
+def may_resume(takeovers: TakeOvers, read_until: int) -> Literal["yes", "no", "unknown yet"]:
+    """Whether a paused owner may resume (rule 3). `read_until`: up to which `decisions` has been read, exclusive."""
     if takeovers.others > takeovers.own:
         return "no"
-    if takeovers.again < 0 or takeovers.read_until <= takeovers.again:
+    if takeovers.again < 0 or read_until <= takeovers.again:
         return "unknown yet"
     return "yes"
