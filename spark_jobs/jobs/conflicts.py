@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.schemas import struct_of
-from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         default={},
         help="JSON object of Kafka client settings, for TLS and SASL",
     )
-    parser.add_argument("--master", default="local[1]", help="Spark master; default: %(default)s")
+    parser.add_argument("--master", default=LOCAL_MASTER, help="Spark master; default: %(default)s")
     return parser
 
 

@@ -24,7 +24,7 @@ from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.observer import GateEvent, Step
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
-from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="exit when the input is used up (the program always does)",
     )
-    parser.add_argument("--master", default="local[1]", help="Spark master; default: %(default)s")
+    parser.add_argument("--master", default=LOCAL_MASTER, help="Spark master; default: %(default)s")
     return parser
 
 

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LOCAL_MASTER = "local[1,4]"
+"""One core; a task may fail four times, as on a cluster.
+
+Without the second number, a local session ends a job at a task's first failure. Spark 4.0 itself fails one now and then: after
+another job was cancelled, reading from a Python worker can end with a CancelledKeyException.
+"""
+
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """Spark's Kafka source. Its version is not PySpark's: PySpark has patch releases (4.0.5) that Maven Central doesn't have.
 
@@ -18,7 +25,7 @@ repository's index.
 
 
 def spark_session(
-    name: str, *, master: str = "local[1]", memory: str = "512m", kafka: bool = False, **settings: str
+    name: str, *, master: str = LOCAL_MASTER, memory: str = "512m", kafka: bool = False, **settings: str
 ) -> SparkSession:
     """Return a small local session: no UI, few shuffle partitions, log level ERROR. `kafka` adds Spark's Kafka source."""
     from pyspark.sql import SparkSession

@@ -6,6 +6,8 @@
   `pyspark.inheritable_thread_target`, inherits it. Other threads don't, and their jobs aren't cancelled.
 - *Cancelling is repeated.* One call cancels the jobs that run at that moment. It is repeated until the body has ended and no
   tagged job is left, so a job that starts right after the first call is cancelled too.
+- *A job ends before its tasks.* Spark calls a cancelled job failed at once; its tasks end when they notice. Until then a task
+  may write a file, after what was staged has been discarded. So a job is gone when its stages have no active task.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ STOPPED_POLL_SECONDS = 0.02
 """Between two checks whether a tagged job is left."""
 
 STOPPED_TIMEOUT_SECONDS = 15.0
-"""For cancelled jobs to end. Spark needs milliseconds; a retry must not wait for a scheduler that hangs."""
+"""For cancelled jobs and their tasks to end. Most need milliseconds; a retry must not wait for a task that never notices."""
 
 log = EventLogger("lakewarden.jobs")
 
@@ -62,7 +64,7 @@ class TaggedJobs:
                 return
 
     def wait_until_gone(self) -> bool:
-        """Cancel until no tagged job is left. Return False if one still runs after `STOPPED_TIMEOUT_SECONDS`."""
+        """Cancel until no tagged job or task is left. Return False if one still runs after `STOPPED_TIMEOUT_SECONDS`."""
         deadline = time.monotonic() + STOPPED_TIMEOUT_SECONDS
         while self.running():
             if time.monotonic() >= deadline:
@@ -74,15 +76,10 @@ class TaggedJobs:
         return True
 
     def running(self) -> int:
-        """Return the number of tagged jobs that have not ended."""
+        """Return the number of tagged jobs that have not ended, or have a task that has not ended."""
         # PySpark's tracker has no tags; the JVM's has.
         tracker: Any = self._context._jsc.sc().statusTracker()  # noqa: SLF001
-        ended = {"SUCCEEDED", "FAILED"}
-        count = 0
-        for job in tracker.getJobIdsForTag(self.tag):
-            info = tracker.getJobInfo(job)
-            count += info.isDefined() and info.get().status().toString() not in ended
-        return count
+        return sum(_runs(tracker, job) for job in tracker.getJobIdsForTag(self.tag))
 
     def _cancel(self) -> bool:
         try:
@@ -91,3 +88,13 @@ class TaggedJobs:
             log.warning("jobs.cancel-failed", tag=self.tag, error=repr(error))
             return False
         return True
+
+
+def _runs(tracker: Any, job: int) -> bool:
+    info = tracker.getJobInfo(job)
+    if not info.isDefined():
+        return False
+    if info.get().status().toString() not in ("SUCCEEDED", "FAILED"):
+        return True
+    stages = map(tracker.getStageInfo, info.get().stageIds())
+    return any(stage.isDefined() and stage.get().numActiveTasks() for stage in stages)

@@ -33,7 +33,7 @@ MakeTable = Callable[..., str]
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Two cores, no UI, few shuffle partitions."""
-    session = spark_session("lakewarden-tests", master="local[2]")
+    session = spark_session("lakewarden-tests", master="local[2,4]")
     yield session
     session.stop()
 

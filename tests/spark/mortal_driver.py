@@ -129,7 +129,7 @@ def main() -> None:
         observer=record_and_die(Path(options.events), step, batch),
     )
 
-    spark = spark_session("mortal", master="local[2]", **SHORT_LIVED_JVM)
+    spark = spark_session("mortal", master="local[2,4]", **SHORT_LIVED_JVM)
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)

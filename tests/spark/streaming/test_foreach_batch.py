@@ -24,6 +24,10 @@ pytestmark = [pytest.mark.real]
 TABLE = "file:///lake/flights"
 MINE = Marker(partition="month=1/day=3", file_group="*", operation="merge")
 
+COMPUTES_FOR_SECONDS = """
+    aggregate(sequence(1, 5000), id, (a, x) -> a + aggregate(sequence(1, 5000), id, (b, y) -> b + x * y))
+"""
+
 RunQuery = Callable[..., None]
 
 
@@ -126,6 +130,51 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
     (stopped,) = harness.only("jobs-stopped")
     assert stopped.detail["gone"]
     assert harness.steps()[-1] == "completed"
+
+
+def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
+    harness: Harness, run_query: RunQuery, tmp_path: Path
+) -> None:
+    """Spark calls a cancelled job failed at once. Its task here computes on for seconds: within a row it doesn't notice."""
+    harness.agent(LoseFirst())
+    computing = tmp_path / "computing"
+    active: list[int] = []
+    attempts: list[str] = []
+
+    def last_step_before(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            computing.touch()
+            yield batch
+
+    def active_tasks(batch: DataFrame, tag: str) -> int:
+        tracker = batch.sparkSession.sparkContext._jsc.sc().statusTracker()
+        (job,) = tracker.getJobIdsForTag(tag)
+        (stage,) = tracker.getJobInfo(job).get().stageIds()
+        return tracker.getStageInfo(stage).get().numActiveTasks()
+
+    def lose(txn: Transaction) -> None:
+        wait_until(computing.exists)
+        txn._publisher.publish_markers((MINE,))
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        attempts.append(txn.id)
+        if len(attempts) == 1:
+            txn.on_discard(lambda: active.append(active_tasks(batch, f"lakewarden-{txn.id}")))
+            loser = threading.Thread(target=lose, args=(txn,))
+            loser.start()
+            try:
+                batch.mapInArrow(last_step_before, "id long").selectExpr(COMPUTES_FOR_SECONDS).collect()
+            finally:
+                loser.join()
+        with txn.commit():
+            pass
+
+    run_query(harness.gate().foreach_batch(write, table=TABLE, writer="w"))
+
+    assert len(attempts) == 2
+    assert active == [0]
+    (stopped,) = harness.only("jobs-stopped")
+    assert stopped.detail["gone"]
 
 
 def test_a_job_submitted_after_the_cancel_is_cancelled_too(harness: Harness, run_query: RunQuery) -> None:
