@@ -150,7 +150,7 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
         tracker = batch.sparkSession.sparkContext._jsc.sc().statusTracker()
         (job,) = tracker.getJobIdsForTag(tag)
         (stage,) = tracker.getJobInfo(job).get().stageIds()
-        return tracker.getStageInfo(stage).get().numActiveTasks()
+        return int(tracker.getStageInfo(stage).get().numActiveTasks())
 
     def lose(txn: Transaction) -> None:
         wait_until(computing.exists)
