@@ -23,6 +23,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
+from aiokafka.partitioner import murmur2
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
@@ -331,6 +332,11 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:
         await stop_client(admin)
+
+
+def partition_of(table: str, partitions: int) -> int:
+    """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
+    return int(murmur2(table.encode()) & 0x7FFFFFFF) % partitions
 
 
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:

@@ -10,7 +10,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.kafka import partitions_of, read_to_end, reader, start_client, stop_client
+from lakewarden.agent.kafka import partition_of, partitions_of, read_to_end, reader, start_client, stop_client
 from lakewarden.agent.serving.partition import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.agent.settings import KafkaSettings
@@ -54,10 +54,13 @@ class LogReplay:
     """The Kafka partitions that an agent of this version refuses, each with the reason."""
 
     def replay(self, number: int, events: Iterable[ConsumerRecord], decisions: PublishedDecisions) -> None:
-        """Replay a partition: its events, and each decision after the event that led to it."""
+        """Replay a partition: its events, and each decision after the event that led to it.
+
+        As for its agent, an event of a table whose place is another partition is none.
+        """
         for record in events:
             event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-            if not isinstance(event, Undecodable):
+            if not isinstance(event, Undecodable) and partition_of(event.table, len(self.starts)) == number:
                 if isinstance(event, CommitIntent | CommitRequested):
                     self.opened.setdefault(event.transaction, event.at)
                 self.partition[event.table] = number

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import utc_now
 from lakewarden.agent.kafka import (
+    partition_of,
     partitions_of,
     read_to_end,
     reader,
@@ -116,7 +116,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     of_table = None
     if table is not None:
         uris = {table}
-        of_table = DefaultPartitioner()(table.encode(), list(replay.starts), list(replay.starts))
+        of_table = partition_of(table, len(replay.starts))
     trouble = [
         TableView(
             partition_name(number), None, (), incomplete=_gaps(start), refused=replay.refused.get(number)

@@ -351,6 +351,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             undecodable=self._agent.undecodable,
             unpublishable=self._agent.unpublishable,
             memory=self._memory,
+            partitions=self._partitions,
         )
         self._agent.terms.append(owner.term)
 

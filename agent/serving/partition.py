@@ -16,6 +16,8 @@
 - An event that can't be decoded, or that names a table that is not allowed, goes to the dead letters. If its
   transaction can be decoded, the owner publishes one `abort(not-allowed)`. An open transaction is aborted by it, because part of
   what it touches is unknown; a granted one is not.
+- An event of a table whose place is another Kafka partition is refused in the same way, also in a replay: otherwise two owners
+  would decide about one table. Its producer has another partitioner.
 
 **A table is stopped** by any unexpected exception: in deciding, in building or encoding what was decided, in its lock's task, in
 the replay, by a violated invariant, and by a record that is too large for Kafka. The agent and the other tables continue.
@@ -73,6 +75,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.agent.errors import RecordTooLargeError
+from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import LockInput, TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
@@ -181,12 +184,15 @@ class PartitionOwner:
         undecodable: UndecodableRecords | None = None,
         unpublishable: dict[str, str] | None = None,
         memory: MemoryBudget | None = None,
+        partitions: int = 1,
     ) -> None:
-        """An agent's owners share the last three.
+        """An agent's owners share the last four.
 
-        `unpublishable`: tables whose record a broker refused for its size, with the reason.
+        `unpublishable`: tables whose record a broker refused for its size, with the reason. `partitions`: their number in
+        `writers`, by which each table has its place.
         """
         self.number = number
+        self._partitions = partitions
         self.phase: Literal["loading", "replaying", "live", "paused", "refused", "released"] = "loading"
         self.follows_paused = False
         """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
@@ -519,6 +525,11 @@ class PartitionOwner:
         if uri in self.stopped:
             return f"{STOPPED}{self.stopped[uri][: MAX_REASON // 2]}; restart the agent to rebuild it from the log; table={uri}"
         if uri not in self.tables:
+            if (place := partition_of(uri, self._partitions)) != self.number:
+                return (
+                    f"table {uri} belongs to partition {place} of {self._topics.writers}, and this record is in partition "
+                    f"{self.number}; set the partitioner of its producer (murmur2_random in librdkafka)"
+                )
             if not self._placement.allows(uri):
                 return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
             limit = self._settings.max_tables
@@ -547,7 +558,14 @@ class PartitionOwner:
 
     def _refuse(self, record: ConsumerRecord, bad: Undecodable) -> None:
         reason, key = bad.reason[:MAX_REASON], (record.key or b"")[:MAX_KEY_BYTES]
-        log.warning("event.refused", partition=record.partition, offset=record.offset, reason=reason)
+        log.warning(
+            "event.refused",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            table=bad.table,
+            reason=reason,
+        )
         self._publisher.put(self._dead_letter(record, reason))
         if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
             return

@@ -69,6 +69,7 @@ class Log:
             Publisher(self.scene.producer, batch_bytes=BATCH_BYTES),
             Stores(self.scene.settings(), AsyncExitStack()),
             self.tasks,
+            partitions=self.scene.settings().partitions,
         )
         owner.load(start, NEVER, decided, decisions, ledger)
         return owner

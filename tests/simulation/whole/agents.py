@@ -284,7 +284,7 @@ class _NoTasks:
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     recorder, tasks, stores = _DecisionRecorder(), _NoTasks(), SimStores()
     arguments: tuple[Any, ...] = (owner.number, owner._settings, recorder, stores, tasks)
-    rebuilt = PartitionOwner(*arguments)
+    rebuilt = PartitionOwner(*arguments, partitions=owner._partitions)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
     start, decided = (

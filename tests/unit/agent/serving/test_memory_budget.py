@@ -107,7 +107,9 @@ class Agent:
         publisher: Any = self
         no_tasks: Any = None
         stores = Stores(SETTINGS, AsyncExitStack())
-        owner = PartitionOwner(number, SETTINGS, publisher, stores, no_tasks, memory=self.memory)
+        owner = PartitionOwner(
+            number, SETTINGS, publisher, stores, no_tasks, memory=self.memory, partitions=len(PARTITION)
+        )
         for name in ("start_acquire", "start_release"):
             setattr(owner.locks, name, lambda *_, **__: None)
         return owner
