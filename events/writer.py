@@ -56,6 +56,8 @@ class CommitIntent(WriterEvent):
     """URI of the table's lock object, as the writer believes. The agent refuses the intent if it is another. Null: any place."""
     heartbeat_seconds: Annotated[float, Field(gt=0, le=300)] = DEFAULT_HEARTBEAT_SECONDS
     """Interval at which this writer sends heartbeats."""
+    admission_reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
+    """Why the writer chose this `admission`, for people. The agent ignores it."""
 
 
 class MarkerCreated(WriterEvent):

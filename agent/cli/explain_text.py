@@ -217,13 +217,14 @@ def _writer_text(step: WriterStep) -> str:
 def _opened(step: timeline.Opened) -> str:
     scope = f", scope {_few([_marker(each) for each in step.scope], step.scope_size)}" if step.scope else ""
     lock = f", lock {step.lock}" if step.lock else ""
+    reason = f" ({' '.join(step.admission_reason.split())})" if step.admission_reason else ""
     before = (
         f"; open before it: {_few([_name(each) for each in step.alongside], step.open_before)}"
         if step.open_before
         else "; no other transaction was open"
     )
     return (
-        f"intent: {step.admission}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
+        f"intent: {step.admission}{reason}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
         f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
     )
 

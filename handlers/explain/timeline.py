@@ -191,6 +191,8 @@ class Opened:
     alongside: tuple[TransactionRef, ...]
     """The table's open transactions at that moment, oldest first; the first ones of `open_before`."""
     open_before: int
+    admission_reason: str | None = None
+    """Why the writer chose the admission, as the writer says."""
 
 
 @dataclass(frozen=True, slots=True)

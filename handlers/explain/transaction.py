@@ -349,6 +349,7 @@ class Explainer:
                 len(event.scope),
                 tuple(_reference(each) for each in before[:MOST_SHOWN]),
                 len(before),
+                event.admission_reason,
             )
         )
 

@@ -36,7 +36,7 @@ from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.logs import EventLogger
 
 MAX_REASON = 500
-"""Characters of an exception in `transaction-abandoned`."""
+"""Characters of an exception in `transaction-abandoned`, and of the reason of an admission."""
 
 COMPLETED_ATTEMPTS = 2
 """Sends of `commit-completed`: the first failure replaces the producer. After the second, the agent finds out by the lapse."""
@@ -108,6 +108,7 @@ class EventPublisher:
                 scope=intent.scope,
                 lock=intent.lock,
                 heartbeat_seconds=self._timing.heartbeat_seconds,
+                admission_reason=" ".join(intent.reason.split())[:MAX_REASON] or None,
             )
         )
 

@@ -246,7 +246,11 @@ def _limits() -> str:
         ),
         ("`grant` of a completion", f"1 to {base.MAX_GRANT} bytes of UTF-8, no line break", "refused"),
         ("`version`", f"{base.MAX_VERSION:,} characters", "refused"),
-        ("`reason` of an abandonment or a request", f"{base.MAX_REASON:,} characters", "refused"),
+        (
+            "`admission_reason`; `reason` of an abandonment or a request",
+            f"{base.MAX_REASON:,} characters",
+            "refused",
+        ),
         ("`batch_id`, `priority`, `seq`", f"a signed integer of {base.INTEGER_BITS} bits", "refused"),
         (
             "`priority` of a transaction",

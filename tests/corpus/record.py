@@ -69,6 +69,7 @@ def _aborted_for(reason: str) -> Callable[[dict[str, Any]], bool]:
 CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-intent": ("writers", lambda event: event["admission"] == "optimistic"),
     "commit-intent.queued": ("writers", lambda event: event["admission"] == "queued"),
+    "commit-intent.reason": ("writers", lambda event: event.get("admission_reason") is not None),
     "marker-created": ("writers", lambda event: len(event["markers"]) > 1),
     "writer-heartbeat": ("writers", lambda event: event["seq"] > 0),
     "commit-requested": ("writers", lambda event: not event["markers"]),
@@ -210,7 +211,8 @@ def markers(*file_groups: str, partition: str) -> tuple[Marker, ...]:
 async def commit_and_repeat(scene: Scene) -> None:
     """A queued transaction commits, with a renewal of its grant. Its batch is repeated and skipped."""
     first = Writer(scene, "orders-ingest", batch_id=41)
-    await first.begin(admission="queued", scope=markers("*", partition="dt=2026-11-21"))
+    scope = markers("*", partition="dt=2026-11-21")
+    await first.begin(admission="queued", scope=scope, admission_reason="its scope is known")
     await first.touch("fg-0017", "fg-0018", partition="dt=2026-11-21")
     await first.heartbeat()
     grant = await first.granted()

@@ -42,6 +42,7 @@ def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
         "its scope is known",
         "its scope is unknown",
     ]
+    assert (first.admission_reason, second.admission_reason) == ("its scope is known", "its scope is unknown")
 
 
 def test_a_writer_without_a_scope_declares_what_it_touched_until_it_is_undisturbed(

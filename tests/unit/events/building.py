@@ -99,6 +99,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         scope=marker_lists,
         lock=st.none() | names,
         heartbeat_seconds=st.floats(0.01, 300),
+        admission_reason=st.none() | texts,
     ),
     events.MarkerCreated: st.builds(events.MarkerCreated, **_common, markers=marker_lists),
     events.WriterHeartbeat: st.builds(events.WriterHeartbeat, **_common, seq=seqs),

@@ -156,6 +156,7 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
         ("scope", [{"partition": "", "file_group": "f", "operation": "rename"}]),
         ("scope", [{"partition": "p" * 1025, "file_group": "f", "operation": "merge"}]),
         ("lock", ""),
+        ("admission_reason", "x" * 1001),
     ],
 )
 def test_a_field_outside_its_limits_is_refused_and_the_reason_names_it(field: str, value: object) -> None:

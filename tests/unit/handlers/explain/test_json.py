@@ -38,7 +38,8 @@ NAMES: dict[type, str] = {
 }
 STEPS: dict[str, str] = {
     "opened": (
-        "where batch_id admission priority conflict_rule heartbeat_seconds lock scope scope_size alongside open_before"
+        "where batch_id admission priority conflict_rule heartbeat_seconds lock scope scope_size alongside open_before "
+        "admission_reason"
     ),
     "waiting": "where what behind",
     "admitted": "where agent cause waited_ms freed_by reserved",

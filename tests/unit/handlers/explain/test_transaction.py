@@ -237,6 +237,20 @@ def test_a_transaction_that_is_answered_in_the_same_step_has_no_wait() -> None:
     assert kinds(explanation_of(w, "A2")) == ["Opened", "Admitted"]
 
 
+def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
+    """With `auto`, the gate chooses: the operator must be able to see why a transaction was queued."""
+    w = world().intent("A", m("p/f"), admission="queued", admission_reason="its scope\nis known").intent("B")
+
+    chosen, unexplained = explanation_of(w, "A"), explanation_of(w, "B")
+
+    assert "intent: queued (its scope is known), priority 0" in "\n".join(explanation_lines(chosen))
+    assert "intent: optimistic, priority 0" in "\n".join(explanation_lines(unexplained))
+    reasons = [
+        json.loads(explanation_json(each))["steps"][0]["admission_reason"] for each in (chosen, unexplained)
+    ]
+    assert reasons == ["its scope\nis known", None]
+
+
 def test_a_wait_that_ends_with_a_timeout_is_a_step() -> None:
     """No event came in between: only the decision before the admission shows that it waited."""
     w = world().intent("A").touch("A", m("p/f"))

@@ -1,0 +1,48 @@
+"""What the events of one transaction say."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from lakewarden.events import CommitIntent, encode
+from lakewarden.spark_jobs.gate.channel import Channel
+from lakewarden.spark_jobs.gate.event_publisher import MAX_REASON, EventPublisher, Intent, Timing
+
+
+class SentEvents:
+    """A channel that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def send(self, event: Any) -> int:
+        """Keep the event."""
+        self.sent.append(event)
+        return len(self.sent) - 1
+
+
+@pytest.mark.parametrize(
+    "reason, published",
+    [
+        ("its scope is known", "its scope is known"),
+        ("", None),
+        ("two\nlines ", "two lines"),
+        ("x" * (MAX_REASON + 1), "x" * MAX_REASON),
+    ],
+)
+def test_an_intent_has_the_reason_of_its_admission_bounded_and_on_one_line(
+    reason: str, published: str | None
+) -> None:
+    """`CommitGate.transaction(reason=…)` accepts any text. A text beyond the wire's limit must not make the agent refuse it."""
+    channel = SentEvents()
+    intent = Intent(table="s3://lake/t", writer="w", reason=reason)
+    publisher = EventPublisher(cast("Channel", channel), intent, "t1", Timing(), lambda: 0)
+
+    publisher.publish_intent()
+
+    (sent,) = channel.sent
+    assert isinstance(sent, CommitIntent)
+    assert sent.admission_reason == published
+    assert encode(sent)
