@@ -34,6 +34,7 @@ from lakewarden.spark_jobs.gate.errors import (
     GrantTimeout,
     LeaseLost,
     OutcomeUnknown,
+    UnsupportedSpark,
 )
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ __all__ = [
     "PartitionPaths",
     "Sink",
     "Transaction",
+    "UnsupportedSpark",
     "table_uri",
 ]
 

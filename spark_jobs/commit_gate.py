@@ -15,6 +15,7 @@ from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, TableHistory
 from lakewarden.spark_jobs.streaming.batches import BatchWriter, Scope, target_of
+from lakewarden.spark_jobs.streaming.spark_support import require_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -50,7 +51,10 @@ class CommitGate(TransactionGate):
         `streaming/batches.py` describes aborts, retries and batches that are already committed. A sink declares its table,
         conflict rule, lock and scope itself (`sinks/contract.py`); an argument that is given takes precedence. A plain
         function needs `table`. `streaming/admission.py` says what the admission "auto" becomes.
+
+        Raises `UnsupportedSpark` where Spark is missing or not supported (`streaming/spark_support.py`).
         """
+        require_spark("foreach_batch")
         target = target_of(
             write,
             table=table,

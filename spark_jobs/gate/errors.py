@@ -75,6 +75,10 @@ class InvalidKafkaOptions(GateError):
     """An option in `kafka=` is unknown, invalid, or decided by the gate. The message names it; nothing was sent."""
 
 
+class UnsupportedSpark(GateError):
+    """PySpark is missing, or this Spark doesn't work with the gate. The message names what to install or to change."""
+
+
 class OutcomeUnknown(GateError):
     """The publish failed, and it is unknown whether it took effect. It may also take effect later.
 

@@ -37,6 +37,7 @@ from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
+from lakewarden.spark_jobs.streaming.spark_support import context_of
 from lakewarden.spark_jobs.streaming.table_names import table_uri
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class BatchWriter:
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
-        context = batch.sparkSession.sparkContext
+        context = context_of(batch)
         micro_batch = _Batch(batch, batch_id, wire_name(self._writer, context), context)
         with self._scope_of(micro_batch):
             self._write_with_retries(micro_batch)

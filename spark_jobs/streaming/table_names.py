@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from lakewarden.events import canonical_table
+from lakewarden.spark_jobs.streaming.spark_support import require_spark
 
 _LOCATION = "Location"
 """The row of DESCRIBE TABLE EXTENDED that has it, for Spark's own tables as for those of other catalogs."""
@@ -22,6 +23,7 @@ def table_uri(table: str) -> str:
     """
     if _IS_LOCATION.match(table):
         return canonical_table(table)
+    require_spark(f"the table name {table!r}, which is no URI and no absolute path,")
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 

@@ -104,6 +104,8 @@ def test_mypy_follows_types_from_package_to_package(copy: Path, run: Run) -> Non
             "from lakewarden.spark_jobs.sinks import merge",
             "Floors of spark_jobs",
         ),
+        ("spark_jobs/gate/planted.py", "import pyspark", "The gate needs no Spark"),
+        ("events/planted.py", "import pyarrow", "The gate needs no Spark"),
         (
             "spark_jobs/sinks/planted.py",
             "from lakewarden.spark_jobs import streaming",

@@ -1,0 +1,69 @@
+"""`pip install lakewarden` alone: the gate in an environment without Spark, with the product's own agent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.plain_python import plain_environment
+
+pytestmark = pytest.mark.real
+
+SCRIPT = """
+import importlib.util
+import json
+import sys
+
+from lakewarden.spark_jobs import AlreadyCommitted, CommitAborted, CommitGate, UnsupportedSpark
+
+brokers, prefix, table = sys.argv[1:]
+report = {"found": [name for name in ("pandas", "pyarrow", "pypaimon", "pyspark") if importlib.util.find_spec(name)]}
+with CommitGate(brokers, topic_prefix=prefix, admission_timeout_seconds=120.0) as gate:
+    with gate.transaction(table=table, writer="plain", batch_id=1) as txn:
+        txn.touch("day=1", "*", "merge")
+        with txn.commit() as grant:
+            grant.check()
+            grant.version = "1"
+    try:
+        with gate.transaction(table=table, writer="plain", batch_id=1):
+            pass
+    except AlreadyCommitted as known:
+        report["version"] = known.version
+    try:
+        with gate.transaction(table=table, writer="older") as older:
+            older.touch("day=2", "*", "merge")
+            with gate.transaction(table=table, writer="younger") as younger:
+                younger.touch("day=2", "*", "merge")
+                with younger.commit():
+                    pass
+    except CommitAborted as lost:
+        report["lost"], report["others"] = lost.writer, lost.other_writers
+    try:
+        gate.foreach_batch(print, writer="plain", table=table)
+    except UnsupportedSpark as refused:
+        report["refused"] = str(refused)
+print(json.dumps(report))
+"""
+
+
+def test_a_transaction_a_conflict_and_a_replay_with_the_base_package_alone(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    python = plain_environment(tmp_path / "plain")
+    with running_agent(kafka, topic_prefix, tmp_path):
+        arguments = [kafka.bootstrap_servers, topic_prefix, str(tmp_path / "trips")]
+        done = subprocess.run(
+            [python, "-I", "-c", SCRIPT, *arguments], capture_output=True, text=True, check=False
+        )
+
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["found"] == []
+    assert report["version"] == "1"
+    assert (report["lost"], report["others"]) == ("younger", ["older"])
+    assert "install lakewarden[spark]" in report["refused"]
