@@ -312,7 +312,8 @@ class Oracles(ViolationRecorder):
                 belief = history.beliefs.pop(node.name, None)
                 if belief is not None and node.name in history.last_refused:
                     self._check_end_after_refusal(node, uri, belief)
-                history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
+                if node.name not in history.released:  # otherwise the lease ended during its release
+                    history.waits.setdefault(node.name, Wait(self._timeline.now, self._timeline.now))
                 self._ended(history, node, uri, event)
             case lease.LockDenied():
                 self._denied(history, node, uri, event)

@@ -174,7 +174,11 @@ class World:
         self._strangers.on_record(record)
 
     def _restart_stopped(self) -> None:
-        """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on."""
+        """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
+
+        The operator looks again later: a planned error may wait for the replay of the restarted agent.
+        """
+        self.timeline.after(RESTART_SECONDS, self._restart_stopped)
         restarted: set[str] = set()
         for owner in self.owners:
             node = owner.node

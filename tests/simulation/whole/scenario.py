@@ -21,7 +21,7 @@ Every fifth seed has further faults (`draw_additions`), each from a random strea
 | --- | --- |
 | strangers | forged events follow the writers' and the agents' records (`strangers.py`) |
 | hangs | a publish hangs for longer than `max_grant_seconds`, while the heartbeats continue |
-| errors | an agent's code raises an unexpected exception, and the agent is restarted long after the faults |
+| errors | an agent's code raises an unexpected exception; after the faults, an operator restarts the agent |
 
 `VERSION` counts the changes of what seeds mean, as for the lock. Since version 3 there are additions; a seed without them means
 what it meant in version 2.
@@ -60,7 +60,7 @@ MAX_GRANT_SECONDS = 10.0
 """In seeds with hangs: one is no longer than the longest grant lease."""
 HANG_SECONDS = 35.0
 RESTART_SECONDS = 10.0
-"""How long after the faults an operator restarts an agent that has stopped a table."""
+"""How long after the faults an operator restarts each agent that has stopped a table, and how long before looking again."""
 SHARES: dict[Kind, float] = {
     "fault-free": 0.05,
     "usual": 0.42,
