@@ -52,6 +52,10 @@ from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease
 MAX_TOUCHED = 50_000
 """Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
 
+UNANSWERED_SECONDS = 10.0
+"""After this wait for the admission a warning is logged, or after `admission_timeout_seconds` if that is shorter. A running
+agent answers within milliseconds, unless transactions ahead overlap the scope."""
+
 MAX_ERROR = 300
 """Characters of an error in a log line."""
 
@@ -361,8 +365,13 @@ class Transaction:
     def _await_admission(self) -> None:
         timing = self._timing
         timeout = timing.queue_timeout_seconds if self._may_queue else timing.admission_timeout_seconds
+        unanswered = min(UNANSWERED_SECONDS, timing.admission_timeout_seconds)
         with self._changed:
-            self._changed.wait_for(self._is_answered, timeout)
+            answered = self._changed.wait_for(self._is_answered, min(unanswered, timeout))
+        if not answered and timeout > unanswered:
+            self._log_unanswered(unanswered, timeout)
+        with self._changed:
+            self._changed.wait_for(self._is_answered, timeout - min(unanswered, timeout))
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
         if abort is not None:
             raise CommitAborted(abort)
@@ -381,6 +390,21 @@ class Transaction:
         if self._may_queue:
             raise refusals.not_admitted(timeout, self._connection_errors(), self._facts())
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
+
+    def _log_unanswered(self, seconds: float, timeout: float) -> None:
+        """Log that the admission is late. A queued transaction would otherwise wait in silence if no agent runs."""
+        ahead = "transactions ahead of it overlap its scope, or " if self._may_queue else ""
+        log.warning(
+            "gate.not-admitted-yet",
+            **self._names(),
+            batch_id=self.batch_id,
+            waited_seconds=seconds,
+            timeout_seconds=timeout,
+            topic_prefix=self._channel.topics.prefix,
+            brokers=self._channel.bootstrap_servers,
+            detail=f"{ahead}no agent that allows this table runs with these brokers and this topic prefix"
+            f"{self._connection_errors().hint}; check `lakewarden status`",
+        )
 
     def _connection_errors(self) -> refusals.ConnectionErrors:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
