@@ -38,6 +38,7 @@ from tests.bench import (
     lock_table,
     locks,
     renewals,
+    rolling,
     steps,
     stores,
     volume,
@@ -59,6 +60,7 @@ PARTS = (
     "volume",
     "ledger",
     "failover",
+    "rolling",
     "stores",
     "locks",
 )
@@ -92,6 +94,8 @@ class Size:
     locks_seconds: float
     renew_seconds: float
     failovers: int
+    rolling_tables: int
+    """0: the part is left out."""
 
 
 FULL = Size(
@@ -117,6 +121,7 @@ FULL = Size(
     locks_seconds=30.0,
     renew_seconds=3.0,
     failovers=3,
+    rolling_tables=200,
 )
 QUICK = Size(
     trials=10,
@@ -141,6 +146,7 @@ QUICK = Size(
     locks_seconds=3.0,
     renew_seconds=2.5,
     failovers=0,
+    rolling_tables=0,
 )
 
 
@@ -220,6 +226,8 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             )
         if "failover" in parts:
             report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
+        if "rolling" in parts and size.rolling_tables:
+            report["rolling"] = _measure_rolling(size, servers, f"{prefix}-rolling", folder)
         if "stores" in parts:
             report["stores"] = _measure_stores(size, folder)
         if "locks" in parts:
@@ -243,6 +251,20 @@ def _measure_failover(size: Size, servers: str, prefix: str, folder: Path) -> di
             folder,
             settings=failover.TIGHT,
             repetitions=max(1, size.failovers),
+        )
+    return report
+
+
+def _measure_rolling(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for name in ("dynamic", "static"):
+        _progress(f"rolling restart, {name} membership")
+        report[name] = rolling.measure(
+            servers,
+            f"{prefix}-{name}",
+            folder / f"rolling-{name}",
+            tables=size.rolling_tables,
+            instances=name == "static",
         )
     return report
 
@@ -358,6 +380,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from ledger.rows(report["ledger"])
     if "failover" in report:
         yield from failover.rows(report["failover"])
+    if "rolling" in report:
+        yield from rolling.rows(report["rolling"])
     if "check" in report:
         yield from _check_rows(report["check"])
     if "steps" in report:
