@@ -61,10 +61,10 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 import anyio
 import anyio.abc
@@ -92,6 +92,7 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     DeadLetter,
+    DecisionEventUnion,
     DecisionRecord,
     HandedOverLock,
     LedgerEventUnion,
@@ -167,6 +168,8 @@ _REFUSED = (
 )
 
 T = TypeVar("T")
+_Subject: TypeAlias = tuple[str, str, str]
+"""What a decision is about: table, transaction, writer. A stranger may use the same id with another table or writer."""
 
 
 class PartitionOwner:
@@ -235,10 +238,11 @@ class PartitionOwner:
         """Offset and time of each table's last event."""
         self.committed = 0
         """Offset of the checkpoint that is committed."""
-        self._aborted: set[str] = set()
-        self._doomed: set[str] = set()
-        """During a replay: transactions that the log has as aborted with `not-allowed` and never as granted."""
-        self._refused: OrderedDict[str, None] = OrderedDict()
+        self._aborted: set[_Subject] = set()
+        """During a replay: what the log has an abort of."""
+        self._doomed: set[_Subject] = set()
+        """During a replay: those aborted with `not-allowed` and never granted."""
+        self._refused: OrderedDict[_Subject, None] = OrderedDict()
         self._decisions_next = 0
         self._decisions_at: dict[int, Position] = {}
         self._caught_up: CaughtUp | None = None
@@ -373,11 +377,11 @@ class PartitionOwner:
         if self._published.term not in (None, self.term):
             self._takeovers.others = max(self._takeovers.others, self._takeovers.own + 1)
         decided = self._published.all()
-        self._aborted = {each.transaction for each in decided if isinstance(each, Abort)}
+        self._aborted = {_subject(each) for each in decided if isinstance(each, Abort)}
         self._doomed = {
-            each.transaction for each in decided if isinstance(each, Abort) and each.reason == "not-allowed"
+            _subject(each) for each in decided if isinstance(each, Abort) and each.reason == "not-allowed"
         }
-        self._doomed -= {each.transaction for each in decided if isinstance(each, CommitGranted)}
+        self._doomed -= {_subject(each) for each in decided if isinstance(each, CommitGranted)}
         self.phase = "replaying"
         for entry in self._others_entries:
             self.on_others_entry(entry, self._takeovers.own_in_ledger)
@@ -503,7 +507,7 @@ class PartitionOwner:
         if isinstance(event, CommitIntent):
             self._decisions_at.setdefault(record.offset, self._decisions_seen())
         if self.phase == "replaying":
-            if event.transaction in self._doomed:
+            if _subject(event) in self._doomed:
                 event = _without_markers(event)
             ignored = self._guard(
                 event.table, partial(replay_event, state, event, record.offset, monotonic())
@@ -567,7 +571,10 @@ class PartitionOwner:
             reason=reason,
         )
         self._publisher.put(self._dead_letter(record, reason))
-        if bad.transaction is None or bad.table is None or bad.transaction in self._aborted:
+        if bad.transaction is None or bad.table is None:
+            return
+        subject = bad.table, bad.transaction, bad.writer or ""
+        if subject in self._aborted:
             return
         state = self.tables.get(bad.table)
         if state is not None and bad.transaction in state.closed:
@@ -575,9 +582,9 @@ class PartitionOwner:
         state = None if bad.table in self.stopped else state
         transaction = None if state is None else state.transactions.get(bad.transaction)
         if transaction is None:
-            if bad.transaction in self._refused:
+            if subject in self._refused:
                 return
-            self._refused[bad.transaction] = None
+            self._refused[subject] = None
             if len(self._refused) > MAX_REFUSED:
                 self._refused.popitem(last=False)
         elif transaction.phase not in OPEN - {Phase.GRANTED}:
@@ -825,7 +832,7 @@ class PartitionOwner:
         undecided: Sequence[verdicts.Effect],
         intent: CommitIntent | None = None,
         *,
-        unless: Iterable[str] = (),
+        unless: Container[_Subject] = (),
     ) -> None:
         """Abort the transactions of a stopped table that are open in the log."""
         decided = [
@@ -846,7 +853,7 @@ class PartitionOwner:
             writers.setdefault(intent.transaction, intent.writer)
         offset = self._last_applied()
         for transaction, writer in writers.items():
-            if transaction in unless:
+            if (uri, transaction, writer) in unless:
                 continue
             kept = state.transactions.get(transaction)
             running = kept is not None and kept.phase is Phase.GRANTED and transaction not in granting
@@ -987,6 +994,10 @@ class PartitionOwner:
 
     def _without_grant(self) -> set[str]:
         return {uri for uri, state in self.tables.items() if self._was_live and state.running() is None}
+
+
+def _subject(event: WriterEventUnion | DecisionEventUnion) -> _Subject:
+    return event.table, event.transaction, event.writer
 
 
 def _without_markers(event: WriterEventUnion) -> WriterEventUnion:
