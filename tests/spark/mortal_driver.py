@@ -1,12 +1,13 @@
 """A driver that kills itself at a chosen step, with its JVM and Python workers, as if its machine had failed.
 
-The step is `none`, or `<step>:<batch>`. The driver appends rows through a sink, one source file per batch, until its source is
+The step is `none`, or `<step>:<batch>`. The driver writes rows through a sink, one source file per batch, until its source is
 used up. It appends every step of its gate to a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -80,7 +81,18 @@ def parquet_dies_once_published(sink: Any, batch: int) -> None:
     sink._publish = publish_and_die
 
 
-def staging_dies(sink: Any, batch: int, table: Path) -> None:
+def paimon_dies_while_staging(batch: int, table: Path) -> None:
+    """Die in the middle of staging this batch. An upsert stages what its merge returned, not the rows of the batch."""
+    sink: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.sink")
+    stage = sink.stage_files
+
+    def stage_half(rows: DataFrame, staging: Any) -> Any:
+        return stage(die_half_staged(rows, table) if staging.identifier == batch else rows, staging)
+
+    sink.stage_files = stage_half
+
+
+def parquet_dies_while_staging(sink: Any, batch: int, table: Path) -> None:
     """Die in the middle of staging this batch."""
     kind: Any = type(sink)
     write = kind.__call__
@@ -115,12 +127,15 @@ def main() -> None:
     step, _, number = options.die_at.partition(":")
     batch = int(number or -1)
     sink = make_sink(options.sink, options.table)
-    if step == "published" and options.sink == "parquet":
+    table, parquet = Path(options.table), options.sink == "parquet"
+    if step == "published" and parquet:
         parquet_dies_once_published(sink, batch)
     elif step == "published":
         paimon_dies_once_published(batch)
+    elif step == "staging" and parquet:
+        parquet_dies_while_staging(sink, batch, table)
     elif step == "staging":
-        staging_dies(sink, batch, Path(options.table))
+        paimon_dies_while_staging(batch, table)
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,

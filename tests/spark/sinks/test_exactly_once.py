@@ -26,7 +26,7 @@ from tests.spark import mortal_driver
 from tests.spark.agents import running_agent
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.mortal_driver import STEPS
-from tests.spark.sinks.cases import SCHEMA, make_case
+from tests.spark.sinks.cases import SCHEMA, SINKS, make_case
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
 
@@ -40,7 +40,7 @@ COMMITS = ["intent", "admitted", "requested", "granted", "completed"]
 """The steps of a driver with a batch that the agent doesn't know to be committed."""
 
 
-@pytest.mark.parametrize("sink", ["paimon-append", "parquet"])
+@pytest.mark.parametrize("sink", SINKS)
 def test_a_driver_killed_at_every_step_leaves_each_batch_once(
     kafka: KafkaServer, topic_prefix: str, make_table: MakeTable, tmp_path: Path, sink: str
 ) -> None:
