@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, tzinfo
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 import structlog
 from aiokafka.errors import KafkaConnectionError
-from aiokafka.structs import TopicPartition
+from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.agent import clock, kafka, wire_events
 from lakewarden.agent.publisher import Outgoing
@@ -39,17 +39,16 @@ from lakewarden.events import (
     LocksHandedOver,
     PartitionTaken,
     Undecodable,
+    WriterEventUnion,
     decode,
 )
-from lakewarden.handlers.table.facts import close
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import Closed, Phase
 from lakewarden.handlers.table.verdicts import Effect
 from tests.all_states import all_states
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
-from tests.simulation.whole.broker import Broker
+from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import current_process
@@ -181,7 +180,8 @@ class ObservedOwner(PartitionOwner):
         self._errors = errors
         self._ended: set[str] = set()
         """Transactions that this owner has ended, in the log or on the way to it."""
-        self._stopping: str | None = None
+        self._ignored: set[int] = set()
+        """Offsets of strangers' intents that this owner ignored, because it knew the transaction."""
 
     def _publish(self, record: Outgoing) -> None:
         if record.topic != TOPICS.decisions:
@@ -197,6 +197,15 @@ class ObservedOwner(PartitionOwner):
         super()._publish(record)
         if b'"commit-granted"' in record.value:
             self._after_grant(self.node)
+
+    def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
+        state = self.tables.get(event.table)
+        known = state is not None and (
+            event.transaction in state.transactions or event.transaction in state.closed
+        )
+        if known and isinstance(event, CommitIntent) and event.writer == STRANGER:
+            self._ignored.add(record.offset)
+        super()._consume_event(record, event, read_at)
 
     def _check_published(self, decision: DecisionEventUnion) -> None:
         if isinstance(decision, Abort):
@@ -238,7 +247,6 @@ class ObservedOwner(PartitionOwner):
         with self._errors.none():
             rebuilt, decisions = _replayed(self)
         replayed_states, live_states = all_states(rebuilt), all_states(self)
-        _forget_ignored(replayed_states, live_states)
         live, replayed = _comparable(live_states), _comparable(replayed_states)
         for uri in sorted({*live, *replayed}):
             if live.get(uri) != replayed.get(uri):
@@ -291,26 +299,20 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
         (known.offset, decisions_position(known.metadata)) if known else (0, decisions_position(""))
     )
     read: Callable[[str], list[Any]] = lambda topic: logs[TopicPartition(topic, owner.number)]  # noqa: E731
-    rebuilt.consume(logs[writers][start : owner.position], 0.0)
+    rebuilt.consume(_without_ignored(owner, logs[writers][start : owner.position]), 0.0)
     rebuilt.load(
         start, owner.position, decided, read(TOPICS.decisions)[decided.offset :], read(TOPICS.ledger)
     )
     return rebuilt, recorder.decisions
 
 
-def _forget_ignored(replayed: dict[str, TableState], live: dict[str, TableState]) -> None:
-    """Close a replay's transactions whose intents the live owner ignored.
+def _without_ignored(owner: ObservedOwner, records: Iterable[Record]) -> list[Any]:
+    """The records with rubbish in place of strangers' intents that the owner ignored.
 
-    A stranger used the id of a transaction that had ended. A replay doesn't know that one, and decides on the other at its end.
+    A stranger used the id of a transaction that had ended. A replay from a later checkpoint doesn't know that transaction, so
+    it opens one of the stranger (docs/recovery.md), which can conflict with others as any transaction of the stranger can.
     """
-    for uri, state in replayed.items():
-        known = live[uri].transactions if uri in live else {}
-        if uri in live and STRANGER not in live[uri].losses:
-            state.losses.pop(STRANGER, None)
-            state.lost_on.pop(STRANGER, None)
-        for each in [each for each in state.transactions.values() if each.writer == STRANGER]:
-            if each.id not in known and each.phase in (Phase.QUEUED, Phase.ACTIVE, Phase.WAITING):
-                close(state, each, Closed(Phase.ABORTED, each.writer, None))
+    return [each._replace(value=b"") if each.offset in owner._ignored else each for each in records]
 
 
 def _comparable(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:
