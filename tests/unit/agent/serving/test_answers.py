@@ -8,10 +8,11 @@ from unittest import mock
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from lakewarden.agent.serving import partition
+from lakewarden.agent import clock
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import Tick
 from tests.unit.agent.serving.owner_in_memory import Table, filled
+from tests.unit.agent.serving.set_clock import SetClock
 
 FILLERS = ("n", "é", "\U0001f40b", "\x01", '"', "\u2028", "\x7f")
 
@@ -164,7 +165,7 @@ def act(draw: Any, table: Table) -> None:  # noqa: C901, PLR0912 - one case per 
 def test_every_event_that_the_decoder_accepts_can_be_answered(data: st.DataObject) -> None:
     """One record that an agent can't answer would end each agent that reads it, one after the other."""
     table: list[Table] = []
-    with mock.patch.object(partition, "monotonic", side_effect=lambda: table[0].now if table else 0.0):
+    with mock.patch.object(clock, "time", SetClock(lambda: table[0].now if table else 0.0)):
         table.append(data.draw(tables()))
         for _ in range(data.draw(st.integers(1, 14))):
             act(data.draw, table[0])

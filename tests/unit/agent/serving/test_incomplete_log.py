@@ -17,9 +17,9 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 from structlog.testing import capture_logs
 
+from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving import partition as partition_module
 from lakewarden.agent.serving import takeover
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -41,6 +41,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.state import LockView
+from tests.unit.agent.serving.set_clock import SetClock
 
 TABLE = "s3://lake/orders"
 SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",), agent_id="agent-1")
@@ -198,7 +199,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     monkeypatch.setattr(takeover, "committed_offsets", made.kafka.committed_offsets)
     monkeypatch.setattr(takeover, "read_to_end", made.kafka.read_to_end)
     monkeypatch.setattr(takeover, "batches_to_end", made.kafka.batches_to_end)
-    monkeypatch.setattr(partition_module, "monotonic", lambda: made.clock[0])
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.clock[0]))
     return made
 
 

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving import partition
 from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -33,6 +33,7 @@ from lakewarden.handlers.table.machine import LockConfirmed
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import LockView
 from tests.own_task import in_own_task
+from tests.unit.agent.serving.set_clock import SetClock
 
 TABLE = "s3://lake/orders"
 OTHER_TABLE = "s3://lake/trips"
@@ -93,7 +94,7 @@ async def scene(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterato
     settings = Settings(allow=(TABLE, OTHER_TABLE), lock_root=f"file://{tmp_path}")
     async with in_own_task(anyio.create_task_group()) as tasks:
         made = Scene(settings, tasks)
-        monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+        monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
         yield made
         tasks.cancel_scope.cancel()
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from lakewarden.agent.serving import partition
+from lakewarden.agent import clock
 from lakewarden.events import (
     DECISION_RECORD,
     Abort,
@@ -20,6 +20,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.state import LockView, TableState
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
+from tests.unit.agent.serving.set_clock import SetClock
 
 NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
 
@@ -28,7 +29,7 @@ NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """A table whose lock is held and in which A is open."""
     made = Table("s3://lake/orders", NAMES)
-    monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
     made.send("commit-intent", 0)
     made.lock("confirmed")
     acknowledge(made)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiokafka.structs import ConsumerRecord
 
+from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving import partition
 from lakewarden.agent.serving.partition import QUIET_SECONDS, PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -24,6 +24,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.replay import Position
+from tests.unit.agent.serving.set_clock import SetClock
 
 TABLE, OTHER = "s3://lake/orders", "s3://lake/trips"
 SETTINGS = Settings(allow=("s3://*",), lock_places=("s3://*=>usual",), max_tables=1)
@@ -78,7 +79,7 @@ def _consumed(offset: int, value: bytes, key: str = TABLE) -> ConsumerRecord:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     made = Scene()
-    monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
     return made
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from lakewarden.agent import wire_events
+from lakewarden.agent import clock, wire_events
 from lakewarden.agent.operators.status import stopped_tables
 from lakewarden.agent.serving import partition
 from lakewarden.agent.serving.partition import STOPPED
@@ -21,6 +21,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.table import machine, verdicts
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
+from tests.unit.agent.serving.set_clock import SetClock
 
 URI = "s3://lake/orders"
 OTHER = "s3://lake/trips"
@@ -30,7 +31,7 @@ NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table(URI, NAMES)
-    monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
     return made
 
 
