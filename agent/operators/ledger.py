@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from lakewarden.agent.kafka import partitions_of, read_to_end
-from lakewarden.agent.serving.partition import decoded_ledger
+from lakewarden.agent.serving.log_records import decoded_ledger
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import BatchCommitted, ConflictsLost, LedgerEventUnion
 from lakewarden.handlers.table.ledger import events_in_force

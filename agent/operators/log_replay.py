@@ -11,7 +11,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import partition_of, partitions_of, read_to_end, reader, start_client, stop_client
-from lakewarden.agent.serving.partition import decisions_in
+from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (

@@ -21,7 +21,7 @@ from lakewarden.agent.kafka import missing_right, partitions_of, producer, reade
 from lakewarden.agent.operators.explain import not_found, search_log
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.partition import decoded_decisions
+from lakewarden.agent.serving.log_records import decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     LEDGER_EVENT,

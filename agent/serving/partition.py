@@ -61,7 +61,7 @@ from __future__ import annotations
 import base64
 import json
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias, TypeVar
@@ -80,11 +80,11 @@ from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import LockInput, TableLocks
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint, FoundGap, LogSeen, digest, recent_gaps
+from lakewarden.agent.serving.log_lines import effect_name, log_effect, summary
+from lakewarden.agent.serving.log_records import decisions_in, decoded_ledger
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
-    DECISION_RECORD,
-    LEDGER_EVENT,
     PROTOCOL,
     WRITER_EVENT,
     Abort,
@@ -93,10 +93,8 @@ from lakewarden.events import (
     CommitRequested,
     DeadLetter,
     DecisionEventUnion,
-    DecisionRecord,
     HandedOverLock,
     LedgerEventUnion,
-    LedgerRecord,
     LocksHandedOver,
     MarkerCreated,
     PartitionTaken,
@@ -659,7 +657,7 @@ class PartitionOwner:
         if self.phase != "live" or uri in self.stopped:
             return
         state = self.tables[uri]
-        self._recent.append(f"{uri} {_summary(step_input)}")
+        self._recent.append(f"{uri} {summary(step_input)}")
         effects: list[verdicts.Effect] = []
         # The answer to a transaction that had ended repeats one in the log.
         repeated = step_input.event.transaction if isinstance(step_input, EventRead) else None
@@ -678,7 +676,7 @@ class PartitionOwner:
         for effect, record in zip(effects, records, strict=True):
             if record is not None:
                 self._publish(record)
-            _log_effect(uri, effect)
+            log_effect(uri, effect)
         self._guard(uri, partial(self._run_lock_effects, uri, effects))
         self._note_memory(uri)
 
@@ -815,7 +813,7 @@ class PartitionOwner:
             table=uri,
             reason=reason,
             open=[each.id for each in state.open()],
-            unpublished=[_effect_name(each) for each in undecided],
+            unpublished=[effect_name(each) for each in undecided],
             recent=[each for each in self._recent if each.startswith(f"{uri} ")],
             exc_info=error,
         )
@@ -1008,117 +1006,3 @@ def _without_markers(event: WriterEventUnion) -> WriterEventUnion:
             return event.model_copy(update={"markers": ()})
         case _:
             return event
-
-
-def _summary(step_input: Input) -> str:
-    """One input, for the log line of a stopped table."""
-    if isinstance(step_input, EventRead):
-        event = step_input.event
-        return f"{step_input.offset} {event.type} {event.transaction} of {event.writer}"
-    return f"{step_input.offset} {type(step_input).__name__}"
-
-
-def _effect_name(effect: verdicts.Effect) -> str:
-    return f"{type(effect).__name__} {getattr(effect, 'transaction', '')}".strip()
-
-
-def _log_effect(uri: str, effect: verdicts.Effect) -> None:
-    match effect:
-        case (
-            verdicts.AcquireLock() | verdicts.ReleaseLock() | verdicts.RecordBatch() | verdicts.RecordLosses()
-        ):
-            pass
-        case verdicts.ReportConflict():
-            log.info(
-                "conflict.detected",
-                table=uri,
-                victim=effect.victim_writer,
-                winner=effect.winner_writer,
-                kind=effect.kind,
-                overlaps=len(effect.conflicts),
-                victim_age_seconds=round(effect.victim_age_seconds, 3),
-            )
-        case verdicts.Warn(event=event, transaction=transaction, writer=writer, detail=detail):
-            log.warning(event, table=uri, transaction=transaction, writer=writer, detail=detail)
-        case _:
-            _log_verdict(uri, effect)
-
-
-def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
-    fields = {"table": uri, "writer": verdict.writer, "transaction": verdict.transaction}
-    match verdict:
-        case verdicts.Admit(reserved=reserved):
-            log.debug("transaction.admitted", **fields, reserved=len(reserved))
-        case verdicts.AbortTransaction(reason=reason, retriable=retriable, detail=detail):
-            log.info("transaction.aborted", **fields, reason=reason, retriable=retriable, detail=detail)
-        case verdicts.GrantCommit(grant=grant, lease_seconds=lease_seconds):
-            log.info("commit.granted", **fields, grant=grant, lease_seconds=round(lease_seconds, 3))
-        case verdicts.RenewGrant():
-            log.debug("grant.renewed", **fields)
-        case verdicts.SkipBatch():
-            log.warning(
-                "batch.already-committed",
-                **fields,
-                batch_id=verdict.batch_id,
-                committed_batch_id=verdict.committed_batch_id,
-                committed_transaction=verdict.committed_transaction,
-                detail="the writer skips this batch; lakewarden ledger show prints what the answer relies on",
-            )
-
-
-def decoded_decisions(start: Position, records: Iterable[ConsumerRecord]) -> PublishedDecisions:
-    """The records of `decisions`, for a replay. Undecodable ones are skipped."""
-    return PublishedDecisions(start, decisions_in(records))
-
-
-def decisions_in(
-    records: Iterable[ConsumerRecord],
-    undecodable: UndecodableRecords | None = None,
-    on_newer: Callable[[str], None] | None = None,
-) -> Iterator[tuple[int, DecisionRecord]]:
-    """The records of `decisions` with their offsets. Undecodable ones are counted in `undecodable`, logged and skipped.
-
-    `on_newer`: called with a description of each undecodable record that is an event, which a newer agent has published.
-    """
-    for record in records:
-        decision = decode(DECISION_RECORD, record.value)
-        if isinstance(decision, Undecodable):
-            skip_undecodable(record, decision, undecodable)
-            if on_newer is not None and is_event(record.value):
-                on_newer(
-                    f"this version doesn't know the decision at offset {record.offset} of {record.topic}: {decision.reason}"
-                )
-        else:
-            yield record.offset, decision
-
-
-def is_event(value: bytes | None) -> bool:
-    """Whether a record is an event of any version: a JSON object with a `type`."""
-    try:
-        found = json.loads(value or b"")
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and isinstance(found.get("type"), str)
-
-
-def decoded_ledger(
-    records: Iterable[ConsumerRecord], undecodable: UndecodableRecords | None = None
-) -> Iterator[LedgerRecord]:
-    """The records of `ledger`. Undecodable ones are counted in `undecodable`, logged and skipped."""
-    for record in records:
-        entry = decode(LEDGER_EVENT, record.value)
-        if isinstance(entry, Undecodable):
-            skip_undecodable(record, entry, undecodable)
-        else:
-            yield entry
-
-
-def skip_undecodable(
-    record: ConsumerRecord, reason: Undecodable, undecodable: UndecodableRecords | None
-) -> None:
-    """Count a record that an agent skips, and log it unless many have been logged (`UndecodableRecords`)."""
-    if undecodable is None:
-        return
-    line = undecodable.add(record.topic, record.partition, record.offset, reason)
-    if line is not None:
-        log.warning("record.undecodable", **line)

@@ -20,7 +20,8 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
 from lakewarden.agent.kafka import partitions_of, reader, start_client
-from lakewarden.agent.serving.partition import PartitionOwner, skip_undecodable
+from lakewarden.agent.serving.log_records import skip_undecodable
+from lakewarden.agent.serving.partition import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     AUDIT_EVENT,
