@@ -13,7 +13,6 @@ A keeper is one task per table (`keeper.py`). `handlers/table/grants.py` decides
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from typing import TypeAlias
 
 import anyio
 import anyio.abc
@@ -39,6 +38,7 @@ from lakewarden.handlers.table.machine import (
     LockConfirmed,
     LockForbidden,
     LockGone,
+    LockInput,
     LockPlaced,
     LockWithheld,
 )
@@ -48,9 +48,6 @@ log = structlog.get_logger()
 
 LOOK_AGAIN_SECONDS = 60.0
 """After this time, a table that was no Hudi table is looked up again when it is used after a pause."""
-
-LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
-"""The inputs of a table's state machine that concern its lock."""
 
 
 class TableLocks:

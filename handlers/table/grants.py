@@ -32,6 +32,8 @@ Lock
     (`lock-refused`, retriable) when the refusal lasts (`lease/machine.py`). A granted one is not: its own lease ends.
 13. An adopted lock has another owner. The agent publishes `grant-renewed` for the running grant, with the same `seq` and the
     rest of the lease. So the log names the new owner, and the next agent can adopt the lock again.
+14. An owner that leaves hands over the lock of each running grant (`replay.py`). A lock in its own quiet time is left out: the
+    owner before may still rely on it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,13 @@ from lakewarden.handlers.table.verdicts import (
 
 MIN_LEASE_SHARE = 0.5
 """The smallest share of the configured grant lease for which a grant is decided."""
+
+
+def lock_to_hand_over(state: TableState, now: float) -> str | None:
+    """The owner id in the lock object that an owner which leaves hands over, or None (rule 14)."""
+    if state.lock is None or now < state.lock.quiet_until or state.running() is None:
+        return None
+    return state.lock.owner
 
 
 def grant_next(context: StepContext) -> None:

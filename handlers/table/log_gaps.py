@@ -6,7 +6,7 @@ published, with a digest. The topic is *incomplete* in one of these cases, the f
 | problem | found when |
 | --- | --- |
 | `no-checkpoint` | there is no checkpoint, and the topic does not begin at offset 0 |
-| `end-lost` | the checkpoint names an offset beyond the topic's end |
+| `end-lost` | the checkpoint, or the cause of a published decision, names an offset beyond the topic's end |
 | `replaced` | the record at the offset of the last one is another one: the topic was created again, or cut and written again |
 | `beginning-lost` | the topic begins after the offset from which the replay must read |
 
@@ -22,9 +22,11 @@ What an owner does then is in `machine.py` (`Replayed`) and in decision record 1
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
+from lakewarden.events import DecisionEventUnion
 from lakewarden.handlers.table.replay import Position
 
 Problem: TypeAlias = Literal["no-checkpoint", "end-lost", "replaced", "beginning-lost"]
@@ -89,6 +91,16 @@ def find_gap(topic: str, needed: int | None, last: LastRecord | None, extent: Ex
     if needed < extent.beginning:
         return Gap(topic, "beginning-lost", needed, extent.beginning)
     return None
+
+
+def missing_events(
+    writers: str, decided: Iterable[DecisionEventUnion], end: int, gaps: Iterable[Gap]
+) -> Gap | None:
+    """The gap that published decisions show: the cause of one is beyond the end of `writers`. None if it has a gap already."""
+    reach = max((each.cause_offset + 1 for each in decided), default=0)
+    if reach <= end or any(each.topic == writers for each in gaps):
+        return None
+    return Gap(writers, "end-lost", reach, end)
 
 
 def replay_start(

@@ -182,17 +182,9 @@ class Replayed:
     """The agent's memory budget, in bytes."""
 
 
-Input: TypeAlias = (
-    EventRead
-    | Tick
-    | LockConfirmed
-    | LockGone
-    | LockForbidden
-    | LockWithheld
-    | LockPlaced
-    | OverBudget
-    | Replayed
-)
+LockInput: TypeAlias = LockConfirmed | LockGone | LockForbidden | LockWithheld | LockPlaced
+"""The inputs that concern the table's lock."""
+Input: TypeAlias = EventRead | Tick | LockInput | OverBudget | Replayed
 
 
 def step(state: TableState, input_: Input, effects: list[Effect] | None = None) -> list[Effect]:

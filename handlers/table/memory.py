@@ -29,8 +29,18 @@ Each abort is published, so a later replay doesn't depend on budgets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lakewarden.events import (
+    Abort,
+    CommitGranted,
+    CommitIntent,
+    CommitRequested,
+    DecisionEventUnion,
+    MarkerCreated,
+    WriterEventUnion,
+)
 from lakewarden.handlers.table.facts import drop_index
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
@@ -72,6 +82,41 @@ def largest_transaction(state: TableState) -> Excess | None:
 def largest_index(state: TableState) -> Excess | None:
     """The index of a table, if it has any (rules 3 and 5)."""
     return Excess(state.footprints.bytes, None) if state.footprints.bytes else None
+
+
+def largest_excess(states: Iterable[TableState], *, live: bool) -> tuple[str, Excess] | None:
+    """The table in which most can be freed, and what: a transaction if `live`, otherwise an index."""
+    largest: tuple[str, Excess] | None = None
+    for state in sorted(states, key=lambda each: (used_bytes(each), each.uri), reverse=True):
+        if largest is not None and used_bytes(state) <= largest[1].freed:
+            break
+        found = largest_transaction(state) if live else largest_index(state)
+        if found is not None and (largest is None or found.freed > largest[1].freed):
+            largest = state.uri, found
+    return largest
+
+
+def without_footprint(decided: Iterable[DecisionEventUnion]) -> set[str]:
+    """The transactions whose footprint a replay doesn't enter (rule 4). `decided`: the decisions in the log that count."""
+    refused: set[str] = set()
+    granted: set[str] = set()
+    for each in decided:
+        if isinstance(each, Abort) and each.reason == "not-allowed":
+            refused.add(each.transaction)
+        elif isinstance(each, CommitGranted):
+            granted.add(each.transaction)
+    return refused - granted
+
+
+def without_markers(event: WriterEventUnion) -> WriterEventUnion:
+    """The event with an empty footprint (rule 4)."""
+    match event:
+        case CommitIntent():
+            return event.model_copy(update={"scope": ()})
+        case MarkerCreated() | CommitRequested():
+            return event.model_copy(update={"markers": ()})
+        case _:
+            return event
 
 
 def abort_over_budget(context: StepContext, transaction: str | None, limit: int) -> None:

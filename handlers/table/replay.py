@@ -52,6 +52,26 @@ class Position:
     term: str | None
 
 
+class CheckpointPositions:
+    """By intent: the position in `decisions` before which no decision concerns the intent or a later event.
+
+    A checkpoint names the oldest intent that a replay must read, and its position.
+    """
+
+    def __init__(self) -> None:
+        self._by_intent: dict[int, Position] = {}
+
+    def on_intent(self, offset: int, position: Position) -> None:
+        """The owner reads an intent. `position`: before the first decision that is not applied yet."""
+        self._by_intent.setdefault(offset, position)
+
+    def at(self, offset: int, end: Position) -> Position:
+        """The position for a checkpoint at this offset: that of the intent there, or `end`. Older intents are forgotten."""
+        for old in [each for each in self._by_intent if each < offset]:
+            del self._by_intent[old]
+        return self._by_intent.get(offset, end)
+
+
 class PublishedDecisions:
     """The decisions that count, to be applied in step with the events."""
 
