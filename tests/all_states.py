@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.table.state import TableState
 
 
 def all_states(owner: PartitionOwner) -> dict[str, TableState]:
     """The states by table; a table without one gets that with which its next event would begin."""
-    known = dict.fromkeys((*owner.tables, *owner._ledger.tables))
-    return {uri: owner.tables.get(uri) or owner._restored(uri) for uri in known}
+    known = dict.fromkeys((*owner.tables, *owner._tables.ledger.tables))
+    return {uri: owner.tables.get(uri) or owner._tables.restored(uri) for uri in known}

@@ -5,7 +5,7 @@ contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
 uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
-that an agent of this version refuses, because it doesn't know a decision (`serving/partition.py`).
+that an agent of this version refuses, because it doesn't know a decision (`serving/partition/replay.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lakewarden.agent.kafka import (
     stop_client,
 )
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
-from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (

@@ -7,7 +7,7 @@ A *session* is one connection to Kafka: clients, group membership and partitions
 
 | task | file |
 | --- | --- |
-| consume events, and load partitions that the group has assigned (take-over) | this one, `partition.py`, `takeover.py` |
+| consume events, and load partitions that the group has assigned (take-over) | this one, `partition/`, `takeover.py` |
 | publish the decisions | `publisher.py` |
 | run the periodic check | `periodic_check.py` |
 | consume what other agents publish | `peer_listener.py` |
@@ -61,7 +61,7 @@ from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
 from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.peer_listener import PeerListener, require_not_replaced
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load

@@ -93,28 +93,6 @@ class Checkpoint:
         )
 
 
-@dataclass(slots=True)
-class LogSeen:
-    """What an owner has seen of its partition's log."""
-
-    read: LastRecord | None = None
-    """The last event that it has read."""
-    published: LastRecord | None = None
-    """Its last decision that Kafka has acknowledged."""
-    ledger_end: int = 0
-    """Offset after its last ledger entry that Kafka has acknowledged."""
-    gaps: tuple[Gap, ...] = ()
-    """What it found missing in `writers` and `decisions` when it took the partition over."""
-    reported: tuple[FoundGap, ...] = ()
-    """All gaps, with those of the ledger and of former owners, for the checkpoints."""
-    no_checkpoint_before: float = 0.0
-    """In monotonic seconds."""
-    newer: str | None = None
-    """Which decision to be replayed it can't decode, because a newer agent has published it."""
-    cut: str | None = None
-    """How the log has lost records since, once the owner has noticed."""
-
-
 def digest(value: bytes | None) -> str:
     """Tells records apart."""
     return hashlib.blake2b(value or b"", digest_size=8).hexdigest()

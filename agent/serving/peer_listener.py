@@ -21,7 +21,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.errors import DuplicateInstanceError, ReplacedError
 from lakewarden.agent.kafka import partitions_of, reader, start_client
 from lakewarden.agent.serving.log_records import skip_undecodable
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     AUDIT_EVENT,

@@ -23,7 +23,7 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import KafkaUnreachableError, LogCutError
 from lakewarden.agent.kafka import partitions_known
 from lakewarden.agent.serving.checkpoint import require_same_partitions
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 
 log = structlog.get_logger()

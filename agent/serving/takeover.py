@@ -30,7 +30,7 @@ from lakewarden.agent.serving.checkpoint import (
     recorded_partitions,
     require_same_partitions,
 )
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, find_gap, replay_start
 from lakewarden.handlers.table.replay import Position

@@ -42,6 +42,7 @@ from lakewarden.events import (
     WriterEventUnion,
 )
 from lakewarden.handlers.table.facts import drop_index
+from lakewarden.handlers.table.replay import Subject, subject
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase, Transaction
@@ -96,15 +97,15 @@ def largest_excess(states: Iterable[TableState], *, live: bool) -> tuple[str, Ex
     return largest
 
 
-def without_footprint(decided: Iterable[DecisionEventUnion]) -> set[str]:
+def without_footprint(decided: Iterable[DecisionEventUnion]) -> set[Subject]:
     """The transactions whose footprint a replay doesn't enter (rule 4). `decided`: the decisions in the log that count."""
-    refused: set[str] = set()
-    granted: set[str] = set()
+    refused: set[Subject] = set()
+    granted: set[Subject] = set()
     for each in decided:
         if isinstance(each, Abort) and each.reason == "not-allowed":
-            refused.add(each.transaction)
+            refused.add(subject(each))
         elif isinstance(each, CommitGranted):
-            granted.add(each.transaction)
+            granted.add(subject(each))
     return refused - granted
 
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from lakewarden.events import (
     CommitGranted,
@@ -40,8 +41,17 @@ from lakewarden.events import (
     GrantRenewed,
     LocksHandedOver,
     PartitionTaken,
+    WriterEventUnion,
     counts,
 )
+
+Subject: TypeAlias = tuple[str, str, str]
+"""What an event or a decision is about: table, transaction, writer. A stranger may use the id with another table or writer."""
+
+
+def subject(event: WriterEventUnion | DecisionEventUnion) -> Subject:
+    """What an event or a decision is about."""
+    return event.table, event.transaction, event.writer
 
 
 @dataclass(frozen=True, slots=True)

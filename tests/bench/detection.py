@@ -40,7 +40,7 @@ import psutil
 
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import CommitIntent, Marker
 from lakewarden.handlers.table.detection import sweep
@@ -281,11 +281,11 @@ def _owner(quiet: int) -> PartitionOwner:
     owner = PartitionOwner(
         0, settings, cast("Publisher", None), cast("Stores", None), cast("anyio.abc.TaskGroup", None)
     )
-    owner.tables[TABLE], _ = _arrive(3_000, 2, "apart")
+    owner._tables.states[TABLE], _ = _arrive(3_000, 2, "apart")
     for number in range(quiet):
         uri = f"{writer_events.TABLES}/quiet-{number}"
-        owner.tables[uri] = TableState(uri, owner.tables[TABLE].settings)
-    owner.phase = "live"
+        owner._tables.states[uri] = TableState(uri, owner.tables[TABLE].settings)
+    owner._progress.phase = "live"
     return owner
 
 

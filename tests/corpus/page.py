@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.serving import partition
+from lakewarden.agent.serving.partition import own_records
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DEFAULT_PARTITIONS,
@@ -308,10 +308,10 @@ def _limits() -> str:
         ),
         (
             "`detail` of a refused record, `reason` of a dead letter",
-            f"{partition.MAX_REASON:,} characters",
+            f"{own_records.MAX_REASON:,} characters",
             "cut",
         ),
-        ("`value` of a dead letter", f"the first {partition.DEAD_LETTER_BYTES:,} bytes", "cut"),
+        ("`value` of a dead letter", f"the first {own_records.DEAD_LETTER_BYTES:,} bytes", "cut"),
         (
             "ended transactions that the agent remembers per table",
             f"{state.MAX_CLOSED:,}",

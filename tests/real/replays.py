@@ -15,7 +15,7 @@ from lakewarden.agent.kafka import BATCH_BYTES
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.checkpoint import decisions_position
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from tests.all_states import all_states

@@ -5,7 +5,7 @@ Only these are replaced:
 - in `agent/clock.py`, the one place that reads time and randomness: those of the process
 - aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
 - `Stores` of `agent/serving/agent.py`: stores that are already open, and answer by the production table (`../store.py`)
-- `PartitionOwner`: a subclass that reports its decisions to the oracles (`ObservedOwner`)
+- `PartitionOwner` and its `Tables`: subclasses that report their decisions and stops to the oracles (`ObservedOwner`)
 - where the scenario has errors: the entries to deciding and to building records (`errors.py`)
 """
 
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,13 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from lakewarden.agent import clock, kafka, wire_events
-from lakewarden.agent.publisher import Outgoing
+from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving import partition as partition_module
 from lakewarden.agent.serving.checkpoint import decisions_position
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition import owner as owner_module
+from lakewarden.agent.serving.partition import tables as tables_module
+from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -43,7 +46,7 @@ from lakewarden.events import (
     decode,
 )
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.verdicts import Effect
+from lakewarden.handlers.table.stopping import NO_STEP, FailedStep
 from tests.all_states import all_states
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
@@ -127,7 +130,8 @@ def simulated(
             (agent_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
             (agent_module, "PartitionOwner", make_owner),
-            *errors.patches(partition_module, wire_events),
+            (owner_module, "Tables", ObservedTables),
+            *errors.patches(tables_module, wire_events),
         ):
             stack.enter_context(patch.object(where, what, instead))
         # The agent opens a connection only to find out why Kafka doesn't answer.
@@ -158,6 +162,25 @@ def _into_trace(_: object, __: str, event: MutableMapping[str, Any]) -> str:
     raise structlog.DropEvent
 
 
+class ObservedTables(Tables):
+    """The tables of a partition. `on_stop` is called after the stop of one, with whether it failed at an intent."""
+
+    on_stop: Callable[[str, bool], None] | None = None
+
+    def stop(self, uri: str, error: Exception, failed: FailedStep = NO_STEP) -> None:
+        stopped_before = uri in self.stopped
+        super().stop(uri, error, failed)
+        if not stopped_before and self.on_stop is not None:
+            self.on_stop(uri, failed.intent is not None)
+
+
+@dataclass
+class _ObservedPublisher:
+    """Replaces a publisher: passes each record to a function."""
+
+    put: Callable[[Outgoing], None]
+
+
 class ObservedOwner(PartitionOwner):
     """A partition's owner that reports each decision to the oracles when it is made."""
 
@@ -169,10 +192,18 @@ class ObservedOwner(PartitionOwner):
         errors: Errors,
         number: int,
         settings: Settings,
+        publisher: Publisher,
         *rest: Any,
+        partitions: int,
         **shared: Any,
     ) -> None:
-        super().__init__(number, settings, *rest, **shared)
+        observed: Any = _ObservedPublisher(self._publish)
+        super().__init__(number, settings, observed, *rest, partitions=partitions, **shared)
+        assert isinstance(self._tables, ObservedTables)
+        self._tables.on_stop = self._on_stop
+        self.settings = settings
+        self.partitions = partitions
+        self._publisher = publisher
         self.node = current_process().node
         self.broker = broker
         self._oracles = oracles
@@ -185,7 +216,7 @@ class ObservedOwner(PartitionOwner):
 
     def _publish(self, record: Outgoing) -> None:
         if record.topic != TOPICS.decisions:
-            super()._publish(record)
+            self._publisher.put(record)
             return
         writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         caught_up = self._caught_up
@@ -194,7 +225,7 @@ class ObservedOwner(PartitionOwner):
         decision = decode(DECISION_RECORD, record.value)
         if not isinstance(decision, PartitionTaken | LocksHandedOver | Undecodable):
             self._check_published(decision)
-        super()._publish(record)
+        self._publisher.put(record)
         if b'"commit-granted"' in record.value:
             self._after_grant(self.node)
 
@@ -216,19 +247,9 @@ class ObservedOwner(PartitionOwner):
                 f"{self.node.name} decides {decision.type} of the stopped table {decision.table}",
             )
 
-    def _stop_table(
-        self,
-        uri: str,
-        state: TableState,
-        error: Exception,
-        undecided: Sequence[Effect] = (),
-        intent: CommitIntent | None = None,
-    ) -> None:
-        stopped_before = uri in self.stopped
-        super()._stop_table(uri, state, error, undecided, intent)
-        if self.phase == "live" and not stopped_before:
-            read = self.position + (intent is not None)
-            self._oracles.check_stopped(self.node, uri, self.number, read, self._ended)
+    def _on_stop(self, uri: str, at_intent: bool) -> None:
+        if self.phase == "live":
+            self._oracles.check_stopped(self.node, uri, self.number, self.position + at_intent, self._ended)
 
     def check_goes_on(self) -> None:
         """After the faults, an owner that has stopped a table has read what others wrote some seconds ago."""
@@ -291,8 +312,8 @@ class _NoTasks:
 
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     recorder, tasks, stores = _DecisionRecorder(), _NoTasks(), SimStores()
-    arguments: tuple[Any, ...] = (owner.number, owner._settings, recorder, stores, tasks)
-    rebuilt = PartitionOwner(*arguments, partitions=owner._partitions)
+    arguments: tuple[Any, ...] = (owner.number, owner.settings, recorder, stores, tasks)
+    rebuilt = PartitionOwner(*arguments, partitions=owner.partitions)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
     start, decided = (

@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from lakewarden.agent.locks.keeper import KeeperEvent
-from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,

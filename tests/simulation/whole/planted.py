@@ -32,8 +32,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from lakewarden.agent.serving import partition
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition import replay as replay_module
+from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
+from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import DecisionEvent, WriterEventUnion
 from lakewarden.handlers.table import admission, detection, facts, grants, liveness, replay
 from lakewarden.handlers.table import machine as table
@@ -135,11 +137,11 @@ def _decisions_during_replay() -> list[Patch]:
     def deciding_replay(state: TableState, event: WriterEventUnion, offset: int, now: float) -> None:
         step(state, EventRead(event, offset, now, now))
 
-    return [(partition, "replay_event", deciding_replay)]
+    return [(replay_module, "replay_event", deciding_replay)]
 
 
 def _published_decisions_ignored() -> list[Patch]:
-    return [(partition, "decisions_in", lambda *_: ())]
+    return [(replay_module, "decisions_in", lambda *_: ())]
 
 
 def _takeovers_ignored() -> list[Patch]:
@@ -242,14 +244,14 @@ def _grants_extended_for_ever() -> list[Patch]:
 
 
 def _an_error_ends_the_session() -> list[Patch]:
-    def failing(_: PartitionOwner, __: str, ___: TableState, error: Exception, *____: object) -> None:
+    def failing(_: Tables, __: str, error: Exception, *___: object) -> None:
         raise error
 
-    return [(PartitionOwner, "_stop_table", failing)]
+    return [(Tables, "stop", failing)]
 
 
 def _writers_of_a_stopped_table_not_told() -> list[Patch]:
-    return [(PartitionOwner, "_abort_open", lambda *_, **__: None)]
+    return [(StoppedTables, "abort_open", lambda *_, **__: None)]
 
 
 BUGS: Bugs = {

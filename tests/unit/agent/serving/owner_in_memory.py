@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     AUDIT_EVENT,
@@ -138,7 +138,7 @@ class Table:
             "forbidden": LockForbidden(self.now, offset, why),
         }
         if self.uri in self.owner.tables:
-            self.owner._step(self.uri, inputs[change])
+            self.owner._tables.step(self.uri, inputs[change])
 
     def grant_of(self, which: int) -> str | None:
         """The id of the transaction's grant, if it has one."""

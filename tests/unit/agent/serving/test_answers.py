@@ -149,7 +149,7 @@ def act(draw: Any, table: Table) -> None:  # noqa: C901, PLR0912 - one case per 
             table.now += draw(st.sampled_from([1.0, 21.0]))
             caught_up = CaughtUp(0.0, table.now)
             if table.uri in table.owner.tables:
-                table.owner._step(table.uri, Tick(table.now, table.owner.position - 1, caught_up))
+                table.owner._tables.step(table.uri, Tick(table.now, table.owner.position - 1, caught_up))
         case "restart":
             table.start()
         case action:

@@ -21,7 +21,7 @@ from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving import takeover
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -173,7 +173,7 @@ class Scene:
 
     def lock(self, owner: PartitionOwner) -> None:
         now = self.clock[0]
-        owner._step(TABLE, LockConfirmed(now, owner.position - 1, LockView("owner", now + 29.0, 0.0)))
+        owner._tables.step(TABLE, LockConfirmed(now, owner.position - 1, LockView("owner", now + 29.0, 0.0)))
 
     def commit(self, owner: PartitionOwner) -> None:
         checkpoint = owner.checkpoint()
@@ -406,4 +406,4 @@ async def test_a_long_ledger_leaves_the_event_loop_to_other_tasks(scene: Scene) 
         tasks.cancel_scope.cancel()
 
     assert turns >= 10
-    assert owner._ledger.tables[TABLE].batches["w"].batch_id == 1
+    assert owner._tables.ledger.tables[TABLE].batches["w"].batch_id == 1

@@ -18,7 +18,7 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import table_locks
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request

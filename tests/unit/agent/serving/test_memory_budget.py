@@ -12,7 +12,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.memory_budget import MemoryBudget
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -193,7 +193,7 @@ def test_stopped_tables_and_released_partitions_need_no_memory() -> None:
     """Otherwise they would cost other tables their transactions."""
     agent = _busy()
 
-    agent.owners[0]._stop_table(ORDERS, agent.owners[0].tables[ORDERS], RuntimeError("a bug"))
+    agent.owners[0]._tables.stop(ORDERS, RuntimeError("a bug"))
 
     assert agent.memory.used == used_bytes(agent.owners[1].tables[TRIPS])
 

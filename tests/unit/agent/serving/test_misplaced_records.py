@@ -13,7 +13,7 @@ from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.operators.log_replay import LogReplay
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.takeover import Start
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (

@@ -17,7 +17,7 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -103,7 +103,7 @@ async def test_a_check_that_was_suspended_does_not_end_a_grant(scene: Scene) -> 
     """A suspension between the request of the end offset and the decision: the completion may be in the log since."""
     scene.consume(CommitIntent)
     scene.consume(CommitRequested, seq=0)
-    scene.owner._step(TABLE, LockConfirmed(scene.now, 1, LockView("owner", scene.now + 29.0, 0.0)))
+    scene.owner._tables.step(TABLE, LockConfirmed(scene.now, 1, LockView("owner", scene.now + 29.0, 0.0)))
     await scene.check(after=1.0)
 
     await scene.check(after=25.0, asked=24.0, stalled=True)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
-from lakewarden.agent.serving.partition import PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
@@ -125,7 +125,7 @@ async def test_a_release_that_the_store_refuses_is_logged(scene: Scene) -> None:
 async def test_a_stopped_tables_keeper_gets_no_further_hints(scene: Scene) -> None:
     """It does not run any more, so hints would accumulate until the process ends."""
     keeper, _ = scene.owner.locks._keepers[ORDERS]
-    scene.owner._stop_table(ORDERS, scene.owner.tables[ORDERS], AssertionError("two grants"))
+    scene.owner._tables.stop(ORDERS, AssertionError("two grants"))
     for number in range(3):
         scene.owner.locks.observe(
             LockReleased(

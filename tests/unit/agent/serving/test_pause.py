@@ -106,7 +106,7 @@ def test_the_loss_of_a_lock_during_the_pause_counts_when_the_owner_resumes(table
     for change in ("confirmed", "confirmed", "gone", "confirmed", "confirmed"):
         table.lock(change)
 
-    assert len(table.owner._deferred) == 3
+    assert len(table.owner._tables.deferred) == 3
     resume(table)
 
     aborts = [
@@ -142,7 +142,7 @@ def test_an_owner_does_not_resume_if_another_agent_took_the_partition_meanwhile(
 def test_an_owner_does_not_resume_with_a_table_that_was_stopped_meanwhile(table: Table) -> None:
     """A new owner rebuilds it from the log, and aborts its open transactions."""
     table.owner.pause()
-    table.owner._stop_table(table.uri, table.owner.tables[table.uri], AssertionError("lock task"))
+    table.owner._tables.stop(table.uri, AssertionError("lock task"))
 
     assert table.owner.may_resume(1_000) == "no"
 

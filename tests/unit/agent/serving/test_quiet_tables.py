@@ -12,7 +12,8 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent import clock
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing
-from lakewarden.agent.serving.partition import QUIET_SECONDS, PartitionOwner
+from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.agent.serving.partition.tables import QUIET_SECONDS
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     BatchCommitted,

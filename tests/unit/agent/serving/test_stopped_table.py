@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent import clock, wire_events
 from lakewarden.agent.operators.status import stopped_tables
-from lakewarden.agent.serving import partition
-from lakewarden.agent.serving.partition import STOPPED
+from lakewarden.agent.serving.partition import replay, tables
+from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.events import (
     DECISION_RECORD,
     Abort,
@@ -115,7 +115,7 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
     grant = table.grant_of(0)
     before = table.owner.checkpoint()
     with monkeypatch.context() as broken:
-        broken.setattr(partition, "step", fails_once(machine.step, lambda *_: True))
+        broken.setattr(tables, "step", fails_once(machine.step, lambda *_: True))
         table.send("commit-intent", 1)
 
     assert aborts_of_the_stop(table) == {"A": ("lease-lost", True), "B": ("not-allowed", False)}
@@ -190,7 +190,7 @@ def test_a_table_that_fails_in_the_replay_is_stopped_and_its_writers_learn_of_it
     table.send("commit-intent", 0, table=OTHER, transaction="X")
     fails = fails_once(machine.replay_event, lambda _, event, *__: event.transaction == "B")
     with monkeypatch.context() as broken:
-        broken.setattr(partition, "replay_event", fails)
+        broken.setattr(replay, "replay_event", fails)
         table.start()
         assert aborts_of_the_stop(table) == {"A": ("not-allowed", False)}
         assert list(table.owner.stopped) == [URI]

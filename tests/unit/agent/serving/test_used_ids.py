@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from lakewarden.agent.serving import partition
+from lakewarden.agent import clock
+from lakewarden.agent.serving.partition import replay, tables
 from lakewarden.events import DECISION_RECORD, Abort, Undecodable, decode
 from lakewarden.handlers.table import machine
 from tests.unit.agent.serving.owner_in_memory import TOPICS, Table
+from tests.unit.agent.serving.set_clock import SetClock
 
 URI = "s3://lake/orders"
 FORBIDDEN = "gs://elsewhere/orders"
@@ -19,7 +21,7 @@ MARKER = [{"partition": "p", "file_group": "f", "operation": "merge"}]
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table(URI, [("A", "w-A"), ("B", "w-B")])
-    monkeypatch.setattr(partition, "monotonic", lambda: made.now)
+    monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
     return made
 
 
@@ -61,7 +63,7 @@ def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
     table.send("commit-intent", 1)
     assert aborts(table) == [(FORBIDDEN, "A", "not-allowed")]
 
-    monkeypatch.setattr(partition, "replay_event", failing)
+    monkeypatch.setattr(replay, "replay_event", failing)
     table.start()
 
     assert aborts(table)[1:] == [(URI, "A", "not-allowed")]
@@ -69,7 +71,7 @@ def test_its_writer_learns_in_a_restart_that_its_table_is_stopped(
 
 def test_its_intent_on_a_stopped_table_is_answered(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(partition, "step", fail)
+        broken.setattr(tables, "step", fail)
         table.send("commit-intent", 1)
     assert aborts(table) == [(URI, "B", "not-allowed")]
 

@@ -1,0 +1,126 @@
+"""What an owner has seen of its partition's log: what it found missing, and what must not be missing later.
+
+- At a take-over, the gaps that `takeover.py` has found are logged, and the checkpoints carry them for some days.
+- While the owner runs, it notes the last event that it has read, the last decision and the end of the ledger that Kafka has
+  acknowledged. Its checkpoints have them, so that the next owner finds a gap (`handlers/table/log_gaps.py`).
+- A decision that is acknowledged at an offset below an earlier one shows that Kafka has lost records since (`cut`). The session
+  ends, and the take-over of the next one finds out what is missing.
+
+**If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
+nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
+takes over meanwhile finds the same gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.serving.checkpoint import Checkpoint, FoundGap, digest, recent_gaps
+from lakewarden.agent.settings import Settings
+from lakewarden.events import DecisionEventUnion
+from lakewarden.handlers.table.log_gaps import Gap, LastRecord, missing_events
+from lakewarden.handlers.table.replay import Position
+
+log = structlog.get_logger()
+
+_LOG_LOST = (
+    "records that Kafka had acknowledged are lost, or were removed. Open transactions without a known grant are aborted "
+    "(unknown-transaction) and start again; no table admits another before its lock is acquired. Check the topic's settings, "
+    "recent leader elections, and whether the cluster was restored"
+)
+_LEDGER_LOST = (
+    "the ledger has lost entries, so a batch whose sink can't ask its table may be written twice. Restore the topic from a "
+    "backup if there is one"
+)
+
+
+class LogSeen:
+    """What one owner has seen of `writers`, `decisions` and `ledger`."""
+
+    def __init__(self, number: int, settings: Settings) -> None:
+        self._number = number
+        self._settings = settings
+        self._topics = settings.topics
+        self._read: LastRecord | None = None
+        """The last event that it has read."""
+        self._published: LastRecord | None = None
+        """Its last decision that Kafka has acknowledged."""
+        self._ledger_end = 0
+        """Offset after its last ledger entry that Kafka has acknowledged."""
+        self._gaps: tuple[FoundGap, ...] = ()
+        """All gaps, with those of the ledger and of former owners, for the checkpoints."""
+        self._missing: tuple[Gap, ...] = ()
+        self._no_checkpoint_before = 0.0
+        """In monotonic seconds."""
+        self.decisions_end = 0
+        """Offset after the last decision that Kafka has acknowledged."""
+        self.cut: str | None = None
+        """How the log has lost records while the owner was running, once it has noticed."""
+
+    @property
+    def missing(self) -> str | None:
+        """What `writers` and `decisions` lacked at the take-over, for people; None if they were complete."""
+        return "; ".join(each.description for each in self._missing) or None
+
+    @property
+    def checkpoint_allowed(self) -> bool:
+        """Whether a checkpoint may be committed: not before a lock lease after a take-over with gaps."""
+        return monotonic() >= self._no_checkpoint_before
+
+    def compare(
+        self,
+        checkpoint: Checkpoint | None,
+        gaps: Sequence[Gap],
+        decided: Iterable[DecisionEventUnion],
+        end: int,
+    ) -> None:
+        """Note and log what the log lacks. `gaps`: of what `checkpoint`, the former owner's, relies on.
+
+        `decided`: the decisions that count; `end`: of `writers`, which must have the cause of each.
+        """
+        beyond = missing_events(self._topics.writers, decided, end, gaps)
+        gaps = gaps if beyond is None else [*gaps, beyond]
+        now = utc_now()
+        earlier = () if checkpoint is None else recent_gaps(checkpoint.gaps, now)
+        self._gaps = (*earlier, *(FoundGap(each, now) for each in gaps))
+        self._missing = tuple(each for each in gaps if each.topic != self._topics.ledger)
+        if self._missing:
+            self._no_checkpoint_before = monotonic() + self._settings.validity_seconds
+        elif checkpoint is not None:
+            self._read = checkpoint.read
+        for gap in gaps:
+            log.error(
+                "log.incomplete",
+                partition=self._number,
+                topic=gap.topic,
+                problem=gap.problem,
+                expected=gap.expected,
+                found=gap.found,
+                detail=_LEDGER_LOST if gap.topic == self._topics.ledger else _LOG_LOST,
+            )
+
+    def on_event(self, record: ConsumerRecord) -> None:
+        """The owner has read an event."""
+        self._read = LastRecord(record.offset, digest(record.value))
+
+    def on_decision(self, value: bytes, offset: int) -> None:
+        """Kafka has acknowledged a decision of the owner."""
+        if offset < self.decisions_end:
+            self.cut = (
+                f"topic {self._topics.decisions} has lost records of partition {self._number}: a decision was acknowledged at "
+                f"offset {offset}, an earlier one at {self.decisions_end - 1}"
+            )
+        self.decisions_end = max(self.decisions_end, offset + 1)
+        self._published = LastRecord(offset, digest(value))
+
+    def on_ledger_entry(self, offset: int) -> None:
+        """Kafka has acknowledged a ledger entry of the owner."""
+        self._ledger_end = max(self._ledger_end, offset + 1)
+
+    def checkpoint(self, offset: int, decisions: Position) -> Checkpoint:
+        """The checkpoint with these positions, and with what must not be missing later."""
+        return Checkpoint(offset, decisions, self._read, self._published, self._ledger_end, self._gaps)

@@ -1,0 +1,217 @@
+"""The records that the owner of one partition publishes, and what follows when Kafka acknowledges or refuses them.
+
+| record | topic | acknowledged |
+| --- | --- | --- |
+| `partition-taken` | `ledger` and `decisions` | its offsets order the take-overs (`handlers/group/ownership.py`) |
+| a decision, `locks-handed-over` | `decisions` | noted for the checkpoints (`log_seen.py`) |
+| a ledger entry | `ledger` | likewise |
+| a conflict | `conflicts` | |
+| a dead letter | `dead_letters` | |
+
+`of_effect` builds, encodes and measures a record without queueing it, so that a step publishes all of its records or none. A
+record that is too large for Kafka stops its table: at once if the agent measures it, in the next session if a broker refuses it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent import wire_events
+from lakewarden.agent.clock import fresh_id, utc_now
+from lakewarden.agent.errors import RecordTooLargeError
+from lakewarden.agent.publisher import Outgoing, Publisher
+from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    Abort,
+    DeadLetter,
+    HandedOverLock,
+    LocksHandedOver,
+    PartitionTaken,
+    Undecodable,
+    encode,
+    ledger_key,
+    partition_name,
+)
+from lakewarden.handlers.group.ownership import TakeOvers
+from lakewarden.handlers.table import verdicts
+
+log = structlog.get_logger()
+
+DEAD_LETTER_BYTES = 1024
+MAX_REASON = 1_000
+"""Characters of a reason, which may quote the event: it must fit into a record."""
+MAX_KEY_BYTES = 4_096
+"""Of a refused record's key, which is the key of the answer, too: longer than the URI of any table."""
+MAX_HANDED_OVER_BYTES = 900_000
+"""Of all locks in one `locks-handed-over`, so that it fits into a record. The others have a quiet time."""
+
+
+class OwnRecords:
+    """What one owner publishes."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: Settings,
+        publisher: Publisher,
+        seen: LogSeen,
+        unpublishable: dict[str, str],
+    ) -> None:
+        self.number = number
+        self.agent = settings.agent_id
+        self.term = fresh_id()
+        """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
+        self.takeovers = TakeOvers()
+        """This owner's own, once Kafka has acknowledged them, and those of others."""
+        self.unpublishable = unpublishable
+        """Tables whose record a broker refused for its size, with the reason."""
+        self._instance = settings.instance
+        self._topics = settings.topics
+        self._publisher = publisher
+        self._seen = seen
+
+    def put(self, record: Outgoing) -> None:
+        """Queue a record that `of_effect` has built."""
+        self._publisher.put(record)
+
+    def decision(self, key: bytes, value: bytes) -> None:
+        """Publish an encoded decision, or another record in `decisions`."""
+        self._put_decision(key, value, partial(self._seen.on_decision, value))
+
+    def takeover(self, *, first: bool) -> None:
+        """Publish `partition-taken` to the ledger and to the decisions."""
+        taken = PartitionTaken(
+            event_id=fresh_id(),
+            table=partition_name(self.number),
+            at=utc_now(),
+            agent=self.agent,
+            term=self.term,
+            instance=self._instance,
+        )
+        key, value = taken.table.encode(), encode(taken)
+        in_ledger = self._first_in_ledger if first else self._seen.on_ledger_entry
+        self._publisher.put(Outgoing(self._topics.ledger, key, value, self.number, on_offset=in_ledger))
+        self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
+
+    def _first_in_ledger(self, offset: int) -> None:
+        self.takeovers.own_in_ledger = offset
+        self._seen.on_ledger_entry(offset)
+
+    def _first_taken(self, value: bytes, offset: int) -> None:
+        self.takeovers.own = offset
+        self._seen.on_decision(value, offset)
+
+    def _taken_again(self, value: bytes, offset: int) -> None:
+        self.takeovers.again = max(self.takeovers.again, offset)
+        self._seen.on_decision(value, offset)
+
+    def hand_over(self, locks: Iterable[tuple[str, str]]) -> None:
+        """Publish that this owner relies on these locks no more, each a table and the owner id in its lock object.
+
+        It is the last record of an owner that leaves, and of one that is paused until it resumes.
+        """
+        fitting: list[HandedOverLock] = []
+        left = MAX_HANDED_OVER_BYTES
+        for table, owner in locks:
+            each = HandedOverLock(table=table, owner=owner)
+            left -= len(encode(each)) + 1
+            if left < 0:
+                break
+            fitting.append(each)
+        if not fitting:
+            return
+        event = LocksHandedOver(
+            event_id=fresh_id(),
+            table=partition_name(self.number),
+            at=utc_now(),
+            agent=self.agent,
+            term=self.term,
+            locks=tuple(fitting),
+        )
+        self.decision(event.table.encode(), encode(event))
+        log.info("locks.handed-over", partition=self.number, tables=len(fitting))
+
+    def dead_letter(self, record: ConsumerRecord, reason: str) -> None:
+        """Publish a record that the owner refuses to the dead letters."""
+        self._publisher.put(self._dead_letter(record, reason))
+
+    def refusal(self, record: ConsumerRecord, bad: Undecodable, why: str) -> Abort:
+        """Publish the `abort(not-allowed)` of a transaction of which the owner refuses a record, and return it."""
+        assert bad.table is not None
+        assert bad.transaction is not None
+        abort = Abort(
+            event_id=fresh_id(),
+            table=bad.table,
+            transaction=bad.transaction,
+            writer=bad.writer or "",
+            at=utc_now(),
+            agent=self.agent,
+            term=self.term,
+            cause=bad.event_id,
+            cause_offset=record.offset,
+            reason="not-allowed",
+            retriable=False,
+            detail=why,
+        )
+        # The answer goes to this partition: its writer consumes the partition that it sent the record to.
+        self.decision((record.key or b"")[:MAX_KEY_BYTES] or bad.table.encode(), encode(abort))
+        return abort
+
+    def of_effect(self, uri: str, effect: verdicts.Effect, read: ConsumerRecord | None) -> Outgoing | None:
+        """The record of an effect, or None if it has none. `read`: that of the event that is being decided.
+
+        Raises `RecordTooLargeError`.
+        """
+        key = uri.encode()
+        too_large = partial(self._refused_by_broker, uri)
+        match effect:
+            case verdicts.AcquireLock() | verdicts.ReleaseLock():
+                return None
+            case verdicts.ReportConflict():
+                value = encode(wire_events.conflict(uri, effect))
+                record = Outgoing(self._topics.conflicts, key, value, on_too_large=too_large)
+            case verdicts.RecordBatch(writer=writer):
+                value = encode(wire_events.ledger_entry(self.term, uri, effect))
+                record = self._ledger_entry(ledger_key(uri, writer), value, too_large)
+            case verdicts.RecordLosses(writer=writer):
+                value = encode(wire_events.losses_entry(self.term, uri, effect))
+                record = self._ledger_entry(ledger_key(uri, writer, "losses"), value, too_large)
+            case verdicts.Warn(event=event, detail=detail):
+                return None if read is None else self._dead_letter(read, f"{event}: {detail}")
+            case _:
+                value = encode(wire_events.decision(self.agent, self.term, uri, effect))
+                acknowledged = partial(self._seen.on_decision, value)
+                record = Outgoing(self._topics.decisions, key, value, self.number, acknowledged, too_large)
+        size = len(record.key) + len(record.value)
+        if size > wire_events.MAX_RECORD_BYTES:
+            raise RecordTooLargeError(
+                f"a record for {record.topic} would have {size} bytes, at most {wire_events.MAX_RECORD_BYTES} are sent"
+            )
+        return record
+
+    def _put_decision(self, key: bytes, value: bytes, acknowledged: Callable[[int], None]) -> None:
+        self._publisher.put(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
+
+    def _ledger_entry(self, key: bytes, value: bytes, too_large: Callable[[Exception], None]) -> Outgoing:
+        return Outgoing(self._topics.ledger, key, value, self.number, self._seen.on_ledger_entry, too_large)
+
+    def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
+        letter = DeadLetter(
+            reason=reason[:MAX_REASON],
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            value=base64.b64encode((record.value or b"")[:DEAD_LETTER_BYTES]).decode(),
+        )
+        return Outgoing(self._topics.dead_letters, (record.key or b"")[:MAX_KEY_BYTES], encode(letter))
+
+    def _refused_by_broker(self, uri: str, error: Exception) -> None:
+        self.unpublishable[uri] = (
+            f"a broker refuses a record for its size: {error!r}; raise max.message.bytes"
+        )

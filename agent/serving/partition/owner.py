@@ -1,0 +1,365 @@
+"""The owner of one partition of `writers`: replays the log into the states of its tables, then decides on each new event.
+
+    loading ──ledger and decisions read──▶ replaying ──end of the log reached──▶ live ──stopped · another owner──▶ released
+       │                                                                         │ ▲                             ▲
+       │                                                                  revoked▼ │assigned again               │
+       │                                                                        paused ──────────────────────────┤
+       └──a decision that this version doesn't know──▶ refused ──────────────────────────────────────────────────┘
+
+An owner consists of these parts, each with its rules in its own file:
+
+| part | file |
+| --- | --- |
+| replays the log; refuses a partition that it can't replay | `replay.py` |
+| passes events, time and locks to the tables' state machines; forgets quiet tables | `tables.py` |
+| stops a table after an unexpected exception | `stopped_tables.py` |
+| answers events that can't be decoded, or of tables that are not allowed or belong to another partition | `refused_events.py` |
+| publishes take-overs, decisions, ledger entries and dead letters | `own_records.py` |
+| notes what the log must still have at the next take-over, and what it lacked at this one | `log_seen.py` |
+
+- A checkpoint has the offset of the oldest intent that a replay must read, and a position in `decisions`. No decision before that
+  position concerns the intent or a later event (`handlers/table/replay.py`). It doesn't move while a table is stopped.
+- A paused owner decides nothing. It resumes by the rules of `handlers/group/ownership.py`, with its state and its locks. What
+  happens to its locks meanwhile is applied when it resumes.
+
+The rules about conflicts, grants and locks are in `handlers/`, the tables' locks in `agent/locks/table_locks.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import anyio.abc
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.locks.table_locks import TableLocks
+from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.serving.memory_budget import MemoryBudget
+from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.partition.own_records import OwnRecords
+from lakewarden.agent.serving.partition.progress import Phase, Progress
+from lakewarden.agent.serving.partition.refused_events import RefusedEvents
+from lakewarden.agent.serving.partition.replay import Replay
+from lakewarden.agent.serving.partition.tables import Tables
+from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    WRITER_EVENT,
+    CommitIntent,
+    LedgerEventUnion,
+    PartitionTaken,
+    Undecodable,
+    UndecodableRecords,
+    WriterEventUnion,
+    decode,
+)
+from lakewarden.handlers.group.ownership import may_resume
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.log_gaps import Gap
+from lakewarden.handlers.table.machine import EventRead
+from lakewarden.handlers.table.replay import CheckpointPositions, Position
+from lakewarden.handlers.table.state import TableState
+
+log = structlog.get_logger()
+
+_REFUSED = (
+    "a newer version of the agent published it, so this version would rebuild another state; its tables are not served. "
+    "Upgrade this agent, or stop it so that a newer one takes the partition over"
+)
+
+
+class PartitionOwner:
+    """The owner of one partition, from its take-over to its release."""
+
+    def __init__(  # noqa: PLR0917 - the objects that all owners of an agent share
+        self,
+        number: int,
+        settings: Settings,
+        publisher: Publisher,
+        stores: Stores,
+        tasks: anyio.abc.TaskGroup,
+        watch: SleepWatch | None = None,
+        *,
+        undecodable: UndecodableRecords | None = None,
+        unpublishable: dict[str, str] | None = None,
+        memory: MemoryBudget | None = None,
+        partitions: int = 1,
+    ) -> None:
+        """An agent's owners share the last four.
+
+        `unpublishable`: tables whose record a broker refused for its size, with the reason. `partitions`: their number in
+        `writers`, by which each table has its place.
+        """
+        self.number = number
+        self.follows_paused = False
+        """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
+        self.committed = 0
+        """Offset of the checkpoint that is committed."""
+        self._progress = Progress()
+        self._seen = LogSeen(number, settings)
+        unpublishable = {} if unpublishable is None else unpublishable
+        self._records = OwnRecords(number, settings, publisher, self._seen, unpublishable)
+        self._takeovers = self._records.takeovers
+        memory = memory or MemoryBudget(settings.memory_bytes)
+        parts = self._progress, settings, self._records, self._seen
+        self._tables = Tables(*parts, memory, publisher, stores, tasks, watch, partitions=partitions)
+        undecodable = undecodable or UndecodableRecords()
+        self._replay = Replay(self._progress, self._tables, self._records, self._seen, undecodable)
+        self._refused = RefusedEvents(self._tables, self._records)
+        self._positions = CheckpointPositions()
+        self._safe = Checkpoint(0, Position(0, None))
+        """The last checkpoint that was computed."""
+        self._caught_up: CaughtUp | None = None
+        self._was_live = False
+
+    @property
+    def phase(self) -> Phase:
+        """As in the figure at the top of the file."""
+        return self._progress.phase
+
+    @property
+    def position(self) -> int:
+        """Offset of the next event."""
+        return self._progress.position
+
+    @property
+    def term(self) -> str:
+        """Identifies this ownership: after its `partition-taken`, decisions of other terms don't count."""
+        return self._records.term
+
+    @property
+    def tables(self) -> Mapping[str, TableState]:
+        """The states of its tables."""
+        return self._tables.states
+
+    @property
+    def stopped(self) -> Mapping[str, str]:
+        """The stopped tables, each with the reason."""
+        return self._tables.stopped.reasons
+
+    @property
+    def locks(self) -> TableLocks:
+        """The locks of its tables."""
+        return self._tables.locks
+
+    @property
+    def cut(self) -> str | None:
+        """How the log has lost records while this owner was running, once it has noticed."""
+        return self._seen.cut
+
+    # -- take-over ---------------------------------------------------------------------------------------------------
+
+    def publish_takeover(self) -> None:
+        """Publish `partition-taken` to the ledger and to the decisions. Both must be read only after it is in the log.
+
+        A paused owner publishes it again, before it resumes.
+        """
+        self._records.takeover(first=self.phase != "paused")
+
+    @property
+    def takeover_in_ledger(self) -> int:
+        """Offset of this owner's `partition-taken` in the ledger, -1 until Kafka has acknowledged it."""
+        return self._takeovers.own_in_ledger
+
+    def on_partition_taken(self, taken: PartitionTaken, offset: int) -> None:
+        """Record the take-over of another owner; this owner's own event is ignored."""
+        if taken.term != self.term:
+            self._takeovers.others = max(self._takeovers.others, offset)
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another agent took the partition over after this owner did. A paused owner is judged when it resumes."""
+        return self.phase != "paused" and self._takeovers.replaced
+
+    def on_others_entry(self, entry: LedgerEventUnion, offset: int) -> None:
+        """Record in the ledger again what another agent's entry may have replaced there.
+
+        Entries before this owner's `partition-taken` are part of its replay.
+        """
+        if self.phase in ("released", "refused") or -1 < offset < self._takeovers.own_in_ledger:
+            return
+        if self.phase == "loading":
+            self._replay.others_entries.append(entry)
+        else:
+            self._tables.record_again(entry)
+
+    # -- replay ------------------------------------------------------------------------------------------------------
+
+    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next decisions while loading. `start`: the position of the first of all."""
+        self._replay.read_decisions(start, records)
+
+    def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next entries of the ledger while loading."""
+        self._replay.read_ledger(records)
+
+    def load(
+        self,
+        start: int,
+        end: int,
+        decisions_position: Position,
+        decisions: Iterable[ConsumerRecord],
+        ledger: Iterable[ConsumerRecord],
+        *,
+        checkpoint: Checkpoint | None = None,
+        gaps: Sequence[Gap] = (),
+    ) -> None:
+        """Start the replay of `writers` from `start` to `end`.
+
+        `decisions` and `ledger`: the records that `read_decisions` and `read_ledger` have not been given yet.
+        `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on.
+        """
+        replay, takeovers = self._replay, self._takeovers
+        self._progress.position = self.committed = start
+        self.read_decisions(decisions_position, decisions)
+        self.read_ledger(ledger)
+        if replay.newer is not None:
+            self._refuse_partition(replay.newer, _REFUSED)
+            return
+        self._seen.compare(checkpoint, gaps, replay.decided, end)
+        self._safe = self._seen.checkpoint(start, decisions_position)
+        self._tables.repeat_entries()
+        if replay.term not in (None, self.term):
+            takeovers.others = max(takeovers.others, takeovers.own + 1)
+        replay.start(end)
+        self._progress.phase = "replaying"
+        for entry in replay.others_entries:
+            self.on_others_entry(entry, takeovers.own_in_ledger)
+        replay.others_entries.clear()
+        backlog, replay.backlog = replay.backlog, []
+        self.consume(backlog, monotonic())
+        self.finish_replay(self.position)
+
+    def _refuse_partition(self, reason: str, detail: str) -> None:
+        self._progress.phase = "refused"
+        self._replay.backlog.clear()
+        log.error("partition.refused", partition=self.number, reason=reason, detail=detail)
+
+    def finish_replay(self, position: int) -> None:
+        """Go live if `position` has reached the end of the replay."""
+        if self.phase == "replaying" and position >= self._replay.until:
+            self._replay.finish()
+
+    def advance_to(self, position: int) -> None:
+        """Skip to `position`, the consumer's own: the last records of the log may be no events (the markers of a transaction)."""
+        if self.phase in ("replaying", "live"):
+            self._progress.position = max(self.position, position)
+            self.finish_replay(self.position)
+
+    # -- events and time ---------------------------------------------------------------------------------------------
+
+    def consume(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
+        """Apply records in the order of the log. While loading, the owner queues them; paused or released, it ignores them.
+
+        The consumer must be set back to `position` when the owner resumes.
+        """
+        for record in records:
+            if self.phase == "loading":
+                self._replay.backlog.append(record)
+                continue
+            if self.phase in ("paused", "refused", "released"):
+                return
+            if record.offset < self.position:
+                continue
+            if self.phase == "replaying" and record.offset >= self._replay.until:
+                self.finish_replay(record.offset)
+            self._progress.record = record
+            event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+            if isinstance(event, Undecodable):
+                self._refused.refuse(record, event, self._replay.aborted)
+            else:
+                self._consume_event(record, event, read_at)
+            self._progress.position, self._progress.record = record.offset + 1, None
+            self._seen.on_event(record)
+            if self.phase == "replaying":
+                self._replay.apply_decisions(record.offset)
+
+    def _consume_event(self, record: ConsumerRecord, event: WriterEventUnion, read_at: float) -> None:
+        state = self._tables.find(event.table)
+        if isinstance(state, str):
+            bad = Undecodable(state, event.table, event.transaction, event.writer, event.event_id)
+            self._refused.refuse(record, bad, self._replay.aborted)
+            return
+        self._tables.note_event(event.table, record.offset)
+        if isinstance(event, CommitIntent):
+            self._positions.on_intent(record.offset, self._replay.next_position() or self._decisions_end())
+        if self.phase == "replaying":
+            self._replay.apply_event(state, event, record.offset)
+            return
+        if isinstance(event, CommitIntent):
+            self.locks.find_place(state)
+        self._tables.step(event.table, EventRead(event, record.offset, monotonic(), read_at))
+
+    def _decisions_end(self) -> Position:
+        return Position(self._seen.decisions_end, self.term)
+
+    async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
+        """Run the periodic check.
+
+        `end` is the end offset of the log, which was requested at `asked_at`, or None if Kafka did not answer.
+        `stalled`: the last check was so long ago that this process must have been suspended.
+        """
+        if self.phase != "live":
+            return
+        if end is None or self.position < end:
+            self._caught_up = None
+        elif self._caught_up is None or stalled:
+            self._caught_up = CaughtUp(now, asked_at)
+        else:
+            self._caught_up = CaughtUp(self._caught_up.since, asked_at)
+        await self._tables.check(self._caught_up, self.committed)
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint that may be committed now, or None before the end of the replay."""
+        if self.phase != "live" or self.replaced or not self._seen.checkpoint_allowed:
+            return None
+        if not self.stopped:
+            needed = self._tables.oldest_needed()
+            offset = self.position if needed is None else needed
+            self._safe = self._seen.checkpoint(offset, self._positions.at(offset, self._decisions_end()))
+        return self._safe
+
+    # -- pause and release -------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Decide nothing until `resume`, and keep the locks. Only for a live or paused owner without a stopped table."""
+        assert self.phase in ("live", "paused")
+        self._progress.phase = "paused"
+        self._tables.hand_over_locks()
+        self._takeovers.again = -1
+        self._caught_up = None
+
+    def may_resume(self, read_until: int) -> Literal["yes", "no", "unknown yet"]:
+        """Whether this paused owner may resume, after `publish_takeover`. `decisions` is read up to `read_until`, exclusive."""
+        if self.stopped:
+            return "no"
+        return may_resume(self._takeovers, read_until)
+
+    def resume(self) -> None:
+        """Decide again. The locks' inputs of the meantime come first, and then what has become due."""
+        assert self.phase == "paused"
+        self._progress.phase = "live"
+        self._tables.resume()
+
+    def stop_deciding(self) -> None:
+        """Decide on no further event."""
+        if self.phase == "live":
+            self._tables.hand_over_locks()
+        self._was_live = self.phase in ("live", "paused")
+        self._progress.phase = "released"
+        self._tables.memory.forget(self._tables)
+
+    async def release(self) -> None:
+        """Release every lock under which no grant runs. Call it after `stop_deciding`."""
+        await self.locks.release(self._releasable())
+
+    def unreleased(self) -> list[str]:
+        """Tables whose lock `release` has not released yet."""
+        return self.locks.unreleased(self._releasable())
+
+    def _releasable(self) -> set[str]:
+        return self._tables.without_grant() if self._was_live else set()

@@ -1,0 +1,166 @@
+"""The replay of one partition: what an owner reads of the log before it decides.
+
+1. While it loads, the owner reads the decisions and the ledger from the checkpoint on (`takeover.py`). Events that it consumes
+   meanwhile, and entries of other agents, are kept until both have been read.
+2. The replay then applies the events from the checkpoint's offset on, and each published decision after the event that its
+   `cause_offset` names (`handlers/table/replay.py`). It decides nothing.
+3. At the end of the log, the tables that failed or that can't be published are stopped, and each of the others decides what the
+   replay has left undecided: an event whose decision was not published before the crash, for example.
+
+**A partition is refused** if `decisions` has a record to be replayed that is an event and that this version can't decode: a newer
+agent published it, and a state without it would be another one. The owner decides nothing there, and commits no checkpoint. The
+agent's other partitions go on. A record that is no event at all (no JSON object with a `type`) is logged and skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import structlog
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.errors import RecordTooLargeError
+from lakewarden.agent.serving.log_records import decisions_in, decoded_ledger
+from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.partition.own_records import OwnRecords
+from lakewarden.agent.serving.partition.progress import Progress
+from lakewarden.agent.serving.partition.tables import Tables
+from lakewarden.events import (
+    Abort,
+    DecisionEventUnion,
+    LedgerEventUnion,
+    UndecodableRecords,
+    WriterEventUnion,
+)
+from lakewarden.handlers.table.machine import Replayed, replay_event, replay_verdict
+from lakewarden.handlers.table.memory import without_footprint, without_markers
+from lakewarden.handlers.table.replay import Position, PublishedDecisions, Subject, subject
+from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.verdicts import verdict_of
+
+log = structlog.get_logger()
+
+
+class Replay:
+    """What one owner has read of the log and not applied yet."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        tables: Tables,
+        records: OwnRecords,
+        seen: LogSeen,
+        undecodable: UndecodableRecords,
+    ) -> None:
+        self.newer: str | None = None
+        """Which decision to be replayed it can't decode, because a newer agent has published it."""
+        self.backlog: list[ConsumerRecord] = []
+        """Events that were consumed while the owner was loading."""
+        self.others_entries: list[LedgerEventUnion] = []
+        """Entries of other agents that were read while the owner was loading."""
+        self.until = 0
+        """The end of `writers` when the decisions had been read. Before it, the owner decides nothing."""
+        self.aborted: set[Subject] = set()
+        """Of what the log has an abort, until the end of the replay."""
+        self._without_footprint: set[Subject] = set()
+        self._published = PublishedDecisions(Position(0, None), ())
+        self._progress = progress
+        self._tables = tables
+        self._records = records
+        self._seen = seen
+        self._undecodable = undecodable
+
+    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next decisions. `start`: the position of the first of all."""
+        if self._published.start != start:
+            self._published = PublishedDecisions(start, ())
+        for offset, decision in decisions_in(records, self._undecodable, self._on_newer_decision):
+            self._published.add(offset, decision)
+
+    def _on_newer_decision(self, reason: str) -> None:
+        self.newer = self.newer or reason
+
+    def read_ledger(self, records: Iterable[ConsumerRecord]) -> None:
+        """Read the next entries of the ledger."""
+        for entry in decoded_ledger(records, self._undecodable):
+            self._tables.ledger.add(entry)
+
+    @property
+    def term(self) -> str | None:
+        """The term in force at the end of the decisions."""
+        return self._published.term
+
+    @property
+    def decided(self) -> list[DecisionEventUnion]:
+        """The decisions in the log that count."""
+        return self._published.all()
+
+    def next_position(self) -> Position | None:
+        """The position in `decisions` of the first one that is not applied yet, or None if all are."""
+        return self._published.next_position()
+
+    def start(self, until: int) -> None:
+        """Decisions and ledger have been read. Apply what follows up to `until`."""
+        self.until = until
+        self.aborted = {subject(each) for each in self.decided if isinstance(each, Abort)}
+        self._without_footprint = without_footprint(self.decided)
+
+    def apply_event(self, state: TableState, event: WriterEventUnion, offset: int) -> None:
+        """Apply an event to its table, without deciding on it."""
+        if subject(event) in self._without_footprint:
+            event = without_markers(event)
+        apply = partial(replay_event, state, event, offset, monotonic())
+        ignored = self._tables.attempt(event.table, apply)
+        self._tables.note_memory(event.table)
+        if ignored is not None:
+            log.warning("event.ignored", table=event.table, offset=offset, detail=ignored)
+
+    def apply_decisions(self, up_to: int | None) -> None:
+        """Apply the decisions whose cause is at most at this offset in `writers`; all that are left if it is None."""
+        for decision in self._published.pop_due(up_to):
+            state = self._tables.states.get(decision.table)
+            if state is not None and decision.table not in self._tables.stopped:
+                apply = partial(replay_verdict, state, verdict_of(decision), monotonic())
+                self._tables.attempt(decision.table, apply)
+                self._tables.note_memory(decision.table)
+
+    def finish(self) -> None:
+        """Go live at the end of the log."""
+        self.apply_decisions(None)
+        replayed = len(self._published)
+        tables, missing = self._tables, self._seen.missing
+        if missing is None:  # otherwise the end of a hand-over may be what the log lacks
+            for uri, owner in self._published.handed_over.items():
+                if uri in tables.states:
+                    tables.states[uri].handed_over = owner
+        self._published = PublishedDecisions(Position(0, None), ())
+        self._progress.phase = "live"
+        with tables.memory.held():
+            self._stop_failed()
+            self.aborted.clear()
+            self._without_footprint.clear()
+            for uri, state in list(tables.states.items()):
+                if state.open() and uri not in tables.stopped:
+                    tables.locks.find_place(state)
+                offset = self._progress.position - 1
+                tables.step(uri, Replayed(monotonic(), offset, missing, tables.memory.limit))
+        tables.memory.enforce()
+        log.debug(
+            "partition.live",
+            partition=tables.number,
+            offset=self._progress.position,
+            tables=len(tables.states),
+            decisions_replayed=replayed,
+            open=sum(len(state.open()) for state in tables.states.values()),
+        )
+
+    def _stop_failed(self) -> None:
+        """Abort what is open in tables that the replay has stopped, and stop those whose record a broker refused for its size."""
+        tables, unpublishable = self._tables, self._records.unpublishable
+        for uri, state in list(tables.states.items()):
+            if uri in tables.stopped:
+                tables.stopped.abort_open(uri, state, unless=self.aborted)
+            elif uri in unpublishable:
+                tables.stop(uri, RecordTooLargeError(unpublishable[uri]))

@@ -1,0 +1,300 @@
+"""The tables of one partition: their states, the steps that decide, and when a table is forgotten.
+
+- `step` passes one input to the state machine of a table (`handlers/table/machine.py`), publishes the records of its effects, and
+  then carries out those that concern the lock. A paused owner keeps the inputs of its locks until it resumes. In every other
+  phase but `live`, an input changes nothing.
+- An unexpected exception in one table stops that table (`stopped_tables.py`).
+- Each table's memory is reported to the agent's budget (`memory_budget.py`), which may have some freed here.
+
+**A quiet table is forgotten** (decision record 22): it is idle, its last event is `QUIET_SECONDS` old, and the committed
+checkpoint is beyond that event. So a restarted agent would not have its state either. Its entries of the ledger are kept in a
+compact form (`handlers/table/ledger.py`), and its next event finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.kafka import partition_of
+from lakewarden.agent.locks.keeper import SleepWatch, Stores
+from lakewarden.agent.locks.table_locks import TableLocks
+from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.serving.memory_budget import MemoryBudget
+from lakewarden.agent.serving.partition.log_lines import log_effect
+from lakewarden.agent.serving.partition.log_seen import LogSeen
+from lakewarden.agent.serving.partition.own_records import OwnRecords
+from lakewarden.agent.serving.partition.progress import Progress
+from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
+from lakewarden.agent.settings import Settings
+from lakewarden.events import LedgerEventUnion
+from lakewarden.handlers.table import verdicts
+from lakewarden.handlers.table.deferred_inputs import DeferredInputs
+from lakewarden.handlers.table.facts import drop_index
+from lakewarden.handlers.table.grants import lock_to_hand_over
+from lakewarden.handlers.table.ledger import Kind, Ledger, LedgerEntries
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.machine import (
+    Input,
+    LockInput,
+    OverBudget,
+    Tick,
+    record_again,
+    repeat_entry,
+    restore,
+    step,
+)
+from lakewarden.handlers.table.memory import Excess, largest_excess, used_bytes
+from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, TableState
+from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, answered_before, failed_step
+
+QUIET_SECONDS = LATE_COMPLETION_SECONDS
+"""After so long without an event, a table is forgotten. Until then late events of ended transactions get their own answers."""
+
+T = TypeVar("T")
+
+
+class Tables:
+    """The states and locks of one partition's tables."""
+
+    def __init__(  # noqa: PLR0917 - the parts of one owner, and the objects that all owners of an agent share
+        self,
+        progress: Progress,
+        settings: Settings,
+        records: OwnRecords,
+        seen: LogSeen,
+        memory: MemoryBudget,
+        publisher: Publisher,
+        stores: Stores,
+        tasks: anyio.abc.TaskGroup,
+        watch: SleepWatch | None,
+        *,
+        partitions: int,
+    ) -> None:
+        """`partitions`: their number in `writers`, by which each table has its place."""
+        self.number = records.number
+        self._partitions = partitions
+        self.states: dict[str, TableState] = {}
+        self.stopped = StoppedTables(progress, records)
+        self.ledger = Ledger()
+        self.memory = memory
+        self.locks = TableLocks(
+            settings,
+            publisher,
+            stores,
+            tasks,
+            watch,
+            step_table=self.step,
+            last_offset=lambda: progress.position - 1,
+            on_failure=self.stop,
+        )
+        self.deferred = DeferredInputs()
+        """What has happened to the locks since the owner was paused."""
+        self._progress = progress
+        self._settings = settings
+        self._placement = settings.placement()
+        self._records = records
+        self._seen = seen
+        self._last_events: dict[str, tuple[int, float]] = {}
+        """Offset and time of each table's last event."""
+
+    # -- states ------------------------------------------------------------------------------------------------------
+
+    def find(self, uri: str, *, known: bool = False) -> TableState | str:
+        """The table's state, or why its events are refused. `known`: it is in the ledger, so `max_tables` does not apply."""
+        if uri in self.stopped:
+            return self.stopped.why(uri)
+        if uri not in self.states:
+            if (place := partition_of(uri, self._partitions)) != self.number:
+                return (
+                    f"table {uri} belongs to partition {place} of {self._settings.topics.writers}, and this record is in "
+                    f"partition {self.number}; set the partitioner of its producer (murmur2_random in librdkafka)"
+                )
+            if not self._placement.allows(uri):
+                return f"table {uri} is not among the allowed ones; start the agent with --allow {uri}"
+            limit = self._settings.max_tables
+            if len(self.states) >= limit and not known:
+                return f"table {uri} exceeds the limit of {limit} tables per partition; increase max_tables"
+            self.states[uri] = self.restored(uri)
+        return self.states[uri]
+
+    def restored(self, uri: str) -> TableState:
+        """The state of a table without transactions, with what the ledger has of it."""
+        state = self.locks.new_table(uri)
+        state.unseen_grant = self._seen.missing is not None
+        restore(state, self.ledger.tables.setdefault(uri, LedgerEntries()))
+        return state
+
+    def repeat_entries(self) -> None:
+        """Have ledger entries recorded once more that a replaced owner's later ones would replace."""
+        for kind, uri, writer in self.ledger.to_repeat:
+            self.attempt(uri, partial(self._repeat_entry, kind, uri, writer))
+        self.ledger.to_repeat.clear()
+
+    def _repeat_entry(self, kind: Kind, uri: str, writer: str) -> None:
+        state = self.find(uri, known=True)
+        if isinstance(state, TableState):
+            repeat_entry(state, kind, writer)
+
+    def record_again(self, entry: LedgerEventUnion) -> None:
+        """Record in the ledger again what another agent's entry may have replaced there."""
+        known = entry.table in self.states or entry.table in self.ledger.tables
+        state = self.find(entry.table, known=True) if known else None
+        if isinstance(state, TableState):
+            record_again(state, entry)
+            self.step(entry.table, Tick(monotonic(), self._progress.position - 1, None))
+
+    def note_event(self, uri: str, offset: int) -> None:
+        """Note when the table's last event was read."""
+        self._last_events[uri] = offset, monotonic()
+
+    def oldest_needed(self) -> int | None:
+        """Offset of the oldest intent that a replay needs, of all tables."""
+        now = monotonic()
+        needed = (state.oldest_needed(now) for state in self.states.values())
+        return min((each for each in needed if each is not None), default=None)
+
+    def without_grant(self) -> set[str]:
+        """The tables in which no grant runs."""
+        return {uri for uri, state in self.states.items() if state.running() is None}
+
+    def _forget_if_quiet(self, uri: str, state: TableState, committed: int) -> None:
+        offset, at = self._last_events.get(uri, (-1, 0.0))
+        if committed <= offset or monotonic() - at < QUIET_SECONDS or not self.locks.forget(uri):
+            return
+        entries = self.ledger.tables.get(uri)
+        if entries is not None:
+            entries.keep_all_losses(state.losses, state.lost_on)
+            if not entries:
+                del self.ledger.tables[uri]
+        del self.states[uri]
+        self._last_events.pop(uri, None)
+        self.memory.note(self, uri, 0)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, uri: str, step_input: Input) -> None:
+        """Decide what follows from an input, and carry it out."""
+        if self._progress.phase == "paused" and isinstance(step_input, LockInput):
+            self.deferred.add(uri, step_input)
+        if self._progress.phase != "live" or uri in self.stopped:
+            return
+        state = self.states[uri]
+        self.stopped.note(uri, step_input)
+        effects: list[verdicts.Effect] = []
+        answered = answered_before(state, step_input)
+        try:
+            step(state, step_input, effects)
+            records = [self._records.of_effect(uri, each, self._progress.record) for each in effects]
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this table alone
+            self.stop(uri, error, failed_step(step_input, effects, answered))
+            return
+        for effect, record in zip(effects, records, strict=True):
+            if record is not None:
+                self._records.put(record)
+            log_effect(uri, effect)
+        self.attempt(uri, partial(self._run_lock_effects, uri, effects))
+        self.note_memory(uri)
+
+    def tick(self, uri: str, caught_up: CaughtUp | None) -> None:
+        """The periodic check of one table."""
+        self.step(uri, Tick(monotonic(), self._progress.position - 1, caught_up))
+
+    async def check(self, caught_up: CaughtUp | None, committed: int) -> None:
+        """Run the periodic check, table by table. Between two tables, the agent decides the events that have arrived meanwhile.
+
+        `committed`: the offset of the checkpoint that is committed.
+        """
+        for uri, state in list(self.states.items()):
+            if uri in self.stopped:
+                continue
+            if state.settled():
+                self._forget_if_quiet(uri, state, committed)
+            else:
+                self.tick(uri, caught_up)
+                await anyio.lowlevel.checkpoint()
+
+    def attempt(self, uri: str, action: Callable[[], T]) -> T | None:
+        """Do something with one table. An exception stops the table."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this table alone
+            if uri not in self.states:
+                self.states[uri] = TableState(uri, self._settings.table(shared=False))
+            self.stop(uri, error)
+            return None
+
+    def stop(self, uri: str, error: Exception, failed: FailedStep = NO_STEP) -> None:
+        """Stop a table, as described in `stopped_tables.py`. `failed`: the step that raised `error`, if one did."""
+        if uri in self.stopped:
+            return
+        state = self.states[uri]
+        self.stopped.add(uri, state, error, failed)
+        self.locks.leave_to_expire(uri)
+        if self._progress.phase == "live":
+            self.stopped.abort_open(uri, state, failed)
+        drop_index(state)
+        self.note_memory(uri)
+
+    def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case verdicts.AcquireLock(adopt=adopt, handed_over=handed_over):
+                    self.locks.start_acquire(self.states[uri], adopt, handed_over=handed_over)
+                case verdicts.ReleaseLock():
+                    self.locks.start_release(uri)
+                case _:
+                    pass
+
+    # -- pause -------------------------------------------------------------------------------------------------------
+
+    def hand_over_locks(self) -> None:
+        """Publish that this owner relies on the locks of running grants no more (`handlers/table/replay.py`)."""
+        now = monotonic()
+        self._records.hand_over(
+            (uri, owner)
+            for uri, state in self.states.items()
+            if uri not in self.stopped and (owner := lock_to_hand_over(state, now)) is not None
+        )
+
+    def resume(self) -> None:
+        """Decide again: first on the inputs of the locks since the pause, then on what has become due."""
+        for uri, step_input in self.deferred.take():
+            self.step(uri, replace(step_input, now=monotonic()))
+        for uri in list(self.states):
+            self.tick(uri, None)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def note_memory(self, uri: str) -> None:
+        """Report what a table needs now to the agent's budget."""
+        used = 0 if uri in self.stopped else used_bytes(self.states[uri])
+        self.memory.note(self, uri, used)
+
+    def largest(self, *, last_resort: bool) -> tuple[str, Excess] | None:
+        """The table in which this owner can free most memory, and what (`handlers/table/memory.py`).
+
+        A paused owner can free nothing, because it aborts nothing.
+        """
+        if self._progress.phase == "paused":
+            return None
+        live = self._progress.phase == "live" and not last_resort
+        return largest_excess(
+            (state for uri, state in self.states.items() if uri not in self.stopped), live=live
+        )
+
+    def free(self, uri: str, excess: Excess) -> None:
+        """Free memory as `largest` has proposed."""
+        if self._progress.phase == "live":
+            offset = self._progress.last_applied
+            self.step(uri, OverBudget(monotonic(), offset, excess.transaction, self.memory.limit))
+        else:
+            drop_index(self.states[uri])
+            self.note_memory(uri)
