@@ -39,6 +39,7 @@ from lakewarden.spark_jobs.gate.errors import (
 
 if TYPE_CHECKING:
     from lakewarden.spark_jobs.commit_gate import CommitGate
+    from lakewarden.spark_jobs.gate.async_gate import AsyncGate, AsyncGrant, AsyncTransaction
     from lakewarden.spark_jobs.gate.grant import Grant
     from lakewarden.spark_jobs.gate.observer import GateEvent
     from lakewarden.spark_jobs.gate.transaction import Transaction
@@ -51,6 +52,9 @@ __all__ = [
     "TABLE_SERVICE_PRIORITY",
     "AgentUnreachable",
     "AlreadyCommitted",
+    "AsyncGate",
+    "AsyncGrant",
+    "AsyncTransaction",
     "BaseChanged",
     "BatchScope",
     "CallbackErrors",
@@ -72,6 +76,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncGate": "gate.async_gate",
+    "AsyncGrant": "gate.async_gate",
+    "AsyncTransaction": "gate.async_gate",
     "CommitGate": "commit_gate",
     "GateEvent": "gate.observer",
     "Grant": "gate.grant",

@@ -21,6 +21,7 @@ What the gate guarantees:
 | file | what it is for |
 | --- | --- |
 | `transaction.py` | one transaction: the calls of its body, threads and waiting |
+| `async_gate.py` | `AsyncGate`, the same for asyncio |
 | `progress.py` | its states and the races between decisions and the body; no I/O |
 | `grant_deadline.py` | until when a grant lease counts, on this writer's clock |
 | `event_publisher.py` | the events that a transaction publishes, heartbeats included |
@@ -36,9 +37,9 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Required, Self, TypedDict, Unpack
 
 from lakewarden.events import (
     DEFAULT_PREFIX,
@@ -57,6 +58,29 @@ from lakewarden.spark_jobs.gate.kafka_options import KafkaSettings
 from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.observer import Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
+
+
+class TransactionOptions(TypedDict, total=False):
+    """The arguments of `TransactionGate.transaction`."""
+
+    table: Required[str]
+    writer: Required[str]
+    batch_id: int | None
+    admission: Admission
+    scope: Iterable[Marker]
+    priority: int
+    conflict_rule: ConflictRule
+    lock: str | None
+    attempt: int
+    reason: str
+
+
+def intent_of(**options: Unpack[TransactionOptions]) -> Intent:
+    """Return the intent that these arguments describe."""
+    values: dict[str, Any] = {**options}
+    values["table"] = canonical_table(options["table"])
+    values["scope"] = as_scope(options.get("scope", ()))
+    return Intent(**values)
 
 
 class TransactionGate:
@@ -110,7 +134,6 @@ class TransactionGate:
         atexit.unregister(self.close)
         self._channel.close()
 
-    @contextmanager
     def transaction(
         self,
         *,
@@ -124,7 +147,7 @@ class TransactionGate:
         lock: str | None = None,
         attempt: int = 1,
         reason: str = "",
-    ) -> Iterator[Transaction]:
+    ) -> AbstractContextManager[Transaction]:
         """Open a transaction; the block is its body.
 
         `writer` and `batch_id` identify the data. Keep `writer` the same after a restart, and `batch_id` the same for the
@@ -135,23 +158,31 @@ class TransactionGate:
         `priority` loses; use `TABLE_SERVICE_PRIORITY` for compaction and other table services. `reason` says to people
         why the admission was chosen.
         """
-        intent = Intent(
-            table=canonical_table(table),
+        intent = intent_of(
+            table=table,
             writer=writer,
             batch_id=batch_id,
             admission=admission,
-            scope=as_scope(scope),
+            scope=scope,
             priority=priority,
             conflict_rule=conflict_rule,
             lock=lock,
             attempt=attempt,
             reason=reason,
         )
-        key = (intent.table, writer)
-        may_queue = admission == "queued" or key in self._losers
-        txn = Transaction(
+        return self.block_of(self.prepare(intent))
+
+    def prepare(self, intent: Intent) -> Transaction:
+        """Return a transaction that is not open yet, for `block_of`."""
+        may_queue = intent.admission == "queued" or (intent.table, intent.writer) in self._losers
+        return Transaction(
             self._channel, intent, self._timing, self._clock, self.observer, may_queue=may_queue
         )
+
+    @contextmanager
+    def block_of(self, txn: Transaction) -> Iterator[Transaction]:
+        """Open the transaction before the block, and end it after the block."""
+        key = (txn.table, txn.writer)
         try:
             txn.open()
             yield txn

@@ -95,7 +95,7 @@ def epoch_seconds() -> float:
 
 def reason_of(error: BaseException | None) -> str:
     """Return why a transaction ended without a commit, for people."""
-    return "left without commit()" if error is None else f"{type(error).__name__}: {error}"
+    return "left without commit()" if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def abort_detail(abort: Abort) -> dict[str, Any]:

@@ -60,6 +60,11 @@ def not_granted(timeout: float, errors: ConnectionErrors, facts: str) -> GrantTi
     )
 
 
+def interrupted(awaited: str, facts: str) -> GrantTimeout:
+    """The program cancelled the wait."""
+    return GrantTimeout(f"the program cancelled the wait for the {awaited}; nothing was published; {facts}")
+
+
 def lease_expired(expired: ExpiredLease, facts: str) -> LeaseLost:
     """A grant arrived without a lease that this writer can rely on, or its lease expired since."""
     lease = expired.lease

@@ -95,6 +95,7 @@ class Transaction:
         self._committed: CommitLookup | None = None
         self._found = False
         self._looked_up = False
+        self._interrupted = False
         self.aborted_at: float | None = None
         self.batch_scope: BatchScope | None = None
         """What the sink's `scope` returned for this batch. `foreach_batch` sets it; None if the scope wasn't asked for."""
@@ -306,6 +307,15 @@ class Transaction:
         self._publisher.start_heartbeats(until=lambda: self._progress.phase is Phase.ENDED)
         self._await_admission()
 
+    def interrupt(self) -> None:
+        """End a wait for the admission or the grant, or the next such wait. The call that waits raises, and nothing is published.
+
+        Call it from another thread. A send that is under way ends first, by its own timeout.
+        """
+        with self._changed:
+            self._interrupted = True
+            self._changed.notify_all()
+
     def finish(self, error: BaseException | None) -> BaseException | None:
         """End the transaction after its body. Return the error to raise, or None if there is none, or none any more.
 
@@ -373,6 +383,7 @@ class Transaction:
         with self._changed:
             self._changed.wait_for(self._is_answered, timeout - min(unanswered, timeout))
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
+            interrupted = self._interrupted
         if abort is not None:
             raise CommitAborted(abort)
         if committed is not None:
@@ -387,6 +398,8 @@ class Transaction:
         if phase is not Phase.OPENING:
             self.notify("admitted")
             return
+        if interrupted:
+            raise refusals.interrupted("admission", self._facts())
         if self._may_queue:
             raise refusals.not_admitted(timeout, self._connection_errors(), self._facts())
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
@@ -410,7 +423,10 @@ class Transaction:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
 
     def _is_answered(self) -> bool:
-        return self._progress.phase is not Phase.OPENING or self._progress.abort is not None
+        """Whether the wait for the admission is over."""
+        return (
+            self._progress.phase is not Phase.OPENING or self._progress.abort is not None or self._interrupted
+        )
 
     def _next_seq(self) -> int:
         with self._changed:
@@ -420,11 +436,16 @@ class Transaction:
         timeout = self._timing.grant_timeout_seconds
         with self._changed:
             self._changed.wait_for(
-                lambda: self._progress.lease is not None or self._progress.abort is not None, timeout
+                lambda: (
+                    self._progress.lease is not None or self._progress.abort is not None or self._interrupted
+                ),
+                timeout,
             )
             if self._progress.lease is None and self._progress.abort is None:
                 # A grant that arrives after this doesn't count (rule 4 of `progress.py`).
                 self._progress.end()
+                if self._interrupted:
+                    raise refusals.interrupted("grant", self._facts())
                 raise refusals.not_granted(timeout, self._connection_errors(), self._facts())
             result = self._progress.begin_publish(self._clock())
         return self._lease_or_raise(result)

@@ -89,7 +89,7 @@ def test_every_block_runs_in_the_order_of_the_page(
             names[name].close()
 
     assert [(row["departure"], row["arrival"]) for row in rows_of(table)] == [("late", "flights")]
-    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 9)}
+    completed = {event.writer.partition(":")[0]: event for event in agent.wait_for("commit-completed", 10)}
     assert set(completed) == {"arrivals", "corrections", "late", "later", "ingest", "compaction", "web"}
     for writer in ("corrections", "late", "later"):
         queued = next(e for e in agent.wait_for("commit-intent", 9) if e.writer.partition(":")[0] == writer)

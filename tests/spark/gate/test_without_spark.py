@@ -15,13 +15,35 @@ from tests.spark.plain_python import plain_environment
 pytestmark = pytest.mark.real
 
 SCRIPT = """
+import asyncio
 import importlib.util
 import json
 import sys
 
-from lakewarden.spark_jobs import AlreadyCommitted, CommitAborted, CommitGate, UnsupportedSpark
+from lakewarden.spark_jobs import AlreadyCommitted, AsyncGate, CommitAborted, CommitGate, UnsupportedSpark
 
 brokers, prefix, table = sys.argv[1:]
+
+
+async def conflict(gate):
+    computing = asyncio.Event()
+
+    async def lose():
+        async with gate.transaction(table=table, writer="async younger") as txn:
+            await txn.touch("day=3", "*", "merge")
+            computing.set()
+            await asyncio.Event().wait()
+
+    async with gate.transaction(table=table, writer="async older") as txn:
+        younger = asyncio.create_task(lose())
+        await computing.wait()
+        await txn.touch("day=3", "*", "merge")
+        await asyncio.wait([younger])
+        async with txn.commit() as grant:
+            grant.version = "2"
+    return [younger.exception().writer, younger.exception().other_writers]
+
+
 report = {"found": [name for name in ("pandas", "pyarrow", "pypaimon", "pyspark") if importlib.util.find_spec(name)]}
 with CommitGate(brokers, topic_prefix=prefix, admission_timeout_seconds=120.0) as gate:
     with gate.transaction(table=table, writer="plain", batch_id=1) as txn:
@@ -43,6 +65,7 @@ with CommitGate(brokers, topic_prefix=prefix, admission_timeout_seconds=120.0) a
                     pass
     except CommitAborted as lost:
         report["lost"], report["others"] = lost.writer, lost.other_writers
+    report["async lost"] = asyncio.run(conflict(AsyncGate(gate)))
     try:
         gate.foreach_batch(print, writer="plain", table=table)
     except UnsupportedSpark as refused:
@@ -66,4 +89,5 @@ def test_a_transaction_a_conflict_and_a_replay_with_the_base_package_alone(
     assert report["found"] == []
     assert report["version"] == "1"
     assert (report["lost"], report["others"]) == ("younger", ["older"])
+    assert report["async lost"] == ["async younger", ["async older"]]
     assert "install lakewarden[spark]" in report["refused"]
