@@ -52,9 +52,7 @@ Hudi = Annotated[
 _Value = TypeVar("_Value")
 
 
-@lock_app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    show_help_without_command(context)
+lock_app.callback(invoke_without_command=True)(show_help_without_command)
 
 
 @lock_app.command(name="probe", short_help="Check that a store honours conditional writes.")

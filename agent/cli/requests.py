@@ -91,9 +91,7 @@ def abort_command(
     typer.echo(json.dumps(asdict(outcome)) if output is Output.JSON else _outcome_line(outcome))
 
 
-@ledger_app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    show_help_without_command(context)
+ledger_app.callback(invoke_without_command=True)(show_help_without_command)
 
 
 @ledger_app.command(name="show", short_help="Print the last committed batch of each writer.")
