@@ -6,11 +6,18 @@ List this module in the root conftest's `pytest_plugins`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 import pytest
 
-from tests.servers.s3 import NoS3ServerError, S3Server, prepare_s3_server, running_s3_server
+from tests.servers.s3 import (
+    NoS3ServerError,
+    S3Server,
+    is_server_named,
+    prepare_s3_server,
+    running_s3_server,
+    started_server,
+)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -18,19 +25,35 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     # Tests in tests/containers have an `s3_server` of their own, from an image.
-    if any(
-        "s3_server" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("containers")
+    fixtures = {
+        name
         for item in session.items
-    ):
+        if not item.get_closest_marker("containers")
+        for name in getattr(item, "fixturenames", ())
+    }
+    if "started_s3_server" in fixtures or ("s3_server" in fixtures and not is_server_named()):
         prepare_s3_server()
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
     """A running server. Tests that need it fail without one and are never skipped: they are the proof for S3."""
+    yield from _running(running_s3_server())
+
+
+@pytest.fixture
+def started_s3_server(request: pytest.FixtureRequest) -> Iterator[S3Server]:
+    """A server that the tests have started, also where `LAKEWARDEN_TEST_S3_ENDPOINT` names another one for the other tests."""
+    if is_server_named():
+        yield from _running(started_server())
+    else:
+        yield request.getfixturevalue("s3_server")
+
+
+def _running(servers: AbstractContextManager[S3Server]) -> Iterator[S3Server]:
     with ExitStack() as stack:
         try:
-            server = stack.enter_context(running_s3_server())
+            server = stack.enter_context(servers)
         except NoS3ServerError as error:
             pytest.fail(str(error), pytrace=False)
         print(f"s3 server: {server.used}")

@@ -134,6 +134,13 @@ def running_s3_server() -> Iterator[S3Server]:
     if endpoint := os.environ.get(ENDPOINT_VARIABLE):
         yield _named(endpoint)
         return
+    with started_server() as server:
+        yield server
+
+
+@contextmanager
+def started_server() -> Iterator[S3Server]:
+    """A server that is started here, whatever `LAKEWARDEN_TEST_S3_ENDPOINT` names. It serves `VIRTUAL_DOMAIN`."""
     tried: list[str] = []
     with contextlib.ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lakewarden-s3-")))
@@ -150,10 +157,13 @@ def running_s3_server() -> Iterator[S3Server]:
     )
 
 
+def is_server_named() -> bool:
+    """Whether the tests use a server that they don't start."""
+    return bool(os.environ.get(ENDPOINT_VARIABLE))
+
+
 def prepare_s3_server() -> None:
     """Build the server where it isn't built yet. It takes minutes; call it while no test's timeout runs."""
-    if os.environ.get(ENDPOINT_VARIABLE):
-        return
     with tempfile.TemporaryDirectory(prefix="lakewarden-s3-") as folder:
         for program in _PROGRAMS:
             if program.needs_xattr and not _has_xattr(Path(folder)):
