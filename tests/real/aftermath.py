@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.kafka import read_to_end
 from lakewarden.events import WRITER_EVENT, CommitIntent, CommitRequested, MarkerCreated, decode
-from tests.real import evidence, replays, storm_tables
+from tests.real import evidence, promises, replays, storm_tables
 from tests.real.fleet import PARTITIONS, Fleet, Sample
 from tests.real.storm_writers import MAX_LOSSES, TABLES
 
@@ -79,6 +79,18 @@ async def aftermath(storm: Fleet, tasks: anyio.abc.TaskGroup) -> Aftermath:
         logs,
         {table: storm_tables.lines(table) for table in tables},
     )
+
+
+def check_every_promise(left: Aftermath, *, answered: Callable[[str], bool] = promises.everyone) -> None:
+    """Check every promise that the log, the writers' evidence and the tables can prove. `answered`: as for `promises.check`."""
+    check_one_grant_at_any_moment(left)
+    check_that_every_publish_has_a_grant(left)
+    found = promises.transactions(left.records("writers"), left.records("decisions"))
+    promises.check(found, answered=answered)
+    check_that_batches_are_committed_once(left)
+    check_that_no_writer_keeps_losing(left)
+    check_that_checkpoints_never_move_backwards(left)
+    check_that_replays_agree(left)
 
 
 def check_one_grant_at_any_moment(left: Aftermath) -> None:

@@ -19,18 +19,7 @@ import pytest_asyncio
 
 from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
-from tests.real import promises
-from tests.real.aftermath import (
-    Aftermath,
-    aftermath,
-    check_one_grant_at_any_moment,
-    check_that_batches_are_committed_once,
-    check_that_checkpoints_never_move_backwards,
-    check_that_every_publish_has_a_grant,
-    check_that_no_writer_keeps_losing,
-    check_that_replays_agree,
-    fields,
-)
+from tests.real.aftermath import Aftermath, aftermath, check_every_promise, fields
 from tests.real.fleet import PARTITIONS, Fleet, fleet
 from tests.real.storm_writers import WRITERS
 
@@ -55,13 +44,7 @@ async def test_every_promise_holds_while_agents_and_writers_are_killed_paused_an
     async with anyio.create_task_group() as tasks:
         left = await aftermath(storm, tasks)
         _check_that_faults_had_effects(storm, left)
-        check_one_grant_at_any_moment(left)
-        check_that_every_publish_has_a_grant(left)
-        promises.check(promises.transactions(left.records("writers"), left.records("decisions")))
-        check_that_batches_are_committed_once(left)
-        check_that_no_writer_keeps_losing(left)
-        check_that_checkpoints_never_move_backwards(left)
-        check_that_replays_agree(left)
+        check_every_promise(left)
 
 
 async def _run_faults(storm: Fleet) -> None:

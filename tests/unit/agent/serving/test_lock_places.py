@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import anyio
 import pytest
-from aiokafka.structs import ConsumerRecord
 from structlog.testing import capture_logs
 
-from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks import table_locks
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
@@ -23,8 +20,6 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.events import (
-    AUDIT_EVENT,
-    DECISION_RECORD,
     Abort,
     Admitted,
     CommitGranted,
@@ -33,14 +28,12 @@ from lakewarden.events import (
     LockAcquired,
     LockReleased,
     TransactionAbandoned,
-    WriterEventUnion,
-    decode,
-    encode,
 )
 from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown, WriteOutcome
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
+from tests.unit.agent.serving.live_owner import LiveOwner
 
 TABLE = "s3://lake/warehouse/air.db/flights"
 OTHER = "s3://lake/warehouse/air.db/other"
@@ -57,8 +50,6 @@ HOSTILE = [
     f"{TABLE}/%2e%2e/x",
     "file:///data/t/../../etc/cron.d/x",
 ]
-
-E = TypeVar("E")
 
 
 @dataclass
@@ -98,30 +89,11 @@ class OneStore:
 
 
 @dataclass
-class Scene:
-    """An owner, what it published, and the objects of its store."""
+class Scene(LiveOwner):
+    """An owner and the objects of its store."""
 
-    owner: PartitionOwner
     faults: LookUps
     objects: dict[str, bytes]
-    records: list[Outgoing]
-    offset: int = 0
-
-    def send(self, kind: type[WriterEventUnion], transaction: str, table: str = TABLE, **fields: Any) -> None:
-        values: dict[str, Any] = {
-            "event_id": f"e{self.offset}",
-            "table": table,
-            "transaction": transaction,
-            "writer": f"w-{transaction}",
-            "at": datetime.now(UTC),
-        }
-        event = kind(**values, **fields)
-        value, key = encode(event), table.encode()
-        record: Any = ConsumerRecord(
-            "writers", 0, self.offset, 0, 0, key, value, None, len(key), len(value), ()
-        )
-        self.offset += 1
-        self.owner.consume([record], monotonic())
 
     def begin(self, transaction: str, table: str = TABLE, lock: str | None = None) -> None:
         self.send(CommitIntent, transaction, table, heartbeat_seconds=100, lock=lock)
@@ -136,22 +108,8 @@ class Scene:
     def abandon(self, transaction: str, table: str = TABLE) -> None:
         self.send(TransactionAbandoned, transaction, table, reason="the test")
 
-    def published(self, kind: type[E]) -> list[E]:
-        found: list[Any] = []
-        for record in self.records:
-            if record.topic.endswith(".decisions"):
-                found.append(decode(DECISION_RECORD, record.value))
-            elif record.topic.endswith(".audit"):
-                found.append(decode(AUDIT_EVENT, record.value))
-        return [each for each in found if isinstance(each, kind)]
-
     def transactions(self, kind: type[Abort | Admitted | CommitGranted]) -> list[str]:
         return [each.transaction for each in self.published(kind)]
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        with anyio.fail_after(60):
-            while not holds():
-                await anyio.sleep(0.005)
 
     def locks_written(self) -> set[str]:
         """The objects that were written; the usual place of a lock without its hash."""
@@ -176,7 +134,7 @@ async def scene(**settings: Any) -> AsyncIterator[Scene]:
             0, Settings(**values), cast("Publisher", Log()), cast("Stores", OneStore(store)), tasks
         )
         owner.load(0, 0, Position(0, None), [], [])
-        yield Scene(owner, faults, objects, records)
+        yield Scene(owner, records, faults, objects)
         tasks.cancel_scope.cancel()
 
 
@@ -231,7 +189,7 @@ async def test_while_the_store_does_not_answer_intents_are_admitted_and_wait_for
         s.faults.fault = Unknown("timeout")
         with capture_logs() as logs:
             s.begin("A")
-            s.send(CommitRequested, "A", seq=1)
+            s.send(CommitRequested, "A", TABLE, seq=1)
             await s.until(lambda: s.faults.lookups >= 4)
         assert s.transactions(Admitted) == ["A"]
         assert s.faults.written == set()

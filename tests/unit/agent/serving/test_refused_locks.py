@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import anyio
 import pytest_asyncio
-from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.partition.owner import PartitionOwner
@@ -19,8 +16,6 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import MemoryStore
 from lakewarden.agent.stores.memory import Fault, Request
 from lakewarden.events import (
-    AUDIT_EVENT,
-    DECISION_RECORD,
     Abort,
     CommitGranted,
     CommitIntent,
@@ -28,19 +23,16 @@ from lakewarden.events import (
     LockAcquired,
     LockRefused,
     LockRenewed,
-    decode,
-    encode,
 )
 from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown, WriteOutcome
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
+from tests.unit.agent.serving.live_owner import E, LiveOwner
 
 TABLE = "s3://lake/orders"
 EXPIRED = Refused("the store refused the request: status=400 code=ExpiredToken")
 REFUSAL_SECONDS = 1.0
 QUICK: dict[str, Any] = {"renew_seconds": 0.3, "request_timeout_seconds": 0.2}
-
-E = TypeVar("E")
 
 
 @dataclass
@@ -59,53 +51,20 @@ class Refusals:
 
 
 @dataclass
-class Scene:
-    """An owner with one table, and what it published."""
+class Scene(LiveOwner):
+    """An owner with one table."""
 
-    owner: PartitionOwner
     store: Refusals
-    records: list[Outgoing]
-    offset: int = 0
-
-    def send(self, kind: type[CommitIntent | CommitRequested], transaction: str, **fields: Any) -> None:
-        event = kind(
-            event_id=f"e{self.offset}",
-            table=TABLE,
-            transaction=transaction,
-            writer=f"w-{transaction}",
-            at=datetime.now(UTC),
-            **fields,
-        )
-        value, key = encode(event), TABLE.encode()
-        record: Any = ConsumerRecord(
-            "writers", 0, self.offset, 0, 0, key, value, None, len(key), len(value), ()
-        )
-        self.offset += 1
-        self.owner.consume([record], monotonic())
 
     def begin(self, transaction: str) -> None:
-        self.send(CommitIntent, transaction, heartbeat_seconds=100)
+        self.send(CommitIntent, transaction, TABLE, heartbeat_seconds=100)
 
     def request(self, transaction: str) -> None:
-        self.send(CommitRequested, transaction, seq=1)
-
-    def published(self, kind: type[E]) -> list[E]:
-        found: list[Any] = []
-        for record in self.records:
-            if record.topic.endswith(".decisions"):
-                found.append(decode(DECISION_RECORD, record.value))
-            elif record.topic.endswith(".audit"):
-                found.append(decode(AUDIT_EVENT, record.value))
-        return [each for each in found if isinstance(each, kind)]
+        self.send(CommitRequested, transaction, TABLE, seq=1)
 
     async def wait_for(self, kind: type[E], count: int = 1) -> list[E]:
         await self.until(lambda: len(self.published(kind)) >= count)
         return self.published(kind)
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        with anyio.fail_after(60):
-            while not holds():
-                await anyio.sleep(0.01)
 
 
 @pytest_asyncio.fixture
@@ -136,7 +95,7 @@ async def scene() -> AsyncIterator[Scene]:
             tasks,
         )
         owner.load(0, 0, Position(0, None), [], [])
-        yield Scene(owner, refusals, records)
+        yield Scene(owner, records, refusals)
         tasks.cancel_scope.cancel()
 
 

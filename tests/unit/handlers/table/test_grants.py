@@ -326,33 +326,30 @@ def test_a_running_grant_in_the_log_requests_the_adoption_of_its_lock() -> None:
     assert w.effects == [AcquireLock(adopt="agent-1")]
 
 
+def granted_waiting_and_queued() -> World:
+    """A is granted, B waits for its grant, and C is queued."""
+    return granted().intent("B").intent("C", m("p/f"), admission="queued").request("B")
+
+
+def aborts_of(w: World) -> dict[str, tuple[str, bool, str | None]]:
+    """Reason, whether it is retriable, and detail of each abort, by transaction."""
+    return {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(AbortTransaction)}
+
+
 def test_a_forbidden_lock_aborts_all_open_transactions() -> None:
     """The object is no lock, or the store ignores conditions. Only an operator can change that."""
-    w = (
-        granted()
-        .intent("B")
-        .intent("C", m("p/f"), admission="queued")
-        .request("B")
-        .forbid_lock("a text file")
-    )
+    w = granted_waiting_and_queued().forbid_lock("a text file")
 
-    aborts = {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(AbortTransaction)}
+    aborts = aborts_of(w)
     assert aborts["B"] == aborts["C"] == ("not-allowed", False, "a text file")
     assert aborts["A"][0] == "lease-lost"
 
 
 def test_a_withheld_lock_aborts_the_transactions_that_wait_and_they_may_retry() -> None:
     """The store refuses for minutes. The granted transaction has its own lease, which the lock's keeper ends separately."""
-    w = (
-        granted()
-        .intent("B")
-        .intent("C", m("p/f"), admission="queued")
-        .request("B")
-        .withhold_lock("lock s3://b/l: 403 ExpiredToken")
-    )
+    w = granted_waiting_and_queued().withhold_lock("lock s3://b/l: 403 ExpiredToken")
 
-    aborts = {each.transaction: (each.reason, each.retriable, each.detail) for each in w.of(AbortTransaction)}
-    assert aborts == dict.fromkeys("BC", ("lock-refused", True, "lock s3://b/l: 403 ExpiredToken"))
+    assert aborts_of(w) == dict.fromkeys("BC", ("lock-refused", True, "lock s3://b/l: 403 ExpiredToken"))
 
 
 def test_a_commit_with_a_batch_id_is_recorded_in_the_ledger_once() -> None:
