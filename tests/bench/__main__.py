@@ -458,7 +458,7 @@ def _print(report: dict[str, Any]) -> None:
         print(detection.FOOTNOTE)
     if "waste" in report:
         _print_table(list(waste.rows(report["waste"])))
-        _print_table(list(waste.extreme_rows(report["waste"])))
+        _print_table(list(waste.admission_rows(report["waste"])))
     if "stores" in report:
         _print_table(list(stores.rows(report["stores"])))
     if "locks" in report:

@@ -435,25 +435,33 @@ def _figures(mode: Mode, workload: Workload, *, seeds: int, hours: float) -> dic
     }
 
 
-def extreme_rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A heading, and a row for each table and admission."""
+def admission_rows(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A heading, and a row for each table and admission. The better is the better one of optimistic and queued, in batches."""
     yield (
         f"{report['writers']} writers, per hour",
         "admission",
         "wasted compute",
+        "of their time",
         "waited",
         "batches",
+        "against the better",
         "p95",
     )
-    for workload, modes in report["extremes"].items():
+    spread = {name: report["modes"][name] for name in (OPTIMISTIC, QUEUED, AUTO, LEARNING)}
+    for workload, modes in {SPREAD.name: spread, **report["extremes"]}.items():
+        batches = {name: figures["per_hour"]["batches"]["median"] for name, figures in modes.items()}
+        better = max(batches[OPTIMISTIC], batches[QUEUED])
         for name, figures in modes.items():
             hourly = figures["per_hour"]
+            wasted = hourly["wasted_seconds"]["median"]
             yield (
                 workload,
                 name,
-                f"{hourly['wasted_seconds']['median']:,.0f} s",
+                f"{wasted:,.0f} s",
+                f"{100 * wasted / (3600 * report['writers']):.1f} %",
                 f"{hourly['waited_seconds']['median']:,.0f} s",
-                f"{hourly['batches']['median']:.0f}",
+                f"{batches[name]:.0f}",
+                f"{100 * (batches[name] / better - 1):+.1f} %",
                 f"{figures['latency_seconds']['p95']:.0f} s",
             )
 
