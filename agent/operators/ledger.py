@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from lakewarden.agent.kafka import partitions_of, read_to_end
+from aiokafka import TopicPartition
+
+from lakewarden.agent.kafka import batches_to_end, partitions_of
 from lakewarden.agent.serving.log_records import decoded_ledger
+from lakewarden.agent.serving.takeover import RECORDS_READ_AT_ONCE
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import BatchCommitted, ConflictsLost, LedgerEventUnion
-from lakewarden.handlers.table.ledger import events_in_force
+from lakewarden.events import ConflictsLost, LedgerEventUnion
+from lakewarden.handlers.table.ledger import InForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +34,46 @@ class LedgerLine:
     losses: int
     """Conflicts lost in a row."""
 
-    @staticmethod
-    def of(batch: BatchCommitted | None, lost: ConflictsLost | None) -> LedgerLine:
-        """The line of the two entries in force; at least one of them is not None."""
-        either = batch or lost
-        assert either is not None
-        line = LedgerLine(
-            either.table, either.writer, None, None, None, None, None, 0 if lost is None else lost.losses
-        )
-        if batch is None:
-            return line
-        return replace(
-            line,
-            batch_id=batch.batch_id,
-            transaction=batch.transaction,
-            version=batch.version,
-            recorded=batch.at.isoformat(timespec="milliseconds"),
-            corrected_at=batch.corrected_at,
-        )
+
+def line_of(entry: LedgerEventUnion, known: LedgerLine | None = None) -> LedgerLine:
+    """The line of an entry in force, added to what is known of its table and writer."""
+    line = known or LedgerLine(entry.table, entry.writer, None, None, None, None, None, 0)
+    if isinstance(entry, ConflictsLost):
+        return replace(line, losses=entry.losses)
+    return replace(
+        line,
+        batch_id=entry.batch_id,
+        transaction=entry.transaction,
+        version=entry.version,
+        recorded=entry.at.isoformat(timespec="milliseconds"),
+        corrected_at=entry.corrected_at,
+    )
 
 
 async def ledger(settings: KafkaSettings, names: Collection[str] = ()) -> list[LedgerLine]:
     """The lines of these tables and writers, or of all. A streaming query's writer may be named without its query id."""
-    batches: dict[tuple[str, str], BatchCommitted] = {}
-    losses: dict[tuple[str, str], ConflictsLost] = {}
-    for partition in await partitions_of(settings, settings.topics.ledger):
-        records = await read_to_end(settings, {partition: None})
-        for entry in events_in_force(decoded_ledger(records[partition])):
+    lines: dict[tuple[str, str], LedgerLine] = {}
+    async with aclosing(entries_in_force(settings)) as entries:
+        async for entry in entries:
             if not names or _matches(entry, names):
-                if isinstance(entry, BatchCommitted):
-                    batches[entry.table, entry.writer] = entry
-                elif entry.losses:
-                    losses[entry.table, entry.writer] = entry
-    return [LedgerLine.of(batches.get(key), losses.get(key)) for key in sorted({*batches, *losses})]
+                key = entry.table, entry.writer
+                lines[key] = line_of(entry, lines.get(key))
+    return [lines[key] for key in sorted(lines) if lines[key].transaction is not None or lines[key].losses]
+
+
+async def entries_in_force(settings: KafkaSettings) -> AsyncGenerator[LedgerEventUnion]:
+    """Each entry of the ledger that is in force when it is read; a later one may replace it. Close the generator (`aclosing`).
+
+    The topic is read as a stream, because it may be longer than what is in force.
+    """
+    partitions = await partitions_of(settings, settings.topics.ledger)
+    in_force = {each: InForce() for each in partitions}
+    spans: dict[TopicPartition, int | None] = dict.fromkeys(partitions)
+    async with aclosing(batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
+        async for partition, records in batches:
+            for record in decoded_ledger(records):
+                if (entry := in_force[partition].replaces(record)) is not None:
+                    yield entry
 
 
 def _matches(entry: LedgerEventUnion, names: Collection[str]) -> bool:

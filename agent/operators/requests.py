@@ -19,7 +19,7 @@ from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import missing_right, partitions_of, producer, reader, start_client, stop_client
 from lakewarden.agent.operators.explain import not_found, search_log
-from lakewarden.agent.operators.ledger import LedgerLine, ledger
+from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.log_records import decoded_decisions
 from lakewarden.agent.settings import KafkaSettings
@@ -162,7 +162,7 @@ async def correct(
                 for record in (each for records in batch.values() for each in records):
                     entry = decode(LEDGER_EVENT, record.value)
                     if isinstance(entry, BatchCommitted) and entry.correction == request.event_id:
-                        return before, LedgerLine.of(entry, None)
+                        return before, line_of(entry)
     raise AgentError(
         f"writer {writer}, table {uri}: no agent recorded the correction within {requester.timeout_seconds:g} s (--timeout); "
         f"it is in the log at offset {offset}, and the agent that serves the table applies it; see lakewarden ledger show "

@@ -14,7 +14,7 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -175,22 +175,25 @@ def batch_of(entry: BatchCommitted) -> CommittedBatch:
     return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction)
 
 
-def events_in_force(records: Iterable[LedgerRecord]) -> list[LedgerEventUnion]:
-    """The entries in force as they were published, for people. All of them are in memory."""
-    term: str | None = None
-    found: dict[tuple[Kind, str, str], LedgerEventUnion] = {}
-    for record in records:
+class InForce:
+    """Selects the entries in force of one partition as they were published, for a reader that keeps them in its own form."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[str, str], tuple[int, bool, int]] = {}
+        self._term: str | None = None
+
+    def replaces(self, record: LedgerRecord) -> LedgerEventUnion | None:
+        """The next record of the topic, if it is in force now, in place of the earlier one of its type, table and writer."""
         if isinstance(record, PartitionTaken):
-            term = record.term
-            continue
-        key: tuple[Kind, str, str] = (record.type, record.table, record.writer)
-        known = found.get(key)
+            self._term = record.term
+            return None
         if isinstance(record, ConflictsLost):
-            if _losses_count(record, term):
-                found[key] = record
-        elif not isinstance(known, BatchCommitted) or batch_of(record).rank >= batch_of(known).rank:
-            found[key] = record
-    return list(found.values())
+            return record if _losses_count(record, self._term) else None
+        key, rank = (record.table, record.writer), batch_of(record).rank
+        if key in self._ranks and rank < self._ranks[key]:
+            return None
+        self._ranks[key] = rank
+        return record
 
 
 def _losses_count(record: ConflictsLost, term: str | None) -> bool:

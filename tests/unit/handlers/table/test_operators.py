@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from lakewarden.events import BatchCommitted, LedgerEventUnion
-from lakewarden.handlers.table.ledger import CommittedBatch, Correction, Ledger, batch_of, events_in_force
+from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
 from lakewarden.handlers.table.machine import record_again
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, RecordBatch, RenewGrant, SkipBatch, Warn
@@ -189,7 +189,8 @@ def in_force(records: list[BatchCommitted]) -> tuple[LedgerEventUnion, bool]:
     ledger = Ledger()
     for record in records:
         ledger.add(record)
-    [found] = events_in_force(records)
+    selected = InForce()
+    found = [each for each in map(selected.replaces, records) if each is not None][-1]
     assert ledger.tables[TABLE].batches == {"w": batch_of(cast("BatchCommitted", found))}
     return found, not ledger.to_repeat
 
