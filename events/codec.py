@@ -15,7 +15,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lakewarden.events.base import Name, TableUri, Wire
 from lakewarden.events.decision import DecisionRecord
-from lakewarden.events.operator import AuditEventUnion, ConflictDetected, LedgerEventUnion, LedgerRecord
+from lakewarden.events.operator import (
+    AuditEventUnion,
+    ConflictDetected,
+    LedgerCopied,
+    LedgerEventUnion,
+    LedgerRecord,
+)
 from lakewarden.events.tables import canonical_table
 from lakewarden.events.writer import WriterEventUnion
 
@@ -23,7 +29,7 @@ MAX_EVENT_BYTES = 1_048_576
 """Kafka's default record limit. `decode` refuses a larger record before it parses it."""
 
 Event: TypeAlias = Annotated[
-    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion,
+    WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion | LedgerCopied,
     Field(discriminator="type"),
 ]
 

@@ -122,7 +122,7 @@ class ConflictsLost(EventBase):
 
     The topic is compacted. The key is table, newline, writer, newline, `losses`. `transaction` is the one that lost last, empty
     where none has lost since a commit or where it is no longer known. The entry counts only if its `term` is that of the last
-    `partition-taken` before it in the ledger, or if there is none before it.
+    `partition-taken` before it in the ledger, or if there is none before it. An entry with an empty `term` always counts.
     """
 
     type: Literal["conflicts-lost"] = "conflicts-lost"
@@ -136,8 +136,26 @@ class ConflictsLost(EventBase):
     """The agent's ownership of the partition, as in decisions."""
 
 
+class LedgerCopied(EventBase):
+    """`lakewarden migrate` copies the ledger of another topic prefix to this partition.
+
+    The first event of a copy has `complete` false, and the last one true. An agent serves no partition with an incomplete copy.
+    The key is the name of the partition, newline, newline, `ledger-copied`. `table` is that name, as in `partition-taken`.
+    """
+
+    type: Literal["ledger-copied"] = "ledger-copied"
+    transaction: str = ""
+    """Empty."""
+    writer: str = ""
+    """Empty."""
+    source: str
+    """The topic prefix that the entries come from."""
+    complete: bool
+    """Whether the partition has all of them."""
+
+
 LedgerEventUnion: TypeAlias = BatchCommitted | ConflictsLost
-LedgerRecord: TypeAlias = LedgerEventUnion | PartitionTaken
+LedgerRecord: TypeAlias = LedgerEventUnion | PartitionTaken | LedgerCopied
 """What a record of `ledger` contains. `partition-taken` has the key of its `table`: compaction keeps the last one."""
 
 

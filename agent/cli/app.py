@@ -26,6 +26,7 @@ from rich.tree import Tree
 from lakewarden.agent.cli.dev import run_dev
 from lakewarden.agent.cli.explain_text import candidate_lines, explanation_lines
 from lakewarden.agent.cli.lock import lock_app
+from lakewarden.agent.cli.migrate import migrate_command
 from lakewarden.agent.cli.options import (
     BootstrapServers,
     Config,
@@ -64,6 +65,9 @@ app = typer.Typer(
 )
 app.command(name="demo", short_help="Run two Spark queries that collide on one table.")(demo_command)
 app.command(name="abort", short_help="End an open transaction, for example one that hangs.")(abort_command)
+app.command(name="migrate", short_help="Copy the ledger to a new topic prefix with more partitions.")(
+    migrate_command
+)
 app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )

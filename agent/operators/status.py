@@ -41,7 +41,6 @@ from lakewarden.events import (
     LockAcquired,
     LockRenewed,
     PartitionTaken,
-    Topics,
     Undecodable,
     decode,
     partition_name,
@@ -111,7 +110,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     stopped: dict[str, str] = {}
     for decisions in replay.decisions.values():
         stopped |= stopped_tables(decisions)
-    locks = await _last_lock_steps(settings, settings.topics)
+    locks = await last_lock_steps(settings)
     uris = {uri for uri, state in states.items() if state.open()} | set(locks) | set(stopped)
     of_table = None
     if table is not None:
@@ -127,7 +126,7 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     return trouble + [
         TableView(
             uri,
-            _holder(locks[uri]) if uri in locks else None,
+            lock_holder(locks[uri]) if uri in locks else None,
             tuple(_view(state, each, replay) for each in state.open()) if (state := states.get(uri)) else (),
             stopped.get(uri),
         )
@@ -216,9 +215,10 @@ def _blocked_by(state: TableState, transaction: Transaction) -> str | None:
     return None
 
 
-async def _last_lock_steps(settings: KafkaSettings, topics: Topics) -> dict[str, AuditEventUnion]:
+async def last_lock_steps(settings: KafkaSettings) -> dict[str, AuditEventUnion]:
+    """The last step of each table's lock within `AUDIT_WINDOW`, from the audit topic."""
     since = round((utc_now() - AUDIT_WINDOW).timestamp() * 1000)
-    partitions = await partitions_of(settings, topics.audit)
+    partitions = await partitions_of(settings, settings.topics.audit)
     async with _consumer(settings) as consumer:
         found = await consumer.offsets_for_times(dict.fromkeys(partitions, since))
     spans: dict[TopicPartition, int | None] = {p: o.offset for p, o in found.items() if o is not None}
@@ -231,7 +231,8 @@ async def _last_lock_steps(settings: KafkaSettings, topics: Topics) -> dict[str,
     return last
 
 
-def _holder(step: AuditEventUnion) -> LockHolder:
+def lock_holder(step: AuditEventUnion) -> LockHolder:
+    """Who holds the lock by its last step."""
     until = datetime.fromtimestamp(step.valid_until / 1000, tz=utc_now().tzinfo)
     held = isinstance(step, LockAcquired | LockRenewed) and until > utc_now()
     return LockHolder(

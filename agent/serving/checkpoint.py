@@ -188,7 +188,7 @@ def require_same_partitions(count: int | None, partitions: int, settings: KafkaS
         raise PartitionsChangedError(
             f"topic {settings.topics.writers} has {max(count, partitions)} partitions and had {min(count, partitions)}, so "
             "tables have moved between partitions and their events have lost their order; stop the agents and the writers, "
-            f"and start both with another topic prefix (now {settings.topic_prefix})"
+            f"copy the ledger to another topic prefix (now {settings.topic_prefix}) with lakewarden migrate, and start both there"
         )
 
 

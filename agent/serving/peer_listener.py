@@ -27,6 +27,8 @@ from lakewarden.events import (
     AUDIT_EVENT,
     DECISION_RECORD,
     LEDGER_EVENT,
+    BatchCommitted,
+    ConflictsLost,
     PartitionTaken,
     Undecodable,
     UndecodableRecords,
@@ -128,7 +130,7 @@ class PeerListener:
         entry = decode(LEDGER_EVENT, record.value)
         if isinstance(entry, Undecodable):
             skip_undecodable(record, entry, self._undecodable)
-        elif not isinstance(entry, PartitionTaken):
+        elif isinstance(entry, BatchCommitted | ConflictsLost):
             owner.on_others_entry(entry, record.offset)
 
 

@@ -8,7 +8,8 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
    correction by an operator, and among these the one with the largest batch (`CommittedBatch.rank`).
 2. Compaction keeps the last entry of a key, which may be one of a replaced agent. So the owner records an entry again when the
    entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
-3. A writer of whose `conflicts-lost` none counts has lost nothing.
+3. A copy from another topic prefix that is not complete (`ledger-copied`) is no ledger to decide by.
+4. A writer of whose `conflicts-lost` none counts has lost nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Literal, TypeAlias
 from lakewarden.events import (
     BatchCommitted,
     ConflictsLost,
+    LedgerCopied,
     LedgerEventUnion,
     LedgerRecord,
     Marker,
@@ -140,12 +142,17 @@ class Ledger:
         self.tables: dict[str, LedgerEntries] = {}
         self.to_repeat: dict[tuple[Kind, str, str], None] = {}
         """Kind, table and writer of the entries in force that are not the last of their keys, in the order of the topic."""
+        self.incomplete_copy_of: str | None = None
+        """The topic prefix whose ledger `lakewarden migrate` has begun to copy, and not completed."""
         self._term: str | None = None
 
     def add(self, record: LedgerRecord) -> None:
         """Add the next record of the topic."""
         if isinstance(record, PartitionTaken):
             self._term = record.term
+            return
+        if isinstance(record, LedgerCopied):
+            self.incomplete_copy_of = None if record.complete else record.source
             return
         entries = self.tables.get(record.table)
         if entries is None:
@@ -186,6 +193,8 @@ class InForce:
         """The next record of the topic, if it is in force now, in place of the earlier one of its type, table and writer."""
         if isinstance(record, PartitionTaken):
             self._term = record.term
+            return None
+        if isinstance(record, LedgerCopied):
             return None
         if isinstance(record, ConflictsLost):
             return record if _losses_count(record, self._term) else None

@@ -22,7 +22,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-from lakewarden.agent.kafka import read_to_end
+from lakewarden.agent.kafka import ensure_topics, read_to_end
+from lakewarden.agent.operators.migrate import migrate
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -116,6 +117,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "batch-committed.corrected": ("ledger", lambda event: event.get("corrected_at") is not None),
     "conflicts-lost": ("ledger", lambda event: event["losses"] > 0),
     "conflicts-lost.none": ("ledger", lambda event: event["losses"] == 0),
+    "ledger-copied": ("ledger", lambda event: event["complete"]),
     "dead-letter": ("dead_letters", lambda _: True),
 }
 """For each name: the topic, and which record of its type to keep."""
@@ -340,6 +342,13 @@ async def running_grant(scene: Scene) -> None:
     await writer.granted()
 
 
+async def migrate_to(settings: Settings) -> None:
+    """Before the agent starts, the topics are those of a migration."""
+    earlier = settings.model_copy(update={"topic_prefix": f"{settings.topic_prefix}-earlier"})
+    await ensure_topics(earlier, earlier.topics, 1, settings.replication)
+    await migrate(earlier, settings, settings.partitions, dry_run=False, report=print)
+
+
 async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]:
     """Play every case. Returns all records of all topics, topic by topic."""
     settings = Settings.load(
@@ -350,6 +359,7 @@ async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]
         agent_id="agent-1",
         max_losses=1,
     )
+    await migrate_to(settings)
     agent = Agent(settings)
     async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
         tasks.start_soon(agent.run)

@@ -10,6 +10,8 @@
 **A partition is refused** if `decisions` has a record to be replayed that is an event and that this version can't decode: a newer
 agent published it, and a state without it would be another one. The owner decides nothing there, and commits no checkpoint. The
 agent's other partitions go on. A record that is no event at all (no JSON object with a `type`) is logged and skipped.
+
+It is refused, too, while its ledger is an incomplete copy (docs/decisions/0029).
 """
 
 from __future__ import annotations
@@ -86,6 +88,11 @@ class Replay:
         """Read the next entries of the ledger."""
         for entry in decoded_ledger(records, self._undecodable):
             self._tables.ledger.add(entry)
+
+    @property
+    def incomplete_copy_of(self) -> str | None:
+        """The topic prefix whose ledger `lakewarden migrate` has begun to copy here, and not completed."""
+        return self._tables.ledger.incomplete_copy_of
 
     @property
     def term(self) -> str | None:

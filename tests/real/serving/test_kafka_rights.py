@@ -48,7 +48,7 @@ COMMANDS = {
     "`lock audit`": ("lock", "audit"),
     "`ledger show`": ("ledger", "show"),
 }
-NOT_RUN = {"`abort`", "`ledger correct`"}
+NOT_RUN = {"`abort`", "`ledger correct`", "`migrate`: old prefix", "`migrate`: new prefix"}
 """They change the log; what they read and write is what the roles below read and write."""
 
 Right = tuple[str, str]

@@ -186,6 +186,14 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         **_common | {"transaction": st.just("")},
         losses=st.integers(0, 1_000_000),
     ),
+    events.LedgerCopied: st.builds(
+        events.LedgerCopied,
+        event_id=names,
+        table=st.integers(0, 10_000).map(events.partition_name),
+        at=_common["at"],
+        source=names,
+        complete=st.booleans(),
+    ),
     events.BatchCommitted: st.builds(
         events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts
     ),

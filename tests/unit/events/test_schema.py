@@ -55,6 +55,7 @@ def test_the_schema_has_every_topic_and_every_event() -> None:
         "dead-letter",
         "partition-taken",
         "locks-handed-over",
+        "ledger-copied",
     }
 
 

@@ -20,6 +20,7 @@ COMMANDS = [
     ("demo",),
     ("dev",),
     ("explain",),
+    ("migrate",),
     ("status",),
     ("ledger",),
     *(("ledger", name) for name in ("correct", "show")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +24,7 @@ BATCHES, WRITERS = 50, 20
 class Topic:
     """In place of Kafka: one batch after another, and how many of their records are still referenced."""
 
-    def __init__(self, batches: list[tuple[int, list[LedgerRecord]]]) -> None:
+    def __init__(self, batches: list[tuple[int, Sequence[LedgerRecord]]]) -> None:
         self.batches = batches
         self.alive = 0
         self.most_alive = 0
@@ -63,7 +63,7 @@ def _lost(table: str, writer: str, losses: int, term: str = "") -> ConflictsLost
     )
 
 
-def _use(monkeypatch: pytest.MonkeyPatch, *batches: tuple[int, list[LedgerRecord]]) -> Topic:
+def _use(monkeypatch: pytest.MonkeyPatch, *batches: tuple[int, Sequence[LedgerRecord]]) -> Topic:
     topic = Topic(list(batches))
     for name in ("partitions_of", "batches_to_end"):
         monkeypatch.setattr(module, name, getattr(topic, name))

@@ -1,0 +1,128 @@
+"""Whether the ledger of one topic prefix may be copied to another one (docs/decisions/0029).
+
+The ledger of the source has all that its successor needs if nothing follows from the log any more:
+
+1. The committed checkpoint of each partition is the end of `writers`. A checkpoint never passes the intent of an open
+   transaction, of a commit that an open one may conflict with, or of a lapsed grant whose writer may still report. And it is
+   committed only after everything that was decided before is in the log. So no transaction is open or in doubt, no event is
+   unanswered, and no batch is missing in the ledger.
+2. The log is complete (`log_gaps.py`), and this version knows all of it.
+3. No agent is a member of the group for this prefix, and no agent holds a lock by the audit topic.
+
+The target has nothing but what an interrupted run has written: no records outside the ledger, no take-over, and no entry that the
+source doesn't have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+MAX_NAMED = 3
+"""Transactions, locks, agents or partitions that one reason names."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePartition:
+    """One Kafka partition of the source."""
+
+    number: int
+    checkpoint: int | None
+    """The committed offset in `writers`."""
+    end: int
+    """Offset of the next record in `writers`."""
+    problems: tuple[str, ...] = ()
+    """What its log lacks, or why an agent of this version would refuse it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the log and the group of the source say."""
+
+    prefix: str
+    partitions: tuple[SourcePartition, ...]
+    transactions: tuple[str, ...] = ()
+    """Open ones, and those whose outcome is unknown, each with its writer and table."""
+    locks: tuple[str, ...] = ()
+    """Locks whose lease runs, each with its agent and end."""
+    agents: tuple[str, ...] = ()
+    """Members of the group that serve this prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the target has already."""
+
+    prefix: str
+    counts: Mapping[str, int]
+    """Number of partitions of each topic that exists and must have as many as asked for."""
+    records: tuple[str, ...] = ()
+    """Topics that have records, besides the ledger."""
+    taken: bool = False
+    """Whether an agent has taken over one of its partitions."""
+    others: int = 0
+    """Entries of its ledger that the source doesn't have."""
+
+
+def refusals(source: Source, target: Target, partitions: int) -> list[str]:
+    """Why the ledger is not copied, each with what to do. Empty: it may be."""
+    return [*_of_source(source), *_of_target(source, target, partitions)]
+
+
+def _of_source(source: Source) -> list[str]:
+    found: list[str] = []
+    prefix = source.prefix
+    if source.agents:
+        found.append(
+            f"agents serve prefix {prefix} ({_named(source.agents)}); stop them with SIGTERM, and after a SIGKILL wait for "
+            "session_timeout_seconds"
+        )
+    problems = [problem for each in source.partitions for problem in each.problems]
+    if problems:
+        found.append(
+            f"the log of prefix {prefix} can't be relied on ({_named(problems)}); start an agent of the newest version, which "
+            "aborts what is open, and stop it when lakewarden status shows no transaction"
+        )
+    unread = [each for each in source.partitions if each.end != (each.checkpoint or 0)]
+    if source.transactions:
+        found.append(
+            f"transactions of prefix {prefix} are open or in doubt ({_named(source.transactions)}); stop the writers, and let an "
+            "agent serve until they have ended (lakewarden status, lakewarden abort), an unknown outcome for ten minutes more"
+        )
+    elif unread and not problems:
+        places = [
+            f"partition {each.number} from offset {each.checkpoint or 0} to {each.end}" for each in unread
+        ]
+        found.append(
+            f"no checkpoint covers the last events of {prefix}.writers ({_named(places)}); stop the writers, start an agent, "
+            "wait until it is ready, and stop it with SIGTERM"
+        )
+    if source.locks:
+        found.append(f"agents hold locks ({_named(source.locks)}); wait until their leases have ended")
+    return found
+
+
+def _of_target(source: Source, target: Target, partitions: int) -> list[str]:
+    prefix = target.prefix
+    delete = f"delete the topics {prefix}.* and run this again, or choose another prefix"
+    if prefix == source.prefix:
+        return [f"prefix {prefix} is the source itself; choose another one"]
+    wrong = [f"{topic} has {count}" for topic, count in sorted(target.counts.items()) if count != partitions]
+    if wrong:
+        return [
+            f"the topics of prefix {prefix} exist with another number of partitions than {partitions} ({_named(wrong)}); {delete}"
+        ]
+    if target.taken or target.records:
+        why = "an agent has served it" if target.taken else f"records in {_named(target.records)}"
+        unless = f"if no table is written with this one, stop its agents, delete the topics {prefix}.*, and run this again"
+        return [f"prefix {prefix} is in use: {why}; choose another prefix, or, {unless}"]
+    if target.others:
+        return [
+            f"the ledger of prefix {prefix} has {target.others} entries that are not those of {source.prefix} now; {delete}"
+        ]
+    return []
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,0 +1,206 @@
+"""`lakewarden migrate`, against a real broker and agents."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import pytest_asyncio
+from aiokafka.errors import KafkaError
+
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import partition_of
+from lakewarden.agent.operators import migrate as module
+from lakewarden.agent.operators.ledger import ledger
+from lakewarden.agent.operators.migrate import Migration, migrate
+from lakewarden.agent.settings import Settings
+from lakewarden.events import (
+    Abort,
+    AlreadyCommitted,
+    BatchCommitted,
+    ConflictsLost,
+)
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+
+pytestmark = [pytest.mark.real]
+
+COMMAND = [sys.executable, "-m", "lakewarden.agent"]
+FEW, MANY = 3, 12
+TABLES = 5
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest_asyncio.fixture
+async def old(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=FEW) as made:
+        yield made
+
+
+async def run(scene: World) -> Done:
+    """Run the command."""
+    values = scene.values()
+    names = ("bootstrap_servers", "topic_prefix", "group", "replication")
+    settings = environment({name: values[name] for name in names})
+    arguments = ("--to-prefix", f"{scene.prefix}-new", "--partitions", str(MANY))
+    with anyio.fail_after(PATIENCE_SECONDS):
+        done = await anyio.run_process(
+            [*COMMAND, "migrate", *arguments], check=False, env={**os.environ, **settings}
+        )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def target_of(scene: World) -> Settings:
+    return scene.settings(topic_prefix=f"{scene.prefix}-new")
+
+
+async def copied(scene: World, *, dry_run: bool = False) -> Migration:
+    """What the command does."""
+    return await migrate(scene.settings(), target_of(scene), MANY, dry_run=dry_run, report=lambda _: None)
+
+
+def new_world(scene: World) -> Any:
+    """The world of the new prefix. The agents keep their group."""
+    return world(
+        scene.bootstrap_servers, f"{scene.prefix}-new", scene.root, partitions=MANY, group=scene.prefix
+    )
+
+
+async def commit(scene: World, table: str, batch_id: int) -> None:
+    writer = scene.writer("w", table)
+    await writer.begin(batch_id=batch_id)
+    await writer.complete((await writer.obtain_grant()).grant, version=f"v{batch_id}")
+
+
+def tables(scene: World) -> list[str]:
+    return [f"{scene.table}-{number}" for number in range(TABLES)]
+
+
+async def commit_everywhere(scene: World) -> None:
+    """Five tables have a committed batch, and a writer of the first one has lost a conflict."""
+    for number, table in enumerate(tables(scene)):
+        await commit(scene, table, 40 + number)
+    first, second = scene.writer("winner", tables(scene)[0]), scene.writer("loser", tables(scene)[0])
+    await first.begin()
+    await second.begin()
+    await first.touch("f")
+    await second.touch("f")
+    await second.wait_for(Abort)
+    await first.abandon()
+    await scene.wait_for(BatchCommitted, count=TABLES)
+    await scene.wait_for(ConflictsLost, lambda lost: lost.writer == "loser")
+    await scene.settle(tables(scene)[0])
+
+
+async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) -> None:
+    async with old.agent():
+        await commit_everywhere(old)
+
+    plan = await copied(old, dry_run=True)
+    done = await run(old)
+
+    assert (plan.refusals, plan.complete) == ((), False)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [line.split() for line in lines if line.split()[0] == old.prefix] == [
+        [old.prefix, str(FEW), str(TABLES), str(TABLES), "1"]
+    ]
+    assert lines[-1].startswith(f"complete: start agents and writers with topic prefix {old.prefix}-new")
+    assert asdict(await copied(old)) == {
+        "from_prefix": old.prefix,
+        "from_partitions": FEW,
+        "to_prefix": f"{old.prefix}-new",
+        "to_partitions": MANY,
+        "tables": TABLES,
+        "batches": TABLES,
+        "losses": 1,
+        "already_there": TABLES + 1,
+        "refusals": (),
+        "complete": True,
+    }
+    async with new_world(old) as new:
+        entries = await ledger(new.settings())
+        assert entries == await ledger(old.settings())
+        assert [each.losses for each in entries if each.losses] == [1]
+        async with new.agent():
+            for number, table in enumerate(tables(old)):
+                repeated = new.writer("w", table)
+                await repeated.send_intent(batch_id=40 + number)
+                answer = await repeated.wait_for(AlreadyCommitted)
+                assert (answer.committed_batch_id, answer.version) == (40 + number, f"v{40 + number}")
+            await commit(new, tables(old)[0], 41)
+            await new.wait_for(BatchCommitted, lambda batch: batch.batch_id == 41 and batch.term != "")
+        assert {each.partition for each in new.received if isinstance(each.event, AlreadyCommitted)} == {
+            partition_of(table, MANY) for table in tables(old)
+        }
+        served = await copied(old, dry_run=True)
+
+    assert [each.partition(";")[0] for each in served.refusals] == [
+        f"prefix {old.prefix}-new is in use: an agent has served it"
+    ]
+
+
+async def test_while_anything_is_open_the_ledger_is_not_copied(old: World) -> None:
+    """An agent serves; then it is gone, and a transaction is open; then a writer was still running when the agent stopped."""
+    async with old.agent():
+        hung = old.writer("hung")
+        await hung.begin(batch_id=7)
+        served = await copied(old, dry_run=True)
+    with pytest.raises(AgentError) as left:
+        await copied(old)
+    async with old.agent():
+        await hung.abandon()
+        await old.settle()
+    settled = await copied(old, dry_run=True)
+    await old.writer("late").heartbeat()
+    late = await copied(old, dry_run=True)
+
+    assert f"agents serve prefix {old.prefix} (lakewarden-agent at " in served.refusals[0]
+    still_open = f"transaction {hung.transaction} of writer hung, table {old.table}, active"
+    assert still_open in served.refusals[1]
+    assert still_open in str(left.value)
+    assert "agents serve" not in str(left.value)
+    assert settled.refusals == ()
+    assert [each.partition(" (")[0] for each in late.refusals] == [
+        f"no checkpoint covers the last events of {old.prefix}.writers"
+    ]
+
+
+async def test_an_interrupted_copy_is_noticed_and_completed(
+    old: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command ends between two records. An agent that starts then refuses the partitions."""
+    async with old.agent():
+        await commit_everywhere(old)
+    publish = module._publish
+
+    async def interrupted(sender: Any, settings: Any, records: Any) -> None:
+        every = list(records)
+        await publish(sender, settings, every if len(every) == MANY else every[:2])
+        if len(every) != MANY:
+            raise KafkaError("the connection is lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_publish", interrupted)
+        with pytest.raises(AgentError, match="the copy is incomplete, run this again"):
+            await copied(old)
+    plan = await copied(old, dry_run=True)
+    done = await copied(old)
+
+    assert (plan.already_there, plan.complete, plan.refusals) == (2, False, ())
+    assert (done.already_there, done.complete) == (2, True)
+    assert await ledger(target_of(old)) == await ledger(old.settings())

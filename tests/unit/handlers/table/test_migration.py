@@ -1,0 +1,123 @@
+"""When the ledger may be copied to another topic prefix, and what the command says if not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lakewarden.handlers.table.migration import MAX_NAMED, Source, SourcePartition, Target, refusals
+
+AT_REST = Source("old", (SourcePartition(0, 7, 7), SourcePartition(1, None, 0), SourcePartition(2, 900, 900)))
+NEW = Target("new", {})
+
+
+def test_a_log_at_rest_may_be_copied_to_a_new_prefix() -> None:
+    """A partition that was never written to has no checkpoint."""
+    assert refusals(AT_REST, NEW, 12) == []
+
+
+def test_an_interrupted_copy_may_be_continued() -> None:
+    """Its topics exist, and its ledger has some of the entries of the source."""
+    begun = Target("new", dict.fromkeys(("new.writers", "new.decisions", "new.ledger"), 12))
+
+    assert refusals(AT_REST, begun, 12) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "next_step"),
+    [
+        pytest.param(
+            {"transactions": ("transaction T of writer w, table t, granted",)},
+            "transactions of prefix old are open or in doubt (transaction T of writer w, table t, granted)",
+            "lakewarden abort",
+            id="open transaction",
+        ),
+        pytest.param(
+            {"partitions": (SourcePartition(0, 7, 7), SourcePartition(1, 5, 9))},
+            "no checkpoint covers the last events of old.writers (partition 1 from offset 5 to 9)",
+            "start an agent",
+            id="events after the checkpoint",
+        ),
+        pytest.param(
+            {"partitions": (SourcePartition(0, None, 1),)},
+            "(partition 0 from offset 0 to 1)",
+            "start an agent",
+            id="events without a checkpoint",
+        ),
+        pytest.param(
+            {"partitions": (SourcePartition(0, 9, 7),)},
+            "(partition 0 from offset 9 to 7)",
+            "start an agent",
+            id="checkpoint beyond the end",
+        ),
+        pytest.param(
+            {"partitions": (SourcePartition(0, 7, 7, ("old.decisions begins late",)),)},
+            "the log of prefix old can't be relied on (old.decisions begins late)",
+            "start an agent of the newest version",
+            id="incomplete log",
+        ),
+        pytest.param(
+            {"agents": ("lakewarden-agent at 10.0.0.7",)},
+            "agents serve prefix old (lakewarden-agent at 10.0.0.7)",
+            "stop them with SIGTERM",
+            id="agent",
+        ),
+        pytest.param(
+            {"locks": ("table t, agent a, until noon",)},
+            "agents hold locks (table t, agent a, until noon)",
+            "wait until their leases have ended",
+            id="lock",
+        ),
+    ],
+)
+def test_a_source_that_is_not_at_rest_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
+    [reason] = refusals(replace(AT_REST, **changed), NEW, 12)
+
+    assert what in reason
+    assert next_step in reason.partition(what)[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "next_step"),
+    [
+        pytest.param({"prefix": "old"}, "prefix old is the source itself", "choose another one", id="source"),
+        pytest.param(
+            {"counts": {"new.writers": 3, "new.ledger": 12}},
+            "another number of partitions than 12 (new.writers has 3)",
+            "delete the topics new.*",
+            id="number of partitions",
+        ),
+        pytest.param({"taken": True}, "prefix new is in use: an agent", "choose another prefix", id="served"),
+        pytest.param(
+            {"records": ("new.writers",)},
+            "prefix new is in use: records in new.writers",
+            "choose another prefix",
+            id="records",
+        ),
+        pytest.param(
+            {"others": 2},
+            "has 2 entries that are not those of old now",
+            "delete the topics new.*",
+            id="entries of an earlier copy",
+        ),
+    ],
+)
+def test_a_target_that_is_used_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
+    [reason] = refusals(AT_REST, replace(NEW, **changed), 12)
+
+    assert what in reason
+    assert next_step in reason.partition(what)[2]
+
+
+def test_all_reasons_are_given_and_each_names_the_first_of_many() -> None:
+    """A thousand open transactions make one line, not a page."""
+    many = tuple(f"transaction T{number}" for number in range(1_000))
+    busy = replace(AT_REST, transactions=many, agents=("a",), locks=("l",))
+
+    reasons = refusals(busy, replace(NEW, taken=True), 12)
+
+    assert len(reasons) == 4
+    assert f"T{MAX_NAMED - 1} and {1_000 - MAX_NAMED} more" in reasons[1]
+    assert f"T{MAX_NAMED}" not in reasons[1]
