@@ -10,7 +10,7 @@
 - The victim rule of an abort follows from the state before the abort, in the order of `conflicts.loser_of`. The log doesn't
   contain `max_losses`, so an abort that no other rule explains is explained by the protection of the winner.
 - A decision that doesn't count (`replay.py`) is a `Void` step, and changes nothing.
-- Memory: the table's state, its decisions, and the name and outcome of at most `MAX_REMEMBERED` other transactions.
+- Memory: the table's state, its decisions, and the name and outcome of a bounded number of transactions (`outcomes.py`).
 
 Times are epoch milliseconds.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from lakewarden.events import (
@@ -48,11 +48,11 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.explain import timeline
 from lakewarden.handlers.explain.evidence import FirstTouches, victim_rule, with_locks, with_reports
+from lakewarden.handlers.explain.outcomes import Outcomes, phase_of
 from lakewarden.handlers.explain.timeline import (
     Blocker,
     EventRef,
     Explanation,
-    Outcome,
     RecordRef,
     SharedPlace,
     TransactionRef,
@@ -69,22 +69,6 @@ from lakewarden.handlers.table.verdicts import verdict_of
 
 MOST_SHOWN = 20
 """Places, names and partitions that one step lists. Its counters count more of them."""
-MAX_REMEMBERED = 20_000
-"""Transactions whose name and outcome are kept, beside those that the explanation names."""
-MAX_ATTEMPTS = 100
-"""Attempts of one batch that are listed."""
-
-UNKNOWN_OUTCOME = Outcome(None)
-
-
-@dataclass(slots=True)
-class _Remembered:
-    """A transaction of the table; `named`: the explanation names it."""
-
-    transaction: TransactionRef
-    outcome: Outcome
-    places: int = 0
-    named: bool = False
 
 
 class Explainer:
@@ -99,11 +83,10 @@ class Explainer:
         max_losses: int = 3,
     ) -> None:
         self._id, self._table = transaction.id, table
-        self._transaction = transaction
         self._max_losses = max_losses
         self._state = TableState(table, TableSettings(max_losses=max_losses))
+        self._outcomes = Outcomes(transaction, self._state)
         self._steps: list[timeline.Step] = []
-        self._remembered: dict[str, _Remembered] = {}
         self._touches = FirstTouches()
         self._causes: set[str] = set()
         self._cause_events: dict[str, EventRef] = {}
@@ -169,7 +152,7 @@ class Explainer:
         ignored = phase_before is not None and why_ignored(self._state, event) is not None
         overlaps = apply_event(self._state, event, record.offset, record.recorded_ms / 1000)
         if not ignored:
-            self._note_event(record, event)
+            self._outcomes.note_event(record, event)
         if own and ignored:
             self._add_ignored(record, event, phase_before)
         elif own:
@@ -188,12 +171,12 @@ class Explainer:
     ) -> Explanation:
         """The explanation, after all events were added. `locks`, `reports`: from `audit` and `conflicts`, for this table."""
         self._apply_due(None, None)
-        outcome = self._remembered[self._id].outcome if self._id in self._remembered else UNKNOWN_OUTCOME
+        outcomes, outcome = self._outcomes, self._outcomes.explained_outcome
+        others = tuple(outcomes.named())
         steps = with_reports(self._steps, [each for each in reports if each.victim == self._id])
-        others = [each for name, each in self._remembered.items() if each.named and name != self._id]
         kept = self._state.transactions.get(self._id)
         return Explanation(
-            transaction=self._transaction,
+            transaction=outcomes.explained,
             table=self._table,
             outcome=outcome,
             waits_for=() if kept is None else tuple(self._blockers(kept)),
@@ -203,8 +186,8 @@ class Explainer:
             ),
             repeated=self._repeated,
             steps=tuple(with_locks(steps, locks, self._opened, outcome.record)),
-            others=tuple(_related(each) for each in others),
-            attempts=tuple(_related(each) for each in self._attempts()),
+            others=others,
+            attempts=tuple(outcomes.attempts()),
         )
 
     def _apply_due(self, up_to: int | None, event_id: str | None) -> None:
@@ -219,85 +202,13 @@ class Explainer:
                 self._touches.add(admission, decision.reserved)
             phase_before = self._phase_of(decision.transaction)
             replay_verdict(self._state, verdict_of(decision), record.recorded_ms / 1000)
-            self._note_decision(record, decision, phase_before)
+            self._outcomes.note_decision(record, decision, phase_before)
         self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):
             self._steps.append(self._void.popleft()[1])
 
-    # -- all transactions of the table -------------------------------------------------------------------------------
-
-    def _note_event(self, record: RecordRef, event: WriterEventUnion) -> None:
-        if isinstance(event, CommitIntent) and event.transaction not in self._remembered:
-            opened = TransactionRef(event.transaction, event.writer, event.batch_id, record.offset)
-            self._remembered[event.transaction] = _Remembered(opened, Outcome(Phase.QUEUED))
-            if event.transaction == self._id:
-                self._transaction = opened
-            self._forget()
-        known = self._remembered.get(event.transaction)
-        if known is None and event.transaction == self._id and isinstance(event, CommitCompleted):
-            known = self._remembered[self._id] = _Remembered(self._transaction, UNKNOWN_OUTCOME)
-        if known is None or known.outcome.phase is Phase.COMMITTED:
-            return
-        if isinstance(event, CommitCompleted):
-            known.outcome = Outcome(Phase.COMMITTED, version=event.version, record=record)
-        elif isinstance(event, TransactionAbandoned) and known.outcome.record is None:
-            known.outcome = Outcome(Phase.ABORTED, "abandoned", record=record)
-        elif (kept := self._state.transactions.get(event.transaction)) is not None and kept.phase in OPEN:
-            known.outcome = Outcome(kept.phase)
-
-    def _note_decision(
-        self, record: RecordRef, decision: DecisionEventUnion, phase_before: Phase | None
-    ) -> None:
-        known = self._remembered.get(decision.transaction)
-        if known is None and decision.transaction == self._id and isinstance(decision, Abort):
-            aborted = Outcome(Phase.ABORTED, decision.reason, record=record)
-            self._remembered[self._id] = _Remembered(self._transaction, aborted)
-            return
-        if known is None or phase_before not in OPEN:
-            return
-        phase = self._phase_of(decision.transaction) or Phase.ABORTED
-        match decision:
-            case Abort(reason=reason):
-                # A revoked grant stays granted until its writer reports the outcome, or its lease expires.
-                known.outcome = Outcome(phase, reason, record=None if phase is Phase.GRANTED else record)
-            case AlreadyCommitted(version=version):
-                known.outcome = Outcome(Phase.COMMITTED, "already-committed", version, record)
-            case _:
-                known.outcome = Outcome(phase)
-
-    def _forget(self) -> None:
-        if len(self._remembered) <= MAX_REMEMBERED:
-            return
-        for name, each in self._remembered.items():
-            if not each.named and name != self._id and name not in self._state.transactions:
-                del self._remembered[name]
-                return
-
-    def _refer_to(self, transaction: str, writer: str) -> TransactionRef:
-        known = self._remembered.setdefault(
-            transaction, _Remembered(TransactionRef(transaction, writer), UNKNOWN_OUTCOME)
-        )
-        known.named = True
-        return known.transaction
-
-    def _attempts(self) -> list[_Remembered]:
-        this = self._transaction
-        if this.sequence is None:
-            return []
-        same = [each for each in self._remembered.values() if each.transaction.writer == this.writer]
-        if this.batch_id is None:
-            later = [each for each in same if (each.transaction.sequence or 0) > this.sequence]
-            same = [each for each in same if each.transaction == this] + later[:1]
-        else:
-            same = [each for each in same if each.transaction.batch_id == this.batch_id]
-        return same[:MAX_ATTEMPTS]
-
     def _phase_of(self, transaction: str) -> Phase | None:
-        kept = self._state.transactions.get(transaction)
-        if kept is not None:
-            return kept.phase
-        closed = self._state.closed.get(transaction)
-        return None if closed is None else closed.phase
+        return phase_of(self._state, transaction)
 
     def _marker_count(self) -> int:
         kept = self._state.transactions.get(self._id)
@@ -321,7 +232,7 @@ class Explainer:
         if isinstance(event, CommitIntent) and phase_before is None:
             self._add_intent(record, event)
         elif isinstance(event, CommitCompleted):
-            batch_id = event.batch_id or self._transaction.batch_id
+            batch_id = event.batch_id or self._outcomes.explained.batch_id
             self._steps.append(timeline.Completed(record, event.grant, event.version, batch_id, phase_before))
         elif isinstance(event, TransactionAbandoned) and (
             phase_before in OPEN or phase_before is Phase.UNKNOWN
@@ -411,8 +322,7 @@ class Explainer:
             if other.phase in LANDED and conflict_kind(this, other) is None:
                 continue  # It had landed before this one began, so it is part of the base version.
             rule = rule_for(this, other)
-            reference = self._refer_to(other.id, other.writer)
-            self._remembered[other.id].places += len(group)
+            reference = self._outcomes.refer_to(other.id, other.writer, places=len(group))
             if Phase.QUEUED in (this.phase, other.phase):
                 continue
             yield timeline.Met(
@@ -433,21 +343,23 @@ class Explainer:
         running = self._state.running()
         if this.phase is Phase.QUEUED:
             if running is not None and running.writer == this.writer:
-                yield Blocker(self._refer_to(running.id, running.writer), "publishing")
+                yield Blocker(self._outcomes.refer_to(running.id, running.writer), "publishing")
             groups: dict[str, list[Overlap]] = {}
             for each in blocking_overlaps(self._state, this):
                 groups.setdefault(each.other.transaction.id, []).append(each)
             for group in groups.values():
                 other = group[0].other.transaction
-                yield Blocker(self._refer_to(other.id, other.writer), _wait_reason(other), _shared(group))
+                yield Blocker(
+                    self._outcomes.refer_to(other.id, other.writer), _wait_reason(other), _shared(group)
+                )
             for other in reservation_blockers(self._state, this):
-                yield Blocker(self._refer_to(other.id, other.writer), _wait_reason(other))
+                yield Blocker(self._outcomes.refer_to(other.id, other.writer), _wait_reason(other))
         elif this.phase is Phase.WAITING:
             if running is not None:
-                yield Blocker(self._refer_to(running.id, running.writer), "granted")
+                yield Blocker(self._outcomes.refer_to(running.id, running.writer), "granted")
             for other in self._state.transactions.values():
                 if other.phase is Phase.WAITING and other.requested < this.requested:
-                    yield Blocker(self._refer_to(other.id, other.writer), "earlier in the line")
+                    yield Blocker(self._outcomes.refer_to(other.id, other.writer), "earlier in the line")
 
     def _add_wait(self) -> None:
         this = self._state.transactions.get(self._id)
@@ -467,13 +379,12 @@ class Explainer:
         """The blocker that ended last, of those that its `Waiting` steps name."""
         ended = [
             (record.recorded_ms, each)
-            for each in (self._remembered[name] for name in self._waited_for)
+            for each in (self._outcomes.blocker(name) for name in self._waited_for)
             if (record := each.outcome.record) is not None
         ]
         if not ended:
             return None
-        _, last = max(ended, key=lambda each: each[0])
-        return timeline.LastBlocker(last.transaction, last.outcome)
+        return max(ended, key=lambda each: each[0])[1]
 
     def _add_take_overs(self, is_due: Callable[[RecordRef], bool]) -> None:
         while self._take_overs and is_due(self._take_overs[0][0]):
@@ -556,7 +467,7 @@ class Explainer:
     def _add_won(self, record: RecordRef, decision: Abort) -> None:
         entries = [each for each in decision.conflicts if each.other_transaction == self._id]
         for lost_conflict in self._lost_conflicts(decision.transaction, entries):
-            victim = self._refer_to(decision.transaction, decision.writer)
+            victim = self._outcomes.refer_to(decision.transaction, decision.writer)
             self._steps.append(
                 timeline.Won(record, victim, decision.reason, self._cause(decision), lost_conflict)
             )
@@ -572,7 +483,7 @@ class Explainer:
         for winner_id, group in groups.items():
             first = group[0]
             lost_conflict = timeline.LostConflict(
-                winner=self._refer_to(winner_id, first.other_writer),
+                winner=self._outcomes.refer_to(winner_id, first.other_writer),
                 winner_phase=self._phase_of(winner_id),
                 victim_rule=None,
                 offsets_older=None,
@@ -596,10 +507,6 @@ class Explainer:
 
 def _reference(transaction: Transaction) -> TransactionRef:
     return TransactionRef(transaction.id, transaction.writer, transaction.batch_id, transaction.sequence)
-
-
-def _related(remembered: _Remembered) -> timeline.RelatedTransaction:
-    return timeline.RelatedTransaction(remembered.transaction, remembered.outcome, remembered.places)
 
 
 def _wait_reason(blocker: Transaction) -> timeline.WaitReason:
