@@ -14,7 +14,7 @@ computing time. A writer without a committed attempt saves nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -124,10 +124,11 @@ def _computed_seconds(attempt: Attempt) -> float:
     return max(0.0, end - attempt.computing_since)
 
 
-def discrepancies(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -> list[str]:
+def discrepancies(contests: Sequence[tuple[Trace, ConflictLog]], in_parquet: set[str] | None) -> list[str]:
     """Differences between the conflicts topic, the third query's output and the writers' steps; jobs that didn't stop."""
-    published = {conflict.victim for conflict in log.conflicts}
-    received = {attempt.transaction for attempt in trace.of(Outcome.CONFLICT)}
+    attempts = [attempt for trace, _ in contests for attempt in trace.attempts]
+    published = {victim for _, log in contests for victim in log.victims}
+    received = {attempt.transaction for attempt in attempts if attempt.outcome is Outcome.CONFLICT}
     notes = []
     if published != received:
         notes.append(
@@ -139,7 +140,7 @@ def discrepancies(trace: Trace, log: ConflictLog, in_parquet: set[str] | None) -
         notes.append(
             f"conflicts topic and the third query disagree: {len(published)} published, {written} in its Parquet files"
         )
-    not_stopped = [attempt for attempt in trace.attempts if _jobs_not_stopped(attempt)]
+    not_stopped = [attempt for attempt in attempts if _jobs_not_stopped(attempt)]
     if not_stopped:
         notes.append(
             f"Spark jobs of {len(not_stopped)} aborted attempts did not stop in time; the figures exclude them"

@@ -42,6 +42,11 @@ class ConflictLog:
     conflicts: Sequence[ConflictDetected] = ()
     writer_events: Sequence[WriterEventUnion] = field(default=(), repr=False)
 
+    @property
+    def victims(self) -> set[str]:
+        """The transactions that conflicts aborted."""
+        return {conflict.victim for conflict in self.conflicts}
+
 
 def read_log(bootstrap_servers: str, table: str) -> ConflictLog:
     """Read all records of `table` from the demo's own Kafka."""

@@ -24,8 +24,9 @@ def line_for_step(step: Step, attempt: Attempt | None) -> Line | None:
     """The line for a step, or None for a step that is not shown. `attempt` already contains the step."""
     match step.what:
         case "intent":
-            queued = step.detail.get("admission") == "queued"
-            return Line("restarts, queued for admission" if queued else "starts", "dim")
+            verb = "restarts" if step.attempt > 1 else "starts"
+            queued = ", queued for admission" if step.detail.get("admission") == "queued" else ""
+            return Line(f"{verb}{queued}", "dim")
         case "admitted" if attempt is not None and _since(attempt, "intent", step) > 0.5:
             return Line(f"admitted after {_since(attempt, 'intent', step):.1f} s in the queue", "dim")
         case "abort":

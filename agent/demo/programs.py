@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lakewarden.agent.demo.contest import Arena
 from lakewarden.agent.demo.flights import KEYS
 
 _KEPT = frozenset({"LAKEWARDEN_CACHE_DIR"})
@@ -41,40 +43,42 @@ class Programs:
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """The command lines of one run, with its folder, table and store."""
+    """The command lines of one run, with its folder and store."""
 
     programs: Programs
     folder: Path
-    table: str
     warehouse: str
-    """The folder or bucket of the table. A bucket also contains the table's lock."""
+    """The folder or bucket of the tables. A bucket also contains their locks."""
     s3_endpoint: str | None
     max_files_per_trigger: int
 
-    def dev(self) -> list[str]:
-        """Kafka and the agent, for this table only."""
+    def dev(self, tables: Sequence[str]) -> list[str]:
+        """Kafka and the agent, for these tables only."""
+        allowed = [word for table in tables for word in ("--allow", table)]
         locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
-        return [*self.programs.dev, "--data", str(self.folder), "--allow", self.table, *locks, *self._store()]
+        return [*self.programs.dev, "--data", str(self.folder), *allowed, *locks, *self._store()]
 
     def conflicts_job(self, bootstrap_servers: str) -> list[str]:
         """The conflicts job, which writes to `conflicts/`."""
-        folders = ["--output", str(self.folder / "conflicts"), "--checkpoint", self._checkpoint("conflicts")]
+        checkpoint = self.folder / "checkpoints" / "conflicts"
+        folders = ["--output", str(self.folder / "conflicts"), "--checkpoint", str(checkpoint)]
         return [*self.programs.conflicts_job, "--bootstrap-servers", bootstrap_servers, *folders]
 
-    def writer(self, role: str, feed: Path, events: Path, bootstrap_servers: str | None) -> list[str]:
+    def writer(
+        self, role: str, feed: Path, events: Path, arena: Arena, bootstrap_servers: str | None
+    ) -> list[str]:
         """The query of one feed. Without `bootstrap_servers` it runs without an agent."""
-        agent = ["--bootstrap-servers", bootstrap_servers] if bootstrap_servers else ["--without-agent"]
+        agent = ["--without-agent"]
+        if bootstrap_servers and arena.admission:
+            agent = ["--bootstrap-servers", bootstrap_servers, "--admission", arena.admission]
         return [
             *self.programs.writer,
-            *("--role", role, "--input", str(feed), "--table", self.table, "--keys", ",".join(KEYS)),
-            *("--checkpoint", self._checkpoint(role), "--events", str(events)),
+            *("--role", role, "--input", str(feed), "--table", arena.place.uri, "--keys", ",".join(KEYS)),
+            *("--checkpoint", str(arena.folder / "checkpoints" / role), "--events", str(events)),
             *("--max-files-per-trigger", str(self.max_files_per_trigger)),
             *agent,
             *self._store(),
         ]
-
-    def _checkpoint(self, query: str) -> str:
-        return str(self.folder / "checkpoints" / query)
 
     def _store(self) -> list[str]:
         return ["--s3-endpoint", self.s3_endpoint] if self.s3_endpoint else []

@@ -1,57 +1,51 @@
-"""The final report: the comparison of the table and the figures, as text and as one JSON object."""
+"""The final report: each contest's table comparison and figures, side by side as text, and as one JSON object."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lakewarden.agent.demo.figures import Stops, Waste
-from lakewarden.agent.demo.verification import TableCheck
+from lakewarden.agent.demo.contest import Contest
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The results of a run."""
 
-    check: TableCheck
-    with_agent: bool
-    conflicts: int
-    stops: Stops
-    waste: Waste
-    batches: int
-    """Batches committed by both writers together."""
-    restarts: Mapping[str, int]
-    """How often the demo restarted each writer."""
+    contests: tuple[Contest, ...]
+    """In the order in which they ran, at least one."""
     seconds: float
+    """Of the whole run."""
     picture: Path | None = None
     kept: Path | None = None
-    """The folder of table, checkpoints and logs, if they are kept."""
+    """The folder of tables, checkpoints and logs, if they are kept."""
     notes: tuple[str, ...] = ()
     """Remarks: failures during the run, and sources that disagree."""
 
+    @property
+    def with_agent(self) -> bool:
+        """Whether an agent coordinated the queries."""
+        return self.contests[0].admission is not None
+
+    @property
+    def clean(self) -> bool:
+        """Whether every row is present exactly once and correct, in each table."""
+        return all(contest.check.clean for contest in self.contests)
+
     def as_json(self) -> str:
-        """One JSON object on one line."""
+        """One JSON object on one line. `contests` has the figures of each contest."""
         return json.dumps(
             {
-                "expected": self.check.expected,
-                "present": self.check.present,
-                "missing": self.check.missing,
-                "duplicated": self.check.duplicated,
-                "wrong": self.check.wrong,
-                "conflicts": self.conflicts,
-                "stop_seconds": {"p50": _rounded(self.stops.p50), "max": _rounded(self.stops.max)},
-                "saved_writer_seconds": round(self.waste.saved, 3),
+                "contests": [_contest_fields(contest) for contest in self.contests],
                 "picture": None if self.picture is None else str(self.picture),
                 "with_agent": self.with_agent,
-                "spent_writer_seconds": round(self.waste.spent, 3),
-                "batches": self.batches,
-                "restarts": dict(self.restarts),
                 "seconds": round(self.seconds, 1),
                 "notes": list(self.notes),
             }
@@ -63,72 +57,110 @@ class Report:
         console.print(self._table())
         for note in self.notes:
             console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
-        for what, path in (("picture", self.picture), ("table, checkpoints and logs", self.kept)):
+        for what, path in (("picture", self.picture), ("tables, checkpoints and logs", self.kept)):
             if path is not None:
                 console.print(Text(f"{what}: {path}"), soft_wrap=True)
         console.print(self._verdict(), soft_wrap=True)
 
     def _table(self) -> Table:
-        check = self.check
-        table = Table(show_header=False, box=None, padding=(0, 1), title=None)
-        table.add_column(justify="left")
-        table.add_column(justify="right")
-        table.add_column(justify="left", style="dim")
-        table.add_row("rows expected", _count(check.expected), "every flight once, columns of both feeds")
-        table.add_row("rows present", _count(check.present), "flights with at least one row")
-        for name, found, meaning in (
-            ("rows missing", check.missing, "flights without a row"),
-            ("rows duplicated", check.duplicated, "further rows of the same flight"),
-            ("rows wrong", check.wrong, self._wrong()),
-        ):
-            table.add_row(name, Text(_count(found), style="bold red" if found else "green"), meaning)
+        table = Table(show_header=self.with_agent, box=None, padding=(0, 1), title=None)
+        table.add_column("admission", justify="left")
+        for contest in self.contests:
+            table.add_column(contest.name, justify="right")
+        table.add_column("", justify="left", style="dim")
+
+        def add(name: str, meaning: str, shown: Callable[[Contest], str | Text]) -> None:
+            table.add_row(name, *map(shown, self.contests), meaning)
+
+        add(
+            "rows expected",
+            "every flight once, columns of both feeds",
+            lambda each: _count(each.check.expected),
+        )
+        add("rows present", "flights with at least one row", lambda each: _count(each.check.present))
+        add("rows missing", "flights without a row", lambda each: _error(each.check.missing))
+        add("rows duplicated", "further rows of the same flight", lambda each: _error(each.check.duplicated))
+        add("rows wrong", self._wrong(), lambda each: _error(each.check.wrong))
+        add("batches committed", self._restarts(), lambda each: _count(each.batches))
         if self.with_agent:
-            table.add_row("conflicts", _count(self.conflicts), "the agent aborted one of two transactions")
-            table.add_row(
-                "time to stop, median",
-                _seconds(self.stops.p50),
-                "from the later marker to idle executors",
-            )
-            table.add_row(
-                "time to stop, maximum", _seconds(self.stops.max), f"of {self.stops.timed} aborted attempts"
-            )
-            table.add_row(
-                "computing time wasted",
-                f"{self.waste.spent:.1f} s",
+            add("conflicts", "the agent aborted one of two transactions", lambda each: _count(each.conflicts))
+            add(
+                "computed in vain",
                 "by aborted attempts before they stopped",
+                lambda each: f"{each.waste.spent:.1f} s",
             )
-            table.add_row(
-                "computing time saved",
-                f"{self.waste.saved:.1f} s",
+            add(
+                "computing saved",
                 "compared with detection at commit time",
+                lambda each: f"{each.waste.saved:.1f} s",
             )
-        table.add_row("batches committed", _count(self.batches), _restarts(self.restarts))
-        table.add_row("run time", f"{self.seconds:.0f} s", "including the start of Kafka and Spark")
+            add(
+                "time to stop, median",
+                "from the later marker to idle executors",
+                lambda each: _seconds(each.stops.p50),
+            )
+            add("time to stop, maximum", "of all aborted attempts", lambda each: _seconds(each.stops.max))
+        add(
+            "contest time",
+            f"without the start of Spark; the whole run took {self.seconds:.0f} s",
+            lambda each: f"{each.seconds:.0f} s",
+        )
         return table
 
     def _wrong(self) -> str:
         found = [
             f"{count:,} with wrong values from {feed}"
-            for feed, count in self.check.wrong_by_feed.items()
+            for contest in self.contests
+            for feed, count in contest.check.wrong_by_feed.items()
             if count
         ]
         return "; ".join(found) or "flights with a wrong value in some column"
 
+    def _restarts(self) -> str:
+        again = [
+            f"{writer} {times} time{'s' if times > 1 else ''}"
+            for contest in self.contests
+            for writer, times in contest.restarts.items()
+            if times
+        ]
+        return f"restarted after a failure: {', '.join(again)}" if again else "no writer failed"
+
     def _verdict(self) -> Text:
-        check = self.check
-        if check.clean:
+        expected = self.contests[0].check.expected
+        if self.clean:
+            each = " in each table" if len(self.contests) > 1 else ""
             chance = "" if self.with_agent else ". Without an agent this is chance"
             return Text(
-                f"All {check.expected:,} rows are present exactly once and correct{chance}.",
+                f"All {expected:,} rows are present exactly once and correct{each}{chance}.",
                 style="bold green",
             )
-        lost = check.missing + check.wrong
+        lost = sum(contest.check.lost for contest in self.contests)
+        total = sum(contest.check.expected for contest in self.contests)
         cause = (
             "This is a bug of lakewarden; please report it with the logs."
             if self.with_agent
             else "The two queries overwrote each other's rows, and no commit failed. Compare with a run with the agent."
         )
-        return Text(f"{lost:,} of {check.expected:,} rows are lost or damaged. {cause}", style="bold red")
+        return Text(f"{lost:,} of {total:,} rows are lost or damaged. {cause}", style="bold red")
+
+
+def _contest_fields(contest: Contest) -> Mapping[str, Any]:
+    check, stops, waste = contest.check, contest.stops, contest.waste
+    return {
+        "admission": contest.admission,
+        "expected": check.expected,
+        "present": check.present,
+        "missing": check.missing,
+        "duplicated": check.duplicated,
+        "wrong": check.wrong,
+        "conflicts": contest.conflicts,
+        "stop_seconds": {"p50": _rounded(stops.p50), "max": _rounded(stops.max)},
+        "saved_writer_seconds": round(waste.saved, 3),
+        "spent_writer_seconds": round(waste.spent, 3),
+        "batches": contest.batches,
+        "restarts": dict(contest.restarts),
+        "seconds": round(contest.seconds, 1),
+    }
 
 
 def _rounded(value: float | None) -> float | None:
@@ -139,12 +171,9 @@ def _count(value: int) -> str:
     return f"{value:,}"
 
 
+def _error(value: int) -> Text:
+    return Text(f"{value:,}", style="bold red" if value else "green")
+
+
 def _seconds(value: float | None) -> str:
     return "none" if value is None else f"{value:.2f} s"
-
-
-def _restarts(restarts: Mapping[str, int]) -> str:
-    again = [
-        f"{writer} {times} time{'s' if times > 1 else ''}" for writer, times in restarts.items() if times
-    ]
-    return f"restarted after a failure: {', '.join(again)}" if again else "no writer failed"

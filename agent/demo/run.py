@@ -11,12 +11,14 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 
 from lakewarden.agent.demo import figures
+from lakewarden.agent.demo.contest import Arena, Contest
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
@@ -26,10 +28,10 @@ from lakewarden.agent.demo.processes import Child, stop_all
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.screen import Screen
-from lakewarden.agent.demo.settings import DEFAULT_BUCKET
+from lakewarden.agent.demo.settings import DEFAULT_BUCKET, Admissions
 from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
-from lakewarden.agent.demo.trace import Outcome
-from lakewarden.agent.demo.verification import TableCheck, compare
+from lakewarden.agent.demo.trace import Trace
+from lakewarden.agent.demo.verification import compare
 from lakewarden.agent.demo.writers import Restarted, Writer, follow
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 
@@ -50,12 +52,18 @@ class DemoSettings:
     """The size of a run, its folders and its programs."""
 
     days: int
-    with_agent: bool = True
+    admissions: tuple[str, ...] = Admissions.BOTH.each
+    """A contest with each, one after the other. Empty: one contest without an agent."""
     s3_endpoint: str | None = None
     s3_bucket: str = DEFAULT_BUCKET
     data: Path | None = None
     picture: Path | None = None
     programs: Programs = field(default_factory=Programs)
+
+    @property
+    def with_agent(self) -> bool:
+        """Whether an agent coordinates the queries."""
+        return bool(self.admissions)
 
     @property
     def batch_days(self) -> int:
@@ -82,36 +90,35 @@ class Demo:
         """Start all processes, wait until the writers have finished, stop all processes, compare the table."""
         began = time.monotonic()
         settings, note = self.settings, self.screen.note
-        for name in ("logs", "events"):
-            (self.folder / name).mkdir()
+        (self.folder / "logs").mkdir()
         flights = load_flights(settings.days)
         feeds = write_feeds(flights, self.folder / "feeds", settings.batch_days)
         files = " and ".join(f"{feed.name} ({feed.rows:,} rows in {feed.files} files)" for feed in feeds)
         note(f"two feeds with {flights.num_rows:,} flights of {settings.days} days: {files}")
         place = self._place()
-        table = create_table(place)
-        note(f"one Paimon table, partitioned by month and day: {table}")
+        arenas = [self._arena(place, admission) for admission in settings.admissions or (None,)]
+        tables = [arena.place.uri for arena in arenas]
+        note(f"Paimon, partitioned by month and day: {' and '.join(tables)}")
 
         commands = Commands(
-            settings.programs,
-            self.folder,
-            table,
-            place.warehouse,
-            settings.s3_endpoint,
-            settings.files_per_batch,
+            settings.programs, self.folder, place.warehouse, settings.s3_endpoint, settings.files_per_batch
         )
-        servers = self._start_agent(commands) if settings.with_agent else None
+        servers = self._start_agent(commands, tables) if settings.with_agent else None
         job = self._start("conflicts", commands.conflicts_job(servers)) if servers else None
-        writers = self._run_writers(feeds, commands, servers)
-        log, in_parquet = ConflictLog(), None
+        fought = [(arena, *self._run_writers(feeds, commands, arena, servers)) for arena in arenas]
+        logs, in_parquet = [ConflictLog() for _ in arenas], None
         if servers is not None and job is not None:
-            log = read_log(servers, table)
-            in_parquet = self._wait_for_parquet(job, {conflict.victim for conflict in log.conflicts})
-        note("stopping all processes, then comparing the table with the input")
+            logs = [read_log(servers, table) for table in tables]
+            in_parquet = self._wait_for_parquet(job, {victim for log in logs for victim in log.victims})
+        note("stopping all processes, then comparing each table with the input")
         self.stop()
         seconds = time.monotonic() - began
-        check = compare(read_table(place), expected_table(flights))
-        return self._report(check, log, in_parquet, writers, seconds)
+        expected = expected_table(flights)
+        contests = tuple(
+            Contest(arena.admission, trace, compare(read_table(arena.place), expected), log, restarts)
+            for (arena, trace, restarts), log in zip(fought, logs, strict=True)
+        )
+        return self._report(contests, in_parquet, seconds)
 
     def stop(self) -> None:
         """End all processes in bounded time; the agent last, so that it processes the writers' last events."""
@@ -129,10 +136,19 @@ class Demo:
         self.children.append(child)
         return child
 
-    def _start_agent(self, commands: Commands) -> str:
+    def _arena(self, place: TablePlace, admission: str | None) -> Arena:
+        """Create the table and the folder of a contest."""
+        arena = Arena(admission, place, self.folder)
+        if admission is not None:
+            arena = Arena(admission, replace(place, name=f"flights_{admission}"), self.folder / admission)
+        (arena.folder / "events").mkdir(parents=True)
+        create_table(arena.place)
+        return arena
+
+    def _start_agent(self, commands: Commands, tables: Sequence[str]) -> str:
         """Start Kafka and the agent; returns the address of Kafka when both are ready."""
         self.screen.note("starting Kafka and the agent (lakewarden dev)")
-        dev = self._start("dev", commands.dev())
+        dev = self._start("dev", commands.dev(tables))
         deadline = time.monotonic() + DEV_READY_SECONDS
         while time.monotonic() < deadline:
             if (servers := _ready_servers(dev.out)) is not None:
@@ -142,17 +158,19 @@ class Demo:
             time.sleep(_POLL_SECONDS)
         raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_log_line()}")
 
-    def _run_writers(self, feeds: tuple[Feed, ...], commands: Commands, servers: str | None) -> list[Writer]:
-        """Run both queries until each has written its whole feed."""
-        more = ", and a third that writes conflicts to Parquet" if servers else ", without an agent"
-        self.screen.note(f"starting two Spark streaming queries{more}")
+    def _run_writers(
+        self, feeds: tuple[Feed, ...], commands: Commands, arena: Arena, servers: str | None
+    ) -> tuple[Trace, dict[str, int]]:
+        """Run both queries until each has written its whole feed. Return their steps, and how often each was restarted."""
+        how = f"with {arena.admission} admission" if servers else "without an agent"
+        self.screen.note(f"starting two Spark streaming queries {how}")
 
         def start(feed: Feed, events: Path, times: int) -> Child:
-            return self._start(
-                f"{feed.name}-{times}", commands.writer(feed.name, feed.folder, events, servers)
-            )
+            command = commands.writer(feed.name, feed.folder, events, arena, servers)
+            return self._start(f"{feed.name}-{arena.name}-{times}", command)
 
-        writers = [Writer(feed, self.folder / "events", start) for feed in feeds]
+        trace = self.screen.begin()
+        writers = [Writer(feed, arena.folder / "events", start) for feed in feeds]
         for feed in feeds:
             self.screen.expect(feed.name, -(-feed.files // self.settings.files_per_batch))
         for event in follow(writers, tick=self._tick):
@@ -161,7 +179,7 @@ class Demo:
                 self.screen.note(self.notes[-1], "yellow")
             else:
                 self.screen.show(event)
-        return writers
+        return trace, {writer.feed.name: writer.restarts for writer in writers}
 
     def _tick(self) -> None:
         self.screen.tick(time.time())
@@ -183,36 +201,16 @@ class Demo:
                 return found
             time.sleep(_POLL_SECONDS)
 
-    def _report(
-        self,
-        check: TableCheck,
-        log: ConflictLog,
-        in_parquet: set[str] | None,
-        writers: list[Writer],
-        seconds: float,
-    ) -> Report:
-        trace, with_agent = self.screen.trace, self.settings.with_agent
-        conflicts = len({conflict.victim for conflict in log.conflicts})
+    def _report(self, contests: tuple[Contest, ...], in_parquet: set[str] | None, seconds: float) -> Report:
+        with_agent = self.settings.with_agent
         if with_agent:
-            self.notes += figures.discrepancies(trace, log, in_parquet)
-        batches = len(trace.of(Outcome.COMMITTED))
+            self.notes += figures.discrepancies([(each.trace, each.log) for each in contests], in_parquet)
         picture = self.settings.picture
-        evidence = with_agent and not check.clean
         if picture is not None:
-            draw(trace, picture, *_captions(check, conflicts, batches, with_agent=with_agent))
-        return Report(
-            check=check,
-            with_agent=with_agent,
-            conflicts=conflicts,
-            stops=figures.stop_seconds(trace, log),
-            waste=figures.waste(trace),
-            batches=batches,
-            restarts={writer.feed.name: writer.restarts for writer in writers},
-            seconds=seconds,
-            picture=picture,
-            kept=self.folder if evidence or self.settings.data is not None else None,
-            notes=tuple(self.notes),
-        )
+            draw(contests, picture)
+        report = Report(contests, seconds, picture, notes=tuple(self.notes))
+        keep = (with_agent and not report.clean) or self.settings.data is not None
+        return replace(report, kept=self.folder) if keep else report
 
 
 def run_demo(settings: DemoSettings, console: Console) -> Report:
@@ -260,13 +258,3 @@ def _ready_servers(out: Path) -> str | None:
             if found.get("ready") is True:
                 return str(found["bootstrap_servers"])
     return None
-
-
-def _captions(check: TableCheck, conflicts: int, batches: int, *, with_agent: bool) -> tuple[str, str]:
-    lost = check.missing + check.wrong
-    if with_agent:
-        result = "no row lost" if check.clean else f"{lost:,} rows lost or damaged"
-        title = f"Two streaming queries, one table: {conflicts} conflicts stopped early, {result}"
-    else:
-        title = f"The same two queries without an agent: {lost:,} rows lost or damaged, and no error"
-    return title, f"{check.expected:,} flights, {batches} batches committed; the number on a bar is its batch"

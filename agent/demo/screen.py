@@ -48,6 +48,14 @@ class Screen:
         if self.console.is_terminal:
             self._live.stop()
 
+    def begin(self) -> Trace:
+        """Begin a contest: return its trace, to which `show` adds. Times and progress start again."""
+        self.trace, self._began = Trace(), None
+        for bar in self._bars.values():
+            self._progress.remove_task(bar)
+        self._bars = {}
+        return self.trace
+
     def expect(self, writer: str, batches: int) -> None:
         """Add a progress bar for a writer with this number of batches."""
         self._bars[writer] = self._progress.add_task(self._name(writer), total=batches)

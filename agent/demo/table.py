@@ -15,7 +15,7 @@ from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import PARTITION_KEYS, TABLE_SCHEMA
 from lakewarden.events import canonical_table
 
-_IDENTIFIER = "demo.flights"
+_DATABASE = "demo"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,17 @@ class TablePlace:
 
     warehouse: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
+    name: str = "flights"
+
+    @property
+    def identifier(self) -> str:
+        """The table's name in the catalog."""
+        return f"{_DATABASE}.{self.name}"
 
     @property
     def uri(self) -> str:
         """The table's canonical URI."""
-        return canonical_table(f"{self.warehouse}/demo.db/flights")
+        return canonical_table(f"{self.warehouse}/{_DATABASE}.db/{self.name}")
 
 
 def local_place(folder: Path) -> TablePlace:
@@ -70,18 +76,18 @@ def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
 def create_table(place: TablePlace) -> str:
     """Create the empty table, partitioned by month and day; returns its canonical URI."""
     catalog = _catalog(place)
-    catalog.create_database("demo", ignore_if_exists=True)
+    catalog.create_database(_DATABASE, ignore_if_exists=True)
     # No primary key: the queries upsert by rewriting whole partitions, which causes their conflicts.
     schema = Schema.from_pyarrow_schema(
         TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options={"bucket": "-1", "file.format": "parquet"}
     )
-    catalog.create_table(_IDENTIFIER, schema, ignore_if_exists=False)
+    catalog.create_table(place.identifier, schema, ignore_if_exists=False)
     return place.uri
 
 
 def read_table(place: TablePlace) -> pa.Table:
     """Read all rows of the table."""
-    builder = _catalog(place).get_table(_IDENTIFIER).new_read_builder()
+    builder = _catalog(place).get_table(place.identifier).new_read_builder()
     splits = builder.new_scan().plan().splits()
     if not splits:
         return TABLE_SCHEMA.empty_table()

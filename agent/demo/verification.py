@@ -29,6 +29,11 @@ class TableCheck:
     """Wrong flights that differ in a column of this feed."""
 
     @property
+    def lost(self) -> int:
+        """Flights that are missing or wrong."""
+        return self.missing + self.wrong
+
+    @property
     def clean(self) -> bool:
         """Whether every flight is present exactly once and correct."""
         return self.missing == self.duplicated == self.wrong == 0

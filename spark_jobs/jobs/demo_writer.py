@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.commit_gate import CommitGate
@@ -26,6 +26,7 @@ from lakewarden.spark_jobs.gate.observer import GateEvent, Step
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
+from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
             heartbeat_seconds=HEARTBEAT_SECONDS,
             observer=events,
         )
-        # Optimistic, so that the demo has conflicts to show. By default the writers would wait for each other.
-        write = gate.foreach_batch(sink, writer=options.role, admission="optimistic")
+        write = gate.foreach_batch(sink, writer=options.role, admission=options.admission)
     source = (
         spark.readStream.schema(spark.read.parquet(options.input).schema)
         .option("maxFilesPerTrigger", options.max_files_per_trigger)
@@ -143,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bootstrap-servers", help="Kafka, host:port[,host:port…]")
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
+    parser.add_argument(
+        "--admission", default="auto", choices=get_args(AdmissionMode), help="default: %(default)s"
+    )
     parser.add_argument("--without-agent", action="store_true", help="write as pypaimon alone does")
     parser.add_argument("--s3-endpoint", help="URL of the table's S3 server")
     parser.add_argument(

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.figures import (
     Stops,
-    Waste,
     conflict_times,
     discrepancies,
     stop_seconds,
@@ -104,11 +105,11 @@ def test_a_writer_without_a_committed_attempt_saves_nothing() -> None:
 
 
 def test_sources_that_agree_produce_no_note(trace: Trace, log: ConflictLog) -> None:
-    assert discrepancies(trace, log, {"a0", "a1"}) == []
+    assert discrepancies([(trace, log), (Trace(), ConflictLog())], {"a0", "a1"}) == []
 
 
 def test_sources_that_disagree_are_noted(log: ConflictLog) -> None:
-    notes = discrepancies(Trace(lost("a0", 1, 3.2, 3.5)), log, None)
+    notes = discrepancies([(Trace(lost("a0", 1, 3.2, 3.5)), log)], None)
 
     assert notes == [
         "conflicts topic and writers disagree: 2 published, 1 received by writers, 1 in both",
@@ -122,28 +123,35 @@ def test_jobs_that_did_not_stop_in_time_are_noted_and_excluded(log: ConflictLog)
     trace = Trace([*running, *lost("a1", 18, 23.2, 24.0)])
 
     assert stop_seconds(trace, log).timed == 1
-    assert discrepancies(trace, log, {"a0", "a1"}) == [
+    assert discrepancies([(trace, log)], {"a0", "a1"}) == [
         "Spark jobs of 1 aborted attempts did not stop in time; the figures exclude them"
     ]
 
 
 def test_no_conflict_and_no_parquet_agree() -> None:
-    assert discrepancies(Trace(), ConflictLog(), None) == []
+    assert discrepancies([(Trace(), ConflictLog())], None) == []
 
 
-def report(check: TableCheck, *, with_agent: bool = True) -> Report:
+def report(contest: Contest, *more: Contest) -> Report:
     return Report(
-        check=check,
-        with_agent=with_agent,
-        conflicts=2 if with_agent else 0,
-        stops=Stops(0.75, 1.0, 2) if with_agent else Stops(None, None, 0),
-        waste=Waste(8.5, 3.5),
-        batches=5,
-        restarts={"departures": 0, "arrivals": 1},
+        (contest, *more),
         seconds=61.2,
         picture=Path("/tmp/demo.png"),
         notes=("the arrivals query ended with code 1",),
     )
+
+
+CLEAN = TableCheck(10, 10, 0, 0, 0)
+
+
+@pytest.fixture
+def optimistic(trace: Trace, log: ConflictLog) -> Contest:
+    return Contest("optimistic", trace, CLEAN, log, {"departures": 0, "arrivals": 1})
+
+
+@pytest.fixture
+def auto() -> Contest:
+    return Contest("auto", Trace(committed("d0", "departures", 0, 10)), CLEAN, ConflictLog(), {})
 
 
 def printed(report: Report) -> str:
@@ -153,30 +161,75 @@ def printed(report: Report) -> str:
     return captured.get()
 
 
-def test_the_json_report_is_one_object_with_the_documented_fields() -> None:
-    text = report(TableCheck(10, 10, 0, 0, 0)).as_json()
+def test_the_json_report_is_one_object_with_the_figures_of_each_contest(
+    optimistic: Contest, auto: Contest
+) -> None:
+    text = report(optimistic, auto).as_json()
 
     assert "\n" not in text
     found = json.loads(text)
-    documented = (
-        "expected present missing duplicated wrong conflicts stop_seconds saved_writer_seconds picture"
-    )
-    assert list(found)[:9] == documented.split()
-    assert found["stop_seconds"] == {"p50": 0.75, "max": 1.0}
-    assert found["picture"] == "/tmp/demo.png"
-    assert found["restarts"] == {"departures": 0, "arrivals": 1}
+    assert list(found) == ["contests", "picture", "with_agent", "seconds", "notes"]
+    assert (found["picture"], found["with_agent"], found["seconds"]) == ("/tmp/demo.png", True, 61.2)
+    first, second = found["contests"]
+    assert list(first) == [
+        "admission",
+        "expected",
+        "present",
+        "missing",
+        "duplicated",
+        "wrong",
+        "conflicts",
+        "stop_seconds",
+        "saved_writer_seconds",
+        "spent_writer_seconds",
+        "batches",
+        "restarts",
+        "seconds",
+    ]
+    assert (first["admission"], first["conflicts"], first["spent_writer_seconds"]) == ("optimistic", 2, 8.5)
+    assert first["stop_seconds"] == {"p50": 0.75, "max": 1.0}
+    assert first["restarts"] == {"departures": 0, "arrivals": 1}
+    assert (second["admission"], second["conflicts"], second["spent_writer_seconds"]) == ("auto", 0, 0.0)
+    assert (second["batches"], second["seconds"]) == (1, 11.0)
 
 
-def test_the_text_report_states_that_no_row_was_lost_and_lists_restarts_and_notes() -> None:
-    text = printed(report(TableCheck(10, 10, 0, 0, 0)))
+def test_the_text_report_has_a_column_for_each_contest(optimistic: Contest, auto: Contest) -> None:
+    lines = {
+        line[:22].strip(): line[22:].split()[:2] for line in printed(report(optimistic, auto)).splitlines()
+    }
+
+    assert lines["admission"] == ["optimistic", "auto"]
+    assert lines["conflicts"] == ["2", "0"]
+    assert lines["rows wrong"] == ["0", "0"]
+    assert lines["batches committed"] == ["5", "1"]
+    assert lines["contest time"] == ["49", "s"]
+
+
+def test_the_text_report_states_that_no_row_was_lost_and_lists_restarts_and_notes(
+    optimistic: Contest,
+) -> None:
+    text = printed(report(optimistic))
 
     assert "All 10 rows are present exactly once and correct." in text
     assert "restarted after a failure: arrivals 1 time" in text
     assert "note: the arrivals query ended with code 1" in text
 
 
+def test_rows_lost_in_one_of_the_contests_are_not_hidden_by_the_other(
+    optimistic: Contest, auto: Contest
+) -> None:
+    damaged = replace(auto, check=TableCheck(10, 9, 1, 0, 0))
+
+    found = report(optimistic, damaged)
+
+    assert not found.clean
+    assert "1 of 20 rows are lost or damaged. This is a bug of lakewarden" in printed(found)
+
+
 def test_the_text_report_without_an_agent_states_how_many_rows_of_which_feed_were_lost() -> None:
-    text = printed(report(TableCheck(10, 9, 1, 0, 3, {"departures": 0, "arrivals": 3}), with_agent=False))
+    check = TableCheck(10, 9, 1, 0, 3, {"departures": 0, "arrivals": 3})
+
+    text = printed(report(Contest(None, Trace(), check)))
 
     assert "3 with wrong values from arrivals" in text
     assert "4 of 10 rows are lost or damaged." in text

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
-from lakewarden.agent.demo.picture import COMMITTING, COMPUTING, WAITING, draw, segments
-from lakewarden.agent.demo.trace import Outcome, Trace
-from tests.demo.scripted import BEGAN, committed, lost, step
+from lakewarden.agent.demo.contest import Contest
+from lakewarden.agent.demo.log import ConflictLog
+from lakewarden.agent.demo.picture import COMMITTING, COMPUTING, WAITING, caption, draw, segments, title
+from lakewarden.agent.demo.trace import Outcome, Step, Trace
+from lakewarden.agent.demo.verification import TableCheck
+from tests.demo.scripted import BEGAN, committed, conflict, lost, step
 
 
 def test_an_attempt_is_drawn_in_its_phases() -> None:
@@ -42,18 +47,53 @@ def test_a_running_attempt_is_drawn_to_the_end_of_the_picture() -> None:
 
 
 def test_the_picture_is_a_readable_png_of_moderate_size(tmp_path: Path) -> None:
-    trace = Trace([*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
+    optimistic = contest("optimistic", [*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
+    auto = contest("auto", [*committed("d0", "departures", 0, 10), *committed("a0", "arrivals", 11, 8)])
 
-    path = draw(trace, tmp_path / "demo.png", "a title", "a subtitle")
+    path = draw([optimistic, auto], tmp_path / "demo.png")
 
-    with Image.open(path) as image:
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or ()}
-    assert image.format == "PNG"
+    with Image.open(path) as opened:
+        image = opened.convert("RGB")
+        halves = [
+            image.crop((left, 0, left + image.width // 2, image.height)) for left in (0, image.width // 2)
+        ]
+        left, right = (colours_of(half) for half in halves)
     assert image.width > 1000
     assert path.stat().st_size < 200_000
-    for colour in (COMPUTING[Outcome.COMMITTED], COMPUTING[Outcome.CONFLICT], COMMITTING):
-        assert tuple(bytes.fromhex(colour.removeprefix("#"))) in colours
+    for colour in (COMPUTING[Outcome.COMMITTED], COMMITTING):
+        assert colour in left & right
+    red = COMPUTING[Outcome.CONFLICT]
+    assert red in left, "the abort is drawn in the time line of its contest"
+    assert red not in right
+
+
+def colours_of(image: Image.Image) -> set[str]:
+    found: Any = image.getcolors(1 << 20)
+    return {f"#{bytes(colour).hex()}" for _, colour in found}
+
+
+def contest(admission: str | None, steps: Iterable[Step] = (), *, missing: int = 0) -> Contest:
+    check = TableCheck(10, 10 - missing, missing, 0, 0)
+    trace = Trace(steps)
+    victims = [attempt.transaction for attempt in trace.of(Outcome.CONFLICT)]
+    return Contest(admission, trace, check, ConflictLog([conflict(3, victim, "d0") for victim in victims]))
+
+
+def test_the_captions_name_the_figures_of_each_contest() -> None:
+    optimistic = contest("optimistic", [*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
+    auto = contest("auto", committed("d0", "departures", 0, 10))
+
+    assert caption(optimistic) == "optimistic: 1 conflict, 3.0 s computed in vain, 1 batches in 11 s"
+    assert caption(auto) == "auto: no conflicts, 0.0 s computed in vain, 1 batches in 11 s"
+    assert title([optimistic, auto]) == (
+        "Two streaming queries, one table: 1 conflict with optimistic admission, none with auto; no row lost"
+    )
+
+
+def test_a_picture_of_lost_rows_says_so() -> None:
+    assert "3 rows lost or damaged" in title([contest("auto", missing=3)])
+    assert "3 rows lost or damaged, and no error" in title([contest(None, missing=3)])
 
 
 def test_a_run_without_transactions_is_drawn(tmp_path: Path) -> None:
-    assert draw(Trace(), tmp_path / "empty.png", "no transactions").exists()
+    assert draw([contest("auto")], tmp_path / "empty.png").exists()

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lakewarden.agent.demo.contest import Arena
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
+from lakewarden.agent.demo.table import TablePlace
 from lakewarden.agent.locks.posix_session import posix_session_members
 
 STAND_IN = Programs(writer=(sys.executable, str(Path(__file__).with_name("stand_in_writer.py"))))
@@ -27,14 +29,12 @@ from rich.console import Console
 from lakewarden.agent.demo.programs import Programs
 from lakewarden.agent.demo.run import DemoSettings, run_demo
 programs = Programs(writer={STAND_IN.writer!r})
-run_demo(DemoSettings(1, with_agent=False, data=Path(sys.argv[1]), programs=programs), Console())
+run_demo(DemoSettings(1, (), data=Path(sys.argv[1]), programs=programs), Console())
 """
 
 
 def settings(folder: Path) -> DemoSettings:
-    return DemoSettings(
-        1, with_agent=False, data=folder / "data", picture=folder / "demo.png", programs=STAND_IN
-    )
+    return DemoSettings(1, (), data=folder / "data", picture=folder / "demo.png", programs=STAND_IN)
 
 
 def processes_with(word: str) -> list[str]:
@@ -52,19 +52,18 @@ def processes_with(word: str) -> list[str]:
 
 
 def test_the_command_lines_of_a_run(tmp_path: Path) -> None:
-    commands = Commands(
-        Programs(dev=("dev",), writer=("writer",)), tmp_path, "s3://b/t", "s3://b", "http://s3", 3
-    )
+    commands = Commands(Programs(dev=("dev",), writer=("writer",)), tmp_path, "s3://b", "http://s3", 3)
+    arena = Arena("auto", TablePlace("s3://b", name="flights_auto"), tmp_path / "auto")
 
-    line = " ".join(commands.writer("arrivals", Path("/feed"), Path("/e.jsonl"), "127.0.0.1:9092"))
+    line = " ".join(commands.writer("arrivals", Path("/feed"), Path("/e.jsonl"), arena, "127.0.0.1:9092"))
 
     assert line == (
-        "writer --role arrivals --input /feed --table s3://b/t --keys month,day,flight_id "
-        f"--checkpoint {tmp_path}/checkpoints/arrivals --events /e.jsonl --max-files-per-trigger 3 "
-        "--bootstrap-servers 127.0.0.1:9092 --s3-endpoint http://s3"
+        "writer --role arrivals --input /feed --table s3://b/demo.db/flights_auto --keys month,day,flight_id "
+        f"--checkpoint {tmp_path}/auto/checkpoints/arrivals --events /e.jsonl --max-files-per-trigger 3 "
+        "--bootstrap-servers 127.0.0.1:9092 --admission auto --s3-endpoint http://s3"
     )
-    assert " ".join(commands.dev()) == (
-        f"dev --data {tmp_path} --allow s3://b/t --lock-root s3://b --s3-endpoint http://s3"
+    assert " ".join(commands.dev(["s3://b/t", "s3://b/u"])) == (
+        f"dev --data {tmp_path} --allow s3://b/t --allow s3://b/u --lock-root s3://b --s3-endpoint http://s3"
     )
 
 
@@ -89,11 +88,12 @@ def test_a_failed_writer_is_restarted_and_the_report_notes_it(
 
     report = run_demo(settings(tmp_path), Console(file=shown, width=200))
 
-    assert report.restarts == {"departures": 0, "arrivals": 1}
+    (contest,) = report.contests
+    assert contest.restarts == {"departures": 0, "arrivals": 1}
     assert "the arrivals query failed with code 1: File deletion conflicts" in report.notes[0]
     assert report.notes[0].endswith("; it was restarted")
-    assert report.check.missing == report.check.expected == 842
-    assert report.batches == 3
+    assert contest.check.missing == contest.check.expected == 842
+    assert contest.batches == 3
     assert (tmp_path / "demo.png").exists()
     assert "arrivals" in shown.getvalue()
 

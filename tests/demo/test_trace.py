@@ -82,7 +82,7 @@ def test_the_lines_of_a_queued_attempt_say_how_long_it_was_queued() -> None:
     lines = [line_for_step(each, trace.add(each)) for each in steps]
 
     assert [line.text for line in lines if line] == [
-        "restarts, queued for admission",
+        "starts, queued for admission",
         "admitted after 4.4 s in the queue",
     ]
 

@@ -61,3 +61,16 @@ def test_help_begins_with_the_usage_and_the_purpose(
     assert blank == ""
     assert len(purpose.split()) > 3
     assert any(line.strip() == "Options:" for line in rest)
+
+
+def test_the_demo_without_an_agent_refuses_an_admission(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would have no effect."""
+    monkeypatch.setattr(sys, "argv", ["lakewarden", "demo", "--without-agent", "--admission", "auto"])
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    assert ended.value.code == 2
+    assert "without an agent there is no admission" in capsys.readouterr().err
