@@ -21,6 +21,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | lag loses no writer | a writer or a grant is lost although its event has been in the log, unread (design.md §4) |
 | forged events change nothing | a decision relies on a forged event, or blames a transaction for one |
 | a hung body owns no table | a grant is extended beyond `max_grant_seconds` and one lease, while its writer publishes |
+| limits are waited out | an abort is `lock-refused` or `timed-out` before `refusal_seconds` or `max_transaction_seconds` |
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
@@ -60,8 +61,9 @@ from lakewarden.events import (
     WriterHeartbeat,
     decode,
 )
+from tests.simulation.faults import FaultPeriod
 from tests.simulation.node import Node
-from tests.simulation.oracles import Assumed, when_wall_shows
+from tests.simulation.oracles import CLOCK_RATE, Assumed, when_wall_shows
 from tests.simulation.oracles import Oracles as LockOracles
 from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
@@ -117,8 +119,17 @@ class History:
 class Oracles(ViolationRecorder):
     """The oracles of the whole system."""
 
-    def __init__(self, timeline: Timeline, settings: Settings, tables: Mapping[str, LakeTable]) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        settings: Settings,
+        tables: Mapping[str, LakeTable],
+        refusals: FaultPeriod | None,
+    ) -> None:
+        """`refusals`: when the store refuses locks."""
         super().__init__(timeline)
+        self._settings = settings
+        self._refusals = refusals
         self.windows = 0
         self.unknown_twice = 0
         self._max_losses = settings.max_losses
@@ -379,7 +390,26 @@ class Oracles(ViolationRecorder):
             key = (event.grant, event.seq)
             self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
         if isinstance(event, Abort):
+            self._check_limits(node, event, writers)
             self._check_lag(event, writers, self._timeline.now if read_until is None else read_until)
+
+    def _check_limits(self, node: Node, event: Abort, writers: list[Record]) -> None:
+        """A refusal of the store is a doubt until it lasts, and a transaction is overdue no sooner than its limit."""
+        now, history = self._timeline.now, self._histories.get(event.transaction)
+        if event.reason == "lock-refused":
+            refusals = self._refusals
+            refused = refusals is not None and refusals.node in (None, node.name.partition(".")[0])
+            lasted = now - refusals.since if refusals is not None and refused else 0.0
+            limit = self._settings.refusal_seconds
+        elif event.reason == "timed-out" and history is not None:
+            lasted, limit = now - writers[history.sequence].at, self._settings.max_transaction_seconds
+        else:
+            return
+        if lasted < CLOCK_RATE * limit:
+            self.violated(
+                "limits are waited out",
+                f"{event.transaction} gets {event.reason} after {lasted:.1f} s, the limit is {limit:g} s",
+            )
 
     def _check_lag(self, event: Abort, writers: list[Record], read_until: float) -> None:
         """An abort for silence must know every event that was in the log then. A repeated abort is not judged again."""

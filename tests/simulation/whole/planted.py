@@ -24,6 +24,9 @@
 | any grant completes | committed batch skipped | a completion counts only with a grant of its transaction |
 | decisions of other tables believed | no commit without grant | a decision counts only for its own table and writer |
 | grants extended for ever | a hung body owns no table | no grant is extended beyond `max_grant_seconds` |
+| a refusal is final | limits are waited out | a refusal of the store is a doubt until it lasts |
+| open without limit | every batch commits | a transaction that is open for longer than `max_transaction_seconds` is aborted |
+| aborts matched by id | replay matches | a replay matches decisions by table, transaction and writer |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
 """
@@ -37,6 +40,10 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import DecisionEvent, WriterEventUnion
+from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import Refused
+from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
+from lakewarden.handlers.lease.types import Step
 from lakewarden.handlers.table import admission, detection, facts, grants, liveness, replay
 from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table.conflicts import conflicting, loser_of
@@ -243,6 +250,21 @@ def _grants_extended_for_ever() -> list[Patch]:
     return [(table, "extend_grant", young)]
 
 
+def _a_refusal_is_final() -> list[Patch]:
+    def final(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
+        return lease._retry(work, at, settings), (LockDenied(refused.why, "lasting", work.cost),)
+
+    return [(lease, "_on_refused", final)]
+
+
+def _open_without_limit() -> list[Patch]:
+    return [(table, "abort_overdue", lambda _: None)]
+
+
+def _aborts_matched_by_id() -> list[Patch]:
+    return [(replay_module, "subject", lambda event: ("", event.transaction, ""))]
+
+
 def _an_error_ends_the_session() -> list[Patch]:
     def failing(_: Tables, __: str, error: Exception, *___: object) -> None:
         raise error
@@ -277,6 +299,9 @@ BUGS: Bugs = {
     "any grant completes": ("committed batch skipped", _any_grant_completes),
     "decisions of other tables believed": ("no commit without grant", _decisions_of_other_tables_believed),
     "grants extended for ever": ("a hung body owns no table", _grants_extended_for_ever),
+    "a refusal is final": ("limits are waited out", _a_refusal_is_final),
+    "open without limit": ("every batch commits", _open_without_limit),
+    "aborts matched by id": ("replay matches", _aborts_matched_by_id),
     "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
     "writers of a stopped table not told": (
         "an error stops one table",
@@ -296,6 +321,9 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "any grant completes": "strangers",
     "decisions of other tables believed": "strangers",
     "grants extended for ever": "hangs",
+    "a refusal is final": "refusals",
+    "open without limit": "hung_bodies",
+    "aborts matched by id": "used_ids",
     "an error ends the session": "errors",
     "writers of a stopped table not told": "errors",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -41,7 +41,7 @@ from tests.simulation.whole.scenario import (
     draw_suspension_before_publish,
     scenario_of,
 )
-from tests.simulation.whole.strangers import Strangers
+from tests.simulation.whole.strangers import Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
@@ -88,7 +88,7 @@ class World:
             )
             for plan in scenario.tables
         }
-        self.oracles = Oracles(self.timeline, scenario.settings, self.tables)
+        self.oracles = Oracles(self.timeline, scenario.settings, self.tables, scenario.additions.refusals)
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
         self.broker.on_record = self._on_record
@@ -103,7 +103,9 @@ class World:
             locks={uri: table.lock for uri, table in self.tables.items()},
         )
         self._kafka_faults = FaultInjector(scenario.kafka, stream(seed, "kafka"))
-        self._store_faults = FaultInjector(scenario.store, stream(seed, "store"))
+        refusals = scenario.additions.refusals
+        periods = scenario.store.periods if refusals is None else (*scenario.store.periods, refusals)
+        self._store_faults = FaultInjector(replace(scenario.store, periods=periods), stream(seed, "store"))
         self._table_faults = FaultInjector(scenario.store, stream(seed, "tables"))
         self._watch = LockWatch(
             self.timeline,
@@ -115,6 +117,13 @@ class World:
         self._objects = ObjectStore(Objects(), self._watch)
         self._stops = stream(seed, "stops")
         self._hangs = stream(seed, "hanging publishes")
+        self._hung_bodies = stream(seed, "hanging bodies")
+        self._used_ids = UsedIds(
+            self.timeline,
+            self.broker,
+            stream(seed, "used ids in records"),
+            chance=scenario.additions.used_ids,
+        )
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -172,6 +181,7 @@ class World:
     def _on_record(self, record: Record) -> None:
         self.oracles.on_record(record)
         self._strangers.on_record(record)
+        self._used_ids.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -254,6 +264,7 @@ class World:
             before_publish=self._before_publish,
             after_publish=self._at_publish,
             draw_hang=self._draw_hang,
+            draw_hung_body=self._draw_hung_body,
         )
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
@@ -363,6 +374,11 @@ class World:
         over = self.timeline.now >= self.scenario.fault_free_from
         hangs = not over and self._hangs.random() < self.scenario.additions.hangs
         return HANG_SECONDS if hangs else 0.0
+
+    def _draw_hung_body(self) -> bool:
+        """Whether the work of a transaction hangs now."""
+        over = self.timeline.now >= self.scenario.fault_free_from
+        return not over and self._hung_bodies.random() < self.scenario.additions.hung_bodies
 
     def _machine(self, node: Node) -> Machine:
         name = node.name.partition(".")[0]

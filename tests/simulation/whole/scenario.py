@@ -23,8 +23,16 @@ Every fifth seed has further faults (`draw_additions`), each from a random strea
 | hangs | a publish hangs for longer than `max_grant_seconds`, while the heartbeats continue |
 | errors | an agent's code raises an unexpected exception; after the faults, an operator restarts the agent |
 
-`VERSION` counts the changes of what seeds mean, as for the lock. Since version 3 there are additions; a seed without them means
-what it meant in version 2.
+Every tenth seed, beginning with 7, has other ones (`draw_later_additions`):
+
+| addition | what goes wrong |
+| --- | --- |
+| refusals | the store refuses the locks of all agents, or of one, until the faults end |
+| hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
+| used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
+
+`VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, and
+one of the first kind what it meant in version 3.
 """
 
 from __future__ import annotations
@@ -42,7 +50,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 3
+VERSION = 4
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -56,6 +64,12 @@ Aim: TypeAlias = Literal["suspended before publish", "suspended after grant", "t
 Kind: TypeAlias = Amount | Aim
 ADDITIONS_EVERY = 5
 """One of so many seeds has additions. None of the seeds that failed before there were any has."""
+LATER_ADDITIONS_EVERY, LATER_ADDITIONS_FROM = 10, 7
+"""None of the seeds that failed before there were any has later additions."""
+MAX_TRANSACTION_SECONDS = 30.0
+"""In seeds with hung bodies: longer than most transactions take."""
+REFUSAL_SECONDS = (3.0, 120.0)
+"""In seeds with refusals: most last longer than the first, and none lasts longer than the second."""
 MAX_GRANT_SECONDS = 10.0
 """In seeds with hangs: one is no longer than the longest grant lease."""
 HANG_SECONDS = 35.0
@@ -140,6 +154,12 @@ class Additions:
     errors: tuple[PlannedError, ...] = ()
     hangs: float = 0.0
     """Probability that a publish hangs."""
+    refusals: FaultPeriod | None = None
+    """When the store refuses locks."""
+    hung_bodies: float = 0.0
+    """Probability that the work of a transaction hangs after a marker."""
+    used_ids: float = 0.0
+    """Probability that markers are followed by some with the same id on another table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +251,8 @@ def draw(random: Random) -> Scenario:
 def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     """Draw the scenario of a seed, with its additions if it has any. `stream`: the seed's random streams by name."""
     scenario = draw(stream("scenario"))
+    if seed % LATER_ADDITIONS_EVERY == LATER_ADDITIONS_FROM:
+        return _with_later_additions(stream, scenario)
     if seed % ADDITIONS_EVERY:
         return scenario
     additions = draw_additions(stream, scenario.fault_free_from)
@@ -251,6 +273,29 @@ def draw_additions(stream: Callable[[str], Random], fault_free_from: float) -> A
             for _ in range(errors.choice((0, 0, 1, 2)))
         ),
         hangs=stream("hangs").choice((0.0, 0.0, 0.1)),
+    )
+
+
+def _with_later_additions(stream: Callable[[str], Random], scenario: Scenario) -> Scenario:
+    additions = draw_later_additions(stream, scenario)
+    limits = (
+        {"refusal_seconds": stream("refusal_seconds").choice(REFUSAL_SECONDS)} if additions.refusals else {}
+    )
+    if additions.hung_bodies:
+        limits["max_transaction_seconds"] = MAX_TRANSACTION_SECONDS
+    return replace(scenario, additions=additions, settings=scenario.settings.model_copy(update=limits))
+
+
+def draw_later_additions(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
+    """Draw the later additions, each from a stream of its own."""
+    refusals = stream("refusals")
+    until = scenario.fault_free_from
+    node = refusals.choice((None, None, *(machine.name for machine in scenario.agents)))
+    period = FaultPeriod("refusals", refusals.uniform(0.5, until / 4), until, node)
+    return Additions(
+        refusals=period if refusals.random() < 0.6 else None,
+        hung_bodies=stream("hung bodies").choice((0.0, 0.1)),
+        used_ids=stream("used ids").choice((0.0, 0.2)),
     )
 
 

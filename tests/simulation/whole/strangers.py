@@ -13,6 +13,8 @@ after the record that it forges from, or some time later.
 | the same transaction id, opened and requested on another table | its decisions are about another table |
 | bytes | they are no event |
 
+`UsedIds` does so on a table that no agent serves, each time with an answer that bears the names of the writer's transaction.
+
 Each forged event has an id that begins with `FORGED`, by which the oracles know it.
 """
 
@@ -50,6 +52,8 @@ from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
 
 HUGE = 2**62
+FORBIDDEN = "gs://elsewhere/t"
+"""A table that no agent serves."""
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -171,3 +175,35 @@ class Strangers:
             self._own.setdefault(self._partition_of(table), table)
             number += 1
         return self._own[partition]
+
+
+class UsedIds:
+    """Publishes markers on a table that is not allowed, with the transaction and the writer of the markers before them.
+
+    They get an abort, which concerns no transaction of the writer.
+    """
+
+    def __init__(self, timeline: Timeline, broker: Broker, random: Random, *, chance: float) -> None:
+        """`chance`: for each event with markers."""
+        self._timeline = timeline
+        self._broker = broker
+        self._random = random
+        self._chance = chance
+        self._count = 0
+
+    def on_record(self, record: Record) -> None:
+        """A record was written to a log."""
+        if not self._chance or record.topic != TOPICS.writers or FORGED.encode() in record.value:
+            return
+        event = decode(WRITER_EVENT, record.value)
+        if not isinstance(event, MarkerCreated) or self._random.random() >= self._chance:
+            return
+        self._count += 1
+        names = {"table": FORBIDDEN, "event_id": f"{FORGED}used-{self._count}", "at": AT}
+        value = encode(event.model_copy(update=names))
+        where = TopicPartition(TOPICS.writers, record.partition)
+
+        def publish() -> None:
+            self._broker.append(where, FORBIDDEN.encode(), value)
+
+        self._timeline.after(0.0, publish)

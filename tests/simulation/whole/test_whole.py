@@ -20,7 +20,14 @@ from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles
 from tests.simulation.whole.planted import BUGS
 from tests.simulation.whole.run import run, stream
-from tests.simulation.whole.scenario import ADDITIONS_EVERY, SHARES, Additions, draw, scenario_of
+from tests.simulation.whole.scenario import (
+    ADDITIONS_EVERY,
+    LATER_ADDITIONS_FROM,
+    SHARES,
+    Additions,
+    draw,
+    scenario_of,
+)
 from tests.simulation.whole.simulated import SIMULATION
 
 SEEDS = 280
@@ -107,17 +114,21 @@ def test_the_scenarios_contain_every_kind_of_fault() -> None:
     }
 
 
-def test_the_seeds_of_the_suite_have_every_addition_and_only_every_fifth_has_any() -> None:
+def test_the_seeds_of_the_suite_have_every_addition() -> None:
     drawn = {seed: scenario_of(seed, partial(stream, seed)).additions for seed in range(SEEDS)}
     with_errors = [error.where for each in drawn.values() for error in each.errors]
 
-    assert {seed % ADDITIONS_EVERY for seed, each in drawn.items() if each != Additions()} == {0}
+    assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == {0, 5, LATER_ADDITIONS_FROM}
+    assert {each.refusals is None for each in drawn.values()} == {False, True}
+    assert {each.hung_bodies for each in drawn.values()} == {0.0, 0.1}
+    assert {each.used_ids for each in drawn.values()} == {0.0, 0.2}
     assert {each.strangers for each in drawn.values()} == {0.0, 0.05, 0.2}
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 
 
-def test_a_seed_with_additions_gives_the_same_run_again() -> None:
-    require_reproducible(SIMULATION, 2 * ADDITIONS_EVERY)
+@pytest.mark.parametrize("seed", [2 * ADDITIONS_EVERY, LATER_ADDITIONS_FROM])
+def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:
+    require_reproducible(SIMULATION, seed)
 
 
 def test_a_trace_contains_events_decisions_and_commits() -> None:

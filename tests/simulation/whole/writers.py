@@ -18,6 +18,7 @@ processes here. Their markers reach Kafka at any time, once or twice, even after
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ class Driver:
         before_publish: Callable[[Node], None],
         after_publish: Callable[[Node], None],
         draw_hang: Callable[[], float],
+        draw_hung_body: Callable[[], bool],
     ) -> None:
         self.process = process
         self.job = job
@@ -204,6 +206,7 @@ class Driver:
         self.before_publish, self.after_publish = before_publish, after_publish
         """Called before and after a publish: the most interesting moments to stop the driver."""
         self.draw_hang = draw_hang
+        self.draw_hung_body = draw_hung_body
         """How long a publish hangs."""
         self.random = process.random
         self.fault_free_from = faults.profile.fault_free_from
@@ -402,6 +405,9 @@ class Attempt:
         began = self._node.timeline.now
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
+            if self.driver.draw_hung_body():
+                self._node.log(f"{self.id} hangs")
+                await self._until(lambda: self._progress.abort is not None, math.inf)
             await anyio.sleep(self.driver.draw_seconds(self.job.workload.compute))
             self._raise_if_aborted()
         await self._commit(base, began, replayed=None)
