@@ -233,8 +233,18 @@ def _rights(settings: KafkaSettings, names: str) -> str:
     return found.pop() if len(found) == 1 else "read and write"
 
 
+def denied_write(error: KafkaError, topic: str) -> str | None:
+    """What a command lacks that publishes to `topic`, if `error` says so.
+
+    A user without `write` on any topic may not even start an idempotent producer.
+    """
+    if isinstance(error, TopicAuthorizationFailedError | ClusterAuthorizationFailedError):
+        return f"Kafka denies this user write on the topic {topic}; docs/security.md lists the rights of each command"
+    return None
+
+
 def denied_to_command(error: KafkaError) -> str | None:
-    """Which right a command lacks, if `error` says so."""
+    """Which right a reading command lacks, if `error` says so."""
     match error:
         case TopicAuthorizationFailedError(args=(topics, *_)):
             names = topics if isinstance(topics, str) else ", ".join(sorted(topics))

@@ -27,8 +27,8 @@ from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import (
     admin_client,
     batches_to_end,
+    denied_write,
     ensure_topics,
-    missing_right,
     partition_of,
     partitions_of,
     producer,
@@ -380,11 +380,11 @@ def _markers(source: str, partitions: int, *, complete: bool) -> Iterable[tuple[
 @asynccontextmanager
 async def _sender(settings: Settings) -> AsyncGenerator[AIOKafkaProducer]:
     client = producer(settings)
-    await start_client(client, settings)
     try:
+        await start_client(client, settings)
         yield client
     except KafkaError as error:
-        reason = missing_right(error, settings) or f"Kafka rejects it: {error!r}"
+        reason = denied_write(error, settings.topics.ledger) or f"Kafka rejects it: {error!r}"
         raise AgentError(
             f"the ledger was not copied to {settings.topics.ledger}: {reason}; the copy is incomplete, run this again"
         ) from error

@@ -17,7 +17,14 @@ from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import missing_right, partitions_of, producer, reader, start_client, stop_client
+from lakewarden.agent.kafka import (
+    denied_write,
+    partitions_of,
+    producer,
+    reader,
+    start_client,
+    stop_client,
+)
 from lakewarden.agent.operators.explain import not_found, search_log
 from lakewarden.agent.operators.ledger import LedgerLine, ledger, line_of
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
@@ -243,13 +250,13 @@ async def _publish(
 ) -> int:
     """Publish to `writers`. Return the offset."""
     client = producer(settings)
-    await start_client(client, settings)
     try:
+        await start_client(client, settings)
         done = await client.send_and_wait(
             settings.topics.writers, encode(event), key=event.table.encode(), partition=number
         )
     except KafkaError as error:
-        reason = missing_right(error, settings) or f"Kafka rejects it: {error!r}"
+        reason = denied_write(error, settings.topics.writers) or f"Kafka rejects it: {error!r}"
         raise AgentError(f"{event.type} of table {event.table} could not be published: {reason}") from error
     finally:
         await stop_client(client)

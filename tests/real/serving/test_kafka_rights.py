@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,14 @@ COMMANDS = {
     "`lock audit`": ("lock", "audit"),
     "`ledger show`": ("ledger", "show"),
 }
-NOT_RUN = {"`abort`", "`ledger correct`", "`migrate`: old prefix", "`migrate`: new prefix"}
+REQUESTS = {
+    "`abort`": ("abort", "{transaction}"),
+    "`ledger correct`": (
+        *("ledger", "correct", "--writer", "hung", "--batch-id", "7"),
+        *("--table", "{table}", "--reason", "test"),
+    ),
+}
+NOT_RUN = {"`migrate`: old prefix", "`migrate`: new prefix"}
 """They change the log; what they read and write is what the roles below read and write."""
 
 Right = tuple[str, str]
@@ -208,7 +215,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *NOT_RUN}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *NOT_RUN}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -268,8 +275,25 @@ def test_an_executor_needs_exactly_its_rights(guarded: Guarded, case: Case) -> N
 
 @pytest.mark.parametrize("case", _of(*COMMANDS), ids=str)
 def test_a_command_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    _run_with_rights(guarded, case, COMMANDS[case.role])
+
+
+@pytest.mark.parametrize("case", _of(*REQUESTS), ids=str)
+async def test_a_request_needs_exactly_its_rights(guarded: Guarded, case: Case, tmp_path: Path) -> None:
+    """Its agent answers it: a transaction that hangs is aborted, and the ledger is corrected."""
+    async with world(guarded.broker.bootstrap_servers, SHARED, tmp_path) as shared:
+        hung = shared.writer("hung", f"{guarded.shared.table}-{case.user}")
+        await hung.begin()
+        arguments = [
+            part.format(transaction=hung.transaction, table=hung.table) for part in REQUESTS[case.role]
+        ]
+        await anyio.to_thread.run_sync(_run_with_rights, guarded, case, arguments)
+        await hung.abandon()
+
+
+def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "lakewarden.agent", *COMMANDS[case.role]],
+        [sys.executable, "-m", "lakewarden.agent", *arguments],
         env=environment(guarded.shared.values(**guarded.settings(case))),
         capture_output=True,
         text=True,
