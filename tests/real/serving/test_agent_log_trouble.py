@@ -14,7 +14,7 @@ from aiokafka.admin.new_partitions import NewPartitions
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.errors import PartitionsChangedError
-from lakewarden.agent.serving import agent as agent_module
+from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
@@ -86,7 +86,7 @@ async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_run
     scene: World, admin: AIOKafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would decide on a part of a table's events."""
-    monkeypatch.setattr(agent_module, "METADATA_SECONDS", 1)
+    monkeypatch.setattr(session, "METADATA_SECONDS", 1)
     agent = Agent(scene.settings())
     ended: list[BaseException] = []
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 
-from lakewarden.agent.serving.agent import KafkaSession
+from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     Abort,
     Admitted,

@@ -3,7 +3,7 @@
 Only these are replaced:
 
 - in `agent/clock.py`, the one place that reads time and randomness: those of the process
-- aiokafka's three clients, where `agent/kafka.py` and `agent/serving/agent.py` name them
+- aiokafka's three clients, where `agent/kafka.py` and `agent/serving/session.py` name them
 - `Stores` of `agent/serving/agent.py`: stores that are already open, and answer by the production table (`../store.py`)
 - `PartitionOwner` and its `Tables`: subclasses that report their decisions and stops to the oracles (`ObservedOwner`)
 - where the scenario has errors: the entries to deciding and to building records (`errors.py`)
@@ -28,6 +28,7 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from lakewarden.agent import clock, kafka, wire_events
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving import agent as agent_module
+from lakewarden.agent.serving import session as session_module
 from lakewarden.agent.serving.checkpoint import decisions_position
 from lakewarden.agent.serving.partition import owner as owner_module
 from lakewarden.agent.serving.partition import tables as tables_module
@@ -127,9 +128,9 @@ def simulated(
             (kafka, "AIOKafkaConsumer", clients.SimConsumer),
             (kafka, "AIOKafkaProducer", clients.SimProducer),
             (kafka, "AIOKafkaAdminClient", clients.SimAdmin),
-            (agent_module, "AIOKafkaConsumer", clients.SimConsumer),
+            (session_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
-            (agent_module, "PartitionOwner", make_owner),
+            (session_module, "PartitionOwner", make_owner),
             (owner_module, "Tables", ObservedTables),
             *errors.patches(tables_module, wire_events),
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -11,7 +12,9 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from lakewarden.agent.serving import agent as agent_module
-from lakewarden.agent.serving.agent import HEALTHY_SECONDS, RETRY_SECONDS, Agent
+from lakewarden.agent.serving import lasting
+from lakewarden.agent.serving.agent import RETRY_SECONDS, Agent
+from lakewarden.agent.serving.lasting import HEALTHY_SECONDS, Lasting
 from lakewarden.agent.settings import Settings
 
 pytestmark = pytest.mark.anyio
@@ -21,18 +24,19 @@ class ScriptedSession:
     """In place of a session: it becomes ready, serves for some seconds, and fails."""
 
     seconds: list[float]
+    stop: Callable[[], None]
 
-    def __init__(self, agent: Agent, _: Any) -> None:
-        self._agent = agent
+    def __init__(self, kept: Lasting, _: Any) -> None:
+        self._kept = kept
 
     async def open(self, _: Any) -> None:
         """Connect at once."""
 
     async def serve(self) -> None:
         if not self.seconds:
-            self._agent.stop()
+            self.stop()
             await anyio.sleep_forever()
-        self._agent.mark_ready()
+        self._kept.mark_ready()
         await anyio.sleep(self.seconds.pop(0))
         raise KafkaError("planted")
 
@@ -48,9 +52,11 @@ def anyio_backend() -> Any:
 async def waits(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> list[float]:
     monkeypatch.setattr(ScriptedSession, "seconds", seconds, raising=False)
     monkeypatch.setattr(agent_module, "KafkaSession", ScriptedSession)
-    monkeypatch.setattr(agent_module, "monotonic", anyio.current_time)
+    monkeypatch.setattr(lasting, "monotonic", anyio.current_time)
+    agent = Agent(Settings(allow=("s3://lake/*",)))
+    monkeypatch.setattr(ScriptedSession, "stop", lambda _: agent.stop(), raising=False)
     with capture_logs() as logs:
-        await Agent(Settings(allow=("s3://lake/*",))).run()
+        await agent.run()
     return [each["retry_seconds"] for each in logs if each["event"] == "kafka.waiting"]
 
 
