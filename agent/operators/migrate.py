@@ -14,13 +14,18 @@ A run that is interrupted leaves the target incomplete. The next one finds what 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
 from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
@@ -171,7 +176,14 @@ async def migrate(
         return plan
     if reasons:
         raise AgentError(f"the ledger of prefix {settings.topic_prefix} is not copied: {'; '.join(reasons)}")
-    await ensure_topics(target, target.topics, partitions, target.replication, check=True)
+    try:
+        await ensure_topics(target, target.topics, partitions, target.replication)
+    except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:
+        named = error.args[0] if error.args else f"{target.topic_prefix}.*"
+        raise AgentError(
+            f"Kafka denies this user describe on the topic {named}, or create if it doesn't exist; docs/security.md lists the "
+            "rights of each command"
+        ) from error
     report(f"topics {target.topic_prefix}.* exist, with {partitions} partitions")
     async with _sender(target) as sender:
         await _publish(sender, target, _markers(settings.topic_prefix, partitions, complete=False))
@@ -381,13 +393,9 @@ def _markers(source: str, partitions: int, *, complete: bool) -> Iterable[tuple[
 async def _sender(settings: Settings) -> AsyncGenerator[AIOKafkaProducer]:
     client = producer(settings)
     try:
-        await start_client(client, settings)
+        with _naming_what_failed(settings):
+            await start_client(client, settings)
         yield client
-    except KafkaError as error:
-        reason = denied_write(error, settings.topics.ledger) or f"Kafka rejects it: {error!r}"
-        raise AgentError(
-            f"the ledger was not copied to {settings.topics.ledger}: {reason}; the copy is incomplete, run this again"
-        ) from error
     finally:
         await stop_client(client)
 
@@ -397,11 +405,23 @@ async def _publish(
 ) -> None:
     """Publish records, each to its partition of the ledger, and wait until Kafka has acknowledged all of them."""
     sent = []
-    for partition, key, value in records:
-        sent.append(await sender.send(settings.topics.ledger, value, key=key, partition=partition))
-        if len(sent) == SENT_AT_ONCE:
-            for each in sent:
-                await each
-            sent.clear()
-    for each in sent:
-        await each
+    with _naming_what_failed(settings):
+        for partition, key, value in records:
+            sent.append(await sender.send(settings.topics.ledger, value, key=key, partition=partition))
+            if len(sent) == SENT_AT_ONCE:
+                for each in sent:
+                    await each
+                sent.clear()
+        for each in sent:
+            await each
+
+
+@contextmanager
+def _naming_what_failed(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except KafkaError as error:
+        reason = denied_write(error, settings.topics.ledger) or f"Kafka rejects it: {error!r}"
+        raise AgentError(
+            f"the ledger was not copied to {settings.topics.ledger}: {reason}; the copy is incomplete, run this again"
+        ) from error

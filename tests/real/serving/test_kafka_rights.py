@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,11 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import CreateAclsRequest
 
+from lakewarden.agent.cli import app
+from lakewarden.agent.cli import migrate as migrate_cli
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     BatchCommitted,
     CommitGranted,
@@ -55,8 +59,7 @@ REQUESTS = {
         *("--table", "{table}", "--reason", "test"),
     ),
 }
-NOT_RUN = {"`migrate`: old prefix", "`migrate`: new prefix"}
-"""They change the log; what they read and write is what the roles below read and write."""
+MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
 
 Right = tuple[str, str]
 """A topic without its prefix, or `group`; and an operation."""
@@ -215,7 +218,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *NOT_RUN}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -289,6 +292,45 @@ async def test_a_request_needs_exactly_its_rights(guarded: Guarded, case: Case, 
         ]
         await anyio.to_thread.run_sync(_run_with_rights, guarded, case, arguments)
         await hung.abandon()
+
+
+@pytest.mark.parametrize("case", _of(*MIGRATE), ids=str)
+def test_a_migration_needs_exactly_its_rights(
+    guarded: Guarded,
+    case: Case,
+    topic_prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The old prefix is at rest: no agent has served it."""
+    prefixes = {MIGRATE[0]: topic_prefix, MIGRATE[1]: f"{topic_prefix}-new"}
+    anyio.run(_create_topics_with_rights, guarded.broker.bootstrap_servers, prefixes, case)
+    values = {**guarded.settings(case), "topic_prefix": topic_prefix, "group": topic_prefix}
+    for name, value in environment(values).items():
+        monkeypatch.setenv(name, value)
+    arguments = ("migrate", "--to-prefix", prefixes[MIGRATE[1]], "--partitions", "1")
+    monkeypatch.setattr(sys, "argv", ["lakewarden", *arguments])
+    monkeypatch.setattr(migrate_cli, "configure_logging", lambda *_, **__: None)  # later tests log, too
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    err = capsys.readouterr().err
+    if case.missing is None:
+        assert (ended.value.code, err) == (0, "")
+    else:
+        assert ended.value.code == 1
+        [line] = err.splitlines()
+        _names_what_is_missing(line, prefixes[case.role], case.missing)
+
+
+async def _create_topics_with_rights(servers: str, prefixes: dict[str, str], case: Case) -> None:
+    """The case has its rights on one of the prefixes, and all that it needs on the other."""
+    for role, prefix in prefixes.items():
+        settings = KafkaSettings(bootstrap_servers=servers, topic_prefix=prefix)
+        await ensure_topics(settings, settings.topics, 1, 1)
+        rights = case.rights if role == case.role else _table()[role]
+        await _grant(servers, prefix, replace(case, rights=rights))
 
 
 def _run_with_rights(guarded: Guarded, case: Case, arguments: Sequence[str]) -> None:
