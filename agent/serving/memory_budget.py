@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Holder(Protocol):
-    """The owner of a partition."""
+    """The tables of a partition."""
 
     number: int
 

@@ -93,6 +93,11 @@ def test_mypy_follows_types_from_package_to_package(copy: Path, run: Run) -> Non
         ("agent/planted.py", "from lakewarden.spark_jobs import gate", "Imports point downward"),
         ("agent/stores/planted.py", "from lakewarden.agent.locks import keeper", "Floors of agent"),
         ("agent/locks/planted.py", "from lakewarden.agent.serving import agent", "Floors of agent"),
+        (
+            "agent/serving/partition/planted.py",
+            "from lakewarden.agent.serving import session",
+            "Floors of serving",
+        ),
         ("handlers/lease/planted.py", "from lakewarden.handlers.table import facts", "Floors of handlers"),
         (
             "handlers/table/planted.py",
