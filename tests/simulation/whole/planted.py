@@ -39,17 +39,18 @@ from lakewarden.agent.serving.partition import replay as replay_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.events import DecisionEvent, WriterEventUnion
+from lakewarden.events import DecisionEvent, DecisionEventUnion, WriterEventUnion
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
 from lakewarden.handlers.lease.types import Step
-from lakewarden.handlers.table import admission, detection, facts, grants, liveness, replay
+from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory, replay
 from lakewarden.handlers.table import machine as table
 from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.machine import EventRead, step
+from lakewarden.handlers.table.replay import Subject
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Transaction
@@ -262,7 +263,10 @@ def _open_without_limit() -> list[Patch]:
 
 
 def _aborts_matched_by_id() -> list[Patch]:
-    return [(replay_module, "subject", lambda event: ("", event.transaction, ""))]
+    def by_id(event: WriterEventUnion | DecisionEventUnion) -> Subject:
+        return "", event.transaction, ""
+
+    return [(replay_module, "subject", by_id), (memory, "subject", by_id)]
 
 
 def _an_error_ends_the_session() -> list[Patch]:
