@@ -14,15 +14,22 @@ UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
 STAMP := .venv/.set-up
 
+SPARK35_BIN := build/venv-spark35/bin
+SPARK35_STAMP := build/venv-spark35/.set-up
+SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_foreach_batch.py \
+	tests/spark/sinks/test_contract.py tests/spark/sinks/test_merge.py tests/spark/sinks/test_partition_paths.py \
+	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
+	--ignore tests/spark/gate/test_paimon_processes_example.py
+
 # uv doesn't read pip's configuration; what it says of certificates holds for uv too.
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check unit test soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check unit test test-spark35 soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-spark35 | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -34,6 +41,16 @@ dev: jdk $(STAMP)
 
 test: jdk $(STAMP)
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35)
+
+# The gate, the sinks and the jobs on PySpark 3.5, in an environment of its own: the locked versions, but for PySpark's.
+# `make test` runs it, unless ARGS selects tests.
+test-spark35: jdk $(SPARK35_STAMP)
+	@if $(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
+		set -x; $(SPARK35_BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SPARK35_TESTS) $(ARGS); \
+	else \
+		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
+	fi
 
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
 unit: $(STAMP)
@@ -107,6 +124,21 @@ $(STAMP): $(UV) pyproject.toml uv.lock
 		set -ex; \
 		$(UV) sync --quiet --frozen --all-extras --all-groups --python $(PYTHON); \
 	fi
+	@touch $@
+
+$(SPARK35_STAMP): tests/spark/pyspark35.txt $(STAMP)
+	$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --no-emit-package pyspark \
+		--output-file build/requirements-spark35.txt
+	.venv/bin/python -m venv --clear build/venv-spark35
+	@if build/tools/bin/pip config list | grep -qE "index-url|no-index"; then \
+		set -ex; \
+		$(SPARK35_BIN)/pip install --quiet --requirement build/requirements-spark35.txt --requirement $<; \
+	else \
+		set -ex; \
+		$(UV) pip install --quiet --python $(SPARK35_BIN)/python \
+			--requirement build/requirements-spark35.txt --requirement $<; \
+	fi
+	$(UV) pip install --quiet --python $(SPARK35_BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # In a folder of its own: uv removes from .venv what isn't locked, itself included.

@@ -16,18 +16,28 @@ Without the second number, a local session ends a job at a task's first failure.
 another job was cancelled, reading from a Python worker can end with a CancelledKeyException.
 """
 
-KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
-"""Spark's Kafka source. Its version is not PySpark's: PySpark has patch releases (4.0.5) that Maven Central doesn't have.
+KAFKA_PACKAGES = {
+    (3, 5): "org.apache.spark:spark-sql-kafka-0-10_2.12:3.5.7",
+    (4, 0): "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
+}
+"""Spark's Kafka source, by PySpark's version. PySpark has patch releases that Maven Central doesn't have (3.5.9, 4.0.5).
 
-Ivy downloads it with its dependencies once (62 MB, into `~/.ivy2.5.2`). Later starts take half a second and only read the
-repository's index.
+Ivy downloads it with its dependencies once (62 MB, into `~/.ivy2` or `~/.ivy2.5.2`). Later starts take half a second and only
+read the repository's index.
 """
+
+
+def kafka_package(pyspark_version: str) -> str:
+    """Return the Maven coordinate of the Kafka source for a version of PySpark."""
+    major, minor = pyspark_version.split(".")[:2]
+    return KAFKA_PACKAGES[int(major), int(minor)]
 
 
 def spark_session(
     name: str, *, master: str = LOCAL_MASTER, memory: str = "512m", kafka: bool = False, **settings: str
 ) -> SparkSession:
     """Return a small local session: no UI, few shuffle partitions, log level ERROR. `kafka` adds Spark's Kafka source."""
+    import pyspark
     from pyspark.sql import SparkSession
 
     if master.startswith("local"):
@@ -45,7 +55,7 @@ def spark_session(
         "spark.python.task.killTimeout": "300ms",
     }
     if kafka:
-        defaults["spark.jars.packages"] = KAFKA_PACKAGE
+        defaults["spark.jars.packages"] = kafka_package(pyspark.__version__)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in (defaults | settings).items():
         builder = builder.config(key, value)
