@@ -142,7 +142,8 @@ def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> No
     looked_up, resume, refused = threading.Event(), threading.Event(), []
 
     def committed(_writer: str, _batch: int) -> None:
-        if agent.decisions and agent.decisions[-1].type == "commit-granted":
+        # Under the grant. The lookup of `recognise` is in the body's thread.
+        if threading.current_thread() is thread:
             looked_up.set()
             assert resume.wait(PATIENCE_SECONDS)
 
@@ -156,8 +157,8 @@ def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> No
         pytest.raises(OSError, match="the statement failed"),
         harness.gate().transaction(table=TABLE, writer="w", batch_id=1) as txn,
     ):
-        txn.recognise(committed)
         thread = threading.Thread(target=callback, args=(txn,))
+        txn.recognise(committed)
         thread.start()
         agent.publish(granted(agent.wait_for("commit-requested")[0]))
         assert looked_up.wait(PATIENCE_SECONDS)
