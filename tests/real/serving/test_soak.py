@@ -41,7 +41,13 @@ SETTINGS: dict[str, Any] = {
 SLOW = "nothing was consumed for"
 """A session that ends with this was suspended by the machine: no record caused it."""
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800 + 3 * SECONDS)]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(1_800 + 3 * SECONDS),
+    # aiokafka leaves a connection that it is making when its client is stopped.
+    pytest.mark.filterwarnings("ignore:Unclosed AIOKafkaConnection:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning"),
+]
 
 
 @pytest_asyncio.fixture
