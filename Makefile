@@ -25,11 +25,11 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check unit test test-spark35 soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check unit test test-spark35 test-matrix soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-spark35 | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-spark35 | test-matrix | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -51,6 +51,11 @@ test-spark35: jdk $(SPARK35_STAMP)
 	else \
 		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
 	fi
+
+# What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
+test-matrix: jdk $(STAMP)
+	$(BIN)/pytest -n 2 -m matrix $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
 unit: $(STAMP)

@@ -68,6 +68,7 @@ def test_two_queries_collide_under_the_agent_and_wait_with_auto_and_nothing_is_l
     assert processes_with(str(tmp_path)) == []
 
 
+@pytest.mark.matrix
 def test_the_same_queries_without_an_agent_lose_rows_without_an_error(tmp_path: Path) -> None:
     done = demo(tmp_path, "--without-agent")
 
