@@ -1,0 +1,119 @@
+"""What the files of the timeline contain: the metadata of a commit, and the plan of a table service.
+
+| file | content | form |
+| --- | --- | --- |
+| completed commit, deltacommit, replacecommit | its metadata | Avro; JSON in layout 1 |
+| `inflight` of a write | the same, from the workload profile | the same |
+| `requested` of a compaction or a clustering | its plan | Avro |
+| `requested` of a write | nothing, or of a replacecommit a plan without file groups | 0 bytes, or Avro |
+
+Rules:
+
+1. The metadata of a completed instant names every file group that it wrote. An inflight's names those that get updates. Inserts
+   have an empty file group there, even if they go into an existing one, so what an inflight says is not complete.
+2. Replaced file groups are deleted: those that an insert_overwrite or a clustering replaces. The inflight of an
+   insert_overwrite names only the partitions, and stands for all file groups there.
+3. An Avro file brings its schema. Fields are looked for by their names, so a release that adds fields can be read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import fastavro
+
+from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
+
+_AVRO = b"Obj\x01"
+_OVERWRITES = frozenset({"INSERT_OVERWRITE", "INSERT_OVERWRITE_TABLE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a file of the timeline says about its instant."""
+
+    operation: str | None
+    """`UPSERT`, `INSERT_OVERWRITE`, `CLUSTER`, `COMPACT`, ..., as Hudi calls it."""
+    touched: tuple[Marker, ...]
+    """The file groups that it writes or replaces, each once."""
+    extra: Mapping[str, str]
+    """The extra metadata of a commit, where a writer can put its own entries."""
+    unnamed_inserts: int = 0
+    """Entries of an inflight that name a partition but no file group (rule 1)."""
+
+
+def read_metadata(body: bytes) -> Metadata:
+    """What a commit's metadata or a table service's plan says. Raises `UnreadableHudi` if the bytes are neither."""
+    record = _decode(body)
+    try:
+        if "partitionToWriteStats" in record:
+            return _commit(record)
+        if "clusteringPlan" in record:
+            markers = [
+                touched(each["partitionPath"] or "", each["fileId"], "delete") for each in _clustered(record)
+            ]
+            return Metadata(
+                record.get("operationType"), each_once(markers), record.get("extraMetadata") or {}
+            )
+        if "operations" in record:
+            operations = record["operations"] or []
+            markers = [touched(each["partitionPath"] or "", each["fileId"], "merge") for each in operations]
+            return Metadata("COMPACT", each_once(markers), record.get("extraMetadata") or {})
+    except UnreadableHudi:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UnreadableHudi(f"a field is missing or of another type: {error!r:.200}") from error
+    raise UnreadableHudi(f"neither a commit's metadata nor a plan; it has the fields {sorted(record)!r:.200}")
+
+
+def _commit(record: dict[str, Any]) -> Metadata:
+    markers: list[Marker] = []
+    unnamed = 0
+    overwrites = record.get("operationType") in _OVERWRITES
+    for partition, stats in (record["partitionToWriteStats"] or {}).items():
+        for stat in stats:
+            file_group, path, before = stat.get("fileId"), stat.get("path"), stat.get("prevCommit")
+            operation: Operation = "create" if before in (None, "", "null") else "merge"
+            if not file_group:
+                unnamed += 1
+                if overwrites:
+                    markers.append(touched(partition, ALL_FILE_GROUPS, "delete"))
+                continue
+            if path:
+                operation = marker_of_file(
+                    path, operation
+                ).operation  # the path tells a log file from a base file
+            markers.append(touched(partition, file_group, operation))
+    for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items():
+        markers += [touched(partition, each, "delete") for each in file_groups]
+    extra = {key: value for key, value in (record.get("extraMetadata") or {}).items() if value is not None}
+    return Metadata(record.get("operationType"), each_once(markers), extra, unnamed)
+
+
+def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The file slices that a clustering plan replaces. An insert_overwrite's request has no plan."""
+    plan = record["clusteringPlan"] or {}
+    for group in plan.get("inputGroups") or []:
+        yield from group.get("slices") or []
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    """The record in the bytes, Avro or JSON."""
+    if not body:
+        raise UnreadableHudi("the file is empty")
+    try:
+        if body.startswith(_AVRO):
+            record: Any = next(iter(fastavro.reader(io.BytesIO(body))), None)
+        else:
+            record = json.loads(body)
+    except Exception as error:  # fastavro raises whatever the bytes provoke in it: there is no common class
+        raise UnreadableHudi(f"neither Avro nor JSON: {error!r:.200}") from error
+    if not isinstance(record, dict):
+        raise UnreadableHudi(f"not a record: {type(record).__name__}")
+    return record

@@ -1,0 +1,87 @@
+"""`.hoodie/hoodie.properties`: which version and layout a table has, and where its timeline is.
+
+Table version 6 (Hudi 0.14 and 0.15) has layout 1, versions 8 (1.0) and 9 (1.1 and 1.2) have layout 2. Other versions are
+refused: a reader that guesses would miss commits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.timeline import META_FOLDER, Layout
+
+KNOWN_VERSIONS: Mapping[int, Layout] = {6: 1, 8: 2, 9: 2}
+"""The layout of each table version that this package has been tried with."""
+
+_LINE = re.compile(r"(?P<key>(?:[^=:\s\\]|\\.)+)[ \t]*[=:]?[ \t]*(?P<value>.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+_FOLDER = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True)
+class HudiTable:
+    """What the properties say of a table."""
+
+    version: int
+    layout: Layout
+    timeline: str
+    """The timeline's folder, relative to the table's root, with a slash at its end."""
+    kind: str
+    """`COPY_ON_WRITE` or `MERGE_ON_READ`."""
+
+
+def read_properties(body: bytes) -> HudiTable:
+    """What `hoodie.properties` says. Raises `UnreadableHudi` if it isn't such a file, or the table's version isn't known."""
+    fields = parse_properties(body)
+    version = _number(fields, "hoodie.table.version")
+    layout = KNOWN_VERSIONS.get(version)
+    if layout is None:
+        known = ", ".join(str(each) for each in KNOWN_VERSIONS)
+        raise UnreadableHudi(f"table version {version} is unknown; known are {known}")
+    if (
+        "hoodie.timeline.layout.version" in fields
+        and (stated := _number(fields, "hoodie.timeline.layout.version")) != layout
+    ):
+        raise UnreadableHudi(
+            f"table version {version} with timeline layout {stated}; expected layout {layout}"
+        )
+    folder = fields.get("hoodie.timeline.path") or "timeline"
+    if not _FOLDER.fullmatch(folder) or folder in (".", ".."):
+        raise UnreadableHudi(f"the timeline's folder is no plain name: hoodie.timeline.path={folder[:100]!r}")
+    timeline = META_FOLDER if layout == 1 else f"{META_FOLDER}{folder}/"
+    return HudiTable(version, layout, timeline, fields.get("hoodie.table.type", "COPY_ON_WRITE"))
+
+
+def parse_properties(body: bytes) -> dict[str, str]:
+    """The keys and values of a file in Java's properties format. Raises `UnreadableHudi` if it is not text in UTF-8."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableHudi(f"hoodie.properties is not text: {error}") from error
+    fields: dict[str, str] = {}
+    for line in re.split(r"\r\n|\r|\n", text):
+        stripped = line.lstrip(" \t\f")
+        match = None if stripped[:1] in ("", "#", "!") else _LINE.match(stripped)
+        if match is not None:
+            fields[_unescape(match["key"])] = _unescape(match["value"])
+    return fields
+
+
+def _unescape(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        escaped = match[1]
+        return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _CONTROLS.get(escaped, escaped)
+
+    return _ESCAPE.sub(character, text)
+
+
+def _number(fields: Mapping[str, str], key: str) -> int:
+    text = fields.get(key)
+    if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
+        found = "is missing" if text is None else f"is no number: {text[:100]!r}"
+        raise UnreadableHudi(f"{key} in hoodie.properties {found}")
+    return int(text)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
+from tests.recorded_hudi import recorded
+
+
+def test_the_properties_of_hudi_1_2_name_version_9_and_the_timeline_of_layout_2() -> None:
+    table = read_properties(recorded("cow-v9", "hoodie.properties"))
+
+    assert table == HudiTable(9, 2, ".hoodie/timeline/", "COPY_ON_WRITE")
+
+
+def test_the_properties_of_hudi_0_15_name_version_6_and_the_timeline_of_layout_1() -> None:
+    table = read_properties(recorded("cow-v6", "hoodie.properties"))
+
+    assert table == HudiTable(6, 1, ".hoodie/", "COPY_ON_WRITE")
+
+
+def test_version_8_has_layout_2() -> None:
+    body = b"hoodie.table.version=8\nhoodie.timeline.layout.version=2\nhoodie.table.type=MERGE_ON_READ\n"
+
+    assert read_properties(body) == HudiTable(8, 2, ".hoodie/timeline/", "MERGE_ON_READ")
+
+
+def test_the_timeline_may_have_another_folder() -> None:
+    body = b"hoodie.table.version=9\nhoodie.timeline.path=line\n"
+
+    assert read_properties(body).timeline == ".hoodie/line/"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "hoodie.table.version in hoodie.properties is missing"),
+        (b"hoodie.table.version=nine", "is no number"),
+        (b"hoodie.table.version=10", "table version 10 is unknown; known are 6, 8, 9"),
+        (b"hoodie.table.version=9\nhoodie.timeline.layout.version=1", "expected layout 2"),
+        (b"hoodie.table.version=9\nhoodie.timeline.path=../elsewhere", "no plain name"),
+        (b"\xff\xfe", "not text"),
+    ],
+)
+def test_properties_that_can_not_be_relied_on_are_refused(body: bytes, why: str) -> None:
+    """A reader that guesses would miss commits."""
+    with pytest.raises(UnreadableHudi, match=why):
+        read_properties(body)
+
+
+def test_the_syntax_is_that_of_java() -> None:
+    body = b"# comment\n! comment\n a.b = x=y \nc\\:d:e\\u0041\\n\nempty=\nalone\n"
+
+    assert parse_properties(body) == {"a.b": "x=y ", "c:d": "eA\n", "empty": "", "alone": ""}
+
+
+@given(st.binary() | st.text().map(str.encode) | st.from_regex(rb"hoodie\.table\.version=\d+(\n.*)*"))
+def test_no_properties_raise_another_error(body: bytes) -> None:
+    try:
+        table = read_properties(body)
+    except UnreadableHudi:
+        return
+
+    assert table.version in (6, 8, 9)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lakewarden.handlers.hudi.timeline import Instant, Layout, TimelineFile, instants, parse_name
+from tests.recorded_hudi import names
+
+T = "20261122135446024"
+C = "20261122135634351"
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "expected"),
+    [
+        (f"{T}.commit.requested", 2, TimelineFile(f"{T}.commit.requested", T, "commit", "requested")),
+        (f"{T}.inflight", 2, TimelineFile(f"{T}.inflight", T, "commit", "inflight")),
+        (
+            f"{T}.deltacommit.inflight",
+            1,
+            TimelineFile(f"{T}.deltacommit.inflight", T, "deltacommit", "inflight"),
+        ),
+        (f"{T}_{C}.commit", 2, TimelineFile(f"{T}_{C}.commit", T, "commit", "completed", C)),
+        (f"{T}.deltacommit", 1, TimelineFile(f"{T}.deltacommit", T, "deltacommit", "completed")),
+        # A table that was upgraded from layout 1 keeps the names of its older instants.
+        (f"{T}.commit", 2, TimelineFile(f"{T}.commit", T, "commit", "completed")),
+        ("20210101120000.commit", 1, TimelineFile("20210101120000.commit", "20210101120000", "commit", "completed")),
+        # An action that a later release adds is kept, so that a reader can say that it doesn't know it.
+        (f"{T}.refreshcommit.requested", 2, TimelineFile(f"{T}.refreshcommit.requested", T, "refreshcommit", "requested")),
+    ],
+)  # fmt: skip
+def test_a_timeline_file_is_known_by_its_name(name: str, layout: Layout, expected: TimelineFile) -> None:
+    assert parse_name(name, layout) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("hoodie.properties", 1),
+        (f"{T}.inflight.f09d0098-ce75-4e1d-b70f-abcead2cd2e8", 2),
+        (f"{T}_{C}.commit.ff3578ff-fe47-4c9f-bb58-906c193ca078", 2),
+        (f".{T}.commit.requested.crc", 2),
+        (f"{T}_{C}.commit.requested", 2),
+        (f"{T}_{C}.commit", 1),
+        (f"{T}.requested", 2),
+        (f"{T}.compaction", 2),
+        ("", 2),
+        ("history/manifest_1", 2),
+    ],
+)
+def test_other_names_are_no_files_of_the_timeline(name: str, layout: Layout) -> None:
+    """Hudi writes a file under a temporary name and renames it; only the renamed one says something."""
+    assert parse_name(name, layout) is None
+
+
+@given(st.text() | st.from_regex(r"[0-9]+(_[0-9]+)?(\.[a-z]+)*"), st.sampled_from((1, 2)))
+def test_no_name_raises(name: str, layout: Layout) -> None:
+    """Anybody may put a file into the folder."""
+    file = parse_name(name, layout)
+
+    assert file is None or file.name == name
+
+
+def test_the_files_of_an_instant_are_one_instant() -> None:
+    """The requested and the inflight file stay beside the completed one."""
+    listing = [f"{T}_{C}.commit", f"{T}.inflight", f"{T}.commit.requested", "history"]
+
+    (instant,) = instants(listing, 2)
+
+    assert (instant.time, instant.state, instant.action, instant.completion) == (T, "completed", "commit", C)
+    assert [file.state for file in instant.files] == ["requested", "inflight", "completed"]
+    assert instant.writes
+    assert not instant.is_table_service
+
+
+@pytest.mark.parametrize(
+    ("action", "completes_as"),
+    [("compaction", "commit"), ("logcompaction", "deltacommit"), ("clustering", "replacecommit")],
+)
+def test_a_table_service_is_one_instant_although_it_completes_under_another_name(
+    action: str, completes_as: str
+) -> None:
+    (instant,) = instants([f"{T}.{action}.requested", f"{T}.{action}.inflight", f"{T}_{C}.{completes_as}"], 2)
+
+    assert (instant.state, instant.action, instant.completes_as) == ("completed", action, completes_as)
+    assert instant.is_table_service
+    assert instant.writes
+
+
+def test_a_savepoint_is_another_instant_than_the_commit_of_the_same_time() -> None:
+    """Otherwise a pending savepoint would look like a commit that is not completed."""
+    commit, savepoint = instants([f"{T}_{C}.commit", f"{T}.savepoint.inflight"], 2)
+
+    assert (commit.completes_as, commit.state) == ("commit", "completed")
+    assert (savepoint.completes_as, savepoint.state, savepoint.writes) == ("savepoint", "inflight", False)
+
+
+def test_instants_come_in_the_order_of_their_times() -> None:
+    listing = ["20261122135850011.replacecommit.requested", f"{T}.commit.requested"]
+
+    assert [each.time for each in instants(listing, 2)] == [T, "20261122135850011"]
+
+
+def test_the_names_that_hudi_1_2_wrote_are_three_writes() -> None:
+    found = instants(names("cow-v9"), 2)
+
+    assert [_summary(each) for each in found] == [
+        ("20261122135446024", "commit", "completed", "20261122135634351"),
+        ("20261122135643314", "commit", "completed", "20261122135847753"),
+        ("20261122135850011", "replacecommit", "completed", "20261122135903033"),
+    ]
+
+
+def _summary(instant: Instant) -> tuple[str, str, str, str | None]:
+    return instant.time, instant.action, instant.state, instant.completion
