@@ -38,6 +38,10 @@ class LogCutError(AgentError):
     """The log has lost records while this agent was consuming it. The session ends; the next one finds what is missing."""
 
 
+class TaskEndedError(AgentError):
+    """A task of a session, or of a Kafka client, ended without a request. The session ends; the next one replays the log."""
+
+
 class PartitionsChangedError(AgentError):
     """The number of partitions has changed, so tables have moved between partitions and lost the order of their events.
 

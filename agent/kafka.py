@@ -255,6 +255,26 @@ def denied_to_command(error: KafkaError) -> str | None:
             return None
 
 
+def ended_tasks(client: AIOKafkaConsumer | AIOKafkaProducer) -> dict[str, str]:
+    """The background tasks of a started client that have ended, each with its error.
+
+    aiokafka starts none of them again, and its methods don't report all of them: a consumer whose fetching has ended returns no
+    records, and a producer whose sending has ended never completes a send.
+    """
+    tasks = {"metadata": _connections(client)._sync_task}  # noqa: SLF001 - aiokafka has no public names for them
+    if isinstance(client, AIOKafkaProducer):
+        tasks["sending"] = client._sender.sender_task  # noqa: SLF001
+    else:
+        tasks["fetching"] = client._fetcher.error_future  # noqa: SLF001
+    return {name: _end_of(task) for name, task in tasks.items() if task.done()}
+
+
+def _end_of(task: asyncio.Task[Any]) -> str:
+    if task.cancelled():
+        return "cancelled"
+    return "returned" if (error := task.exception()) is None else repr(error)
+
+
 async def stop_client(client: Any, seconds: float = STOP_TIMEOUT_SECONDS) -> None:
     """Stop a client within `seconds`, also while the calling task is being cancelled.
 

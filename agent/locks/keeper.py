@@ -37,6 +37,7 @@ from lakewarden.agent.stores import (
 )
 from lakewarden.agent.stores.limited import LimitedStore
 from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Absent, ReadOutcome, Refused, Unknown
@@ -188,18 +189,19 @@ class LockKeeper:
         return self._inbox.popleft() if self._inbox else lease.Timer(self._clock())
 
     async def _request(self, effect: lease.Get | lease.Put) -> None:
-        try:
-            store = await self._open_store()
-        except (StoreProbeError, LocationError) as error:
-            done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
-            self._enqueue(done(self._clock(), _not_opened(error)))
-            return
-        if isinstance(effect, lease.Get):
-            found = await store.read(self.place.uri)
-            self._enqueue(lease.ReadDone(self._clock(), found))
-        else:
-            written = await store.write(self.place.uri, effect.body, effect.condition)
-            self._enqueue(lease.WriteDone(self._clock(), written))
+        with guarded(f"a request for {self.place.uri}"):
+            try:
+                store = await self._open_store()
+            except (StoreProbeError, LocationError) as error:
+                done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
+                self._enqueue(done(self._clock(), _not_opened(error)))
+                return
+            if isinstance(effect, lease.Get):
+                found = await store.read(self.place.uri)
+                self._enqueue(lease.ReadDone(self._clock(), found))
+            else:
+                written = await store.write(self.place.uri, effect.body, effect.condition)
+                self._enqueue(lease.WriteDone(self._clock(), written))
 
 
 def _not_opened(error: StoreProbeError | LocationError) -> Unknown | Refused:

@@ -23,6 +23,7 @@ from lakewarden.agent.clock import moment, monotonic
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, encode
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.lock_queue import Contender
@@ -270,7 +271,8 @@ class TableLocks:
         """Run a task of one table. An unexpected error in it stops that table, not the agent."""
         with scope:
             try:
-                await task()
+                with guarded("a task of its lock"):
+                    await task()
             except Exception as error:  # noqa: BLE001 - the callback logs it, and stops the table
                 self._on_failure(uri, error)
 

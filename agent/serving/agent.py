@@ -26,6 +26,7 @@ from lakewarden.agent.errors import (
     ReplacedError,
     SettingsError,
     SuspendedError,
+    TaskEndedError,
 )
 from lakewarden.agent.kafka import missing_right
 from lakewarden.agent.locks.keeper import Stores
@@ -33,6 +34,7 @@ from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
+from lakewarden.agent.unrequested import guarded
 from lakewarden.events import UndecodableRecords
 
 log = structlog.get_logger()
@@ -111,11 +113,13 @@ class Agent:
                 try:
                     async with anyio.create_task_group() as foreground:
                         foreground.start_soon(self._cancel_on_stop, foreground.cancel_scope)
-                        await session.open(background)
-                        await session.serve()
+                        with guarded("the session"):
+                            await session.open(background)
+                            await session.serve()
+                        foreground.cancel_scope.cancel("the session has ended")
                 finally:
                     # The publisher and the locks run in the background until this is done. Each step has a time limit.
-                    with anyio.CancelScope(shield=True):
+                    with anyio.CancelScope(shield=True), guarded("closing the session"):
                         await session.close()
                     background.cancel_scope.cancel()
         except* (
@@ -126,10 +130,13 @@ class Agent:
             PublishFailedError,
             SuspendedError,
             ReplacedError,
+            TaskEndedError,
             OSError,
             IllegalStateError,
         ) as problems:
             ended_by = _first_leaf(problems)
+        if ended_by is None and not self._stopping.is_set():
+            return TaskEndedError("a background task of the session was cancelled, and nothing requested it")
         return ended_by
 
     async def _wait_for_lock_root(self, stores: Stores) -> None:

@@ -11,7 +11,8 @@ These tasks run in it:
 | commit checkpoints | `checkpoint.py` |
 
 A session ends when Kafka does not accept a decision, does not answer, has lost records of the log, or has assigned the
-partitions to another agent.
+partitions to another agent. It also ends when one of its tasks, or a background task of a Kafka client, has ended without a
+request (`unrequested.py`): the session would stay in the group and decide nothing.
 
 An orderly stop takes these steps, each with a time limit: stop consuming, publish the decisions, release the locks under which no
 grant runs, commit the checkpoints, close the clients. A lock that is not released in time expires.
@@ -19,7 +20,7 @@ grant runs, commit the checkpoints, close the clients. A lock that is not releas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -34,10 +35,12 @@ from lakewarden.agent.errors import (
     LogCutError,
     PublishFailedError,
     SuspendedError,
+    TaskEndedError,
 )
 from lakewarden.agent.kafka import (
     BATCH_BYTES,
     FETCH_BYTES,
+    ended_tasks,
     ensure_topics,
     producer,
     rotating,
@@ -55,6 +58,7 @@ from lakewarden.agent.serving.peer_listener import PeerListener, require_not_rep
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.unrequested import guarded
 
 log = structlog.get_logger()
 
@@ -138,14 +142,14 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         await start_client(self._consumer, settings)
 
     async def serve(self) -> None:
-        """Consume, decide, check and commit until cancelled."""
+        """Consume, decide, check and commit until cancelled. Raises the error that ends the session."""
         check = PeriodicCheck(self._settings, self._consumer, self._partitions, self._owners)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._publisher.watch)
-            tasks.start_soon(check.run)
-            tasks.start_soon(self._commit_periodically)
-            tasks.start_soon(self._peers.listen)
-            await self._consume()
+            tasks.start_soon(_run, "watching the publisher", self._publisher.watch)
+            tasks.start_soon(_run, "the periodic check", check.run)
+            tasks.start_soon(_run, "committing checkpoints", self._commit_periodically)
+            tasks.start_soon(_run, "consuming what other agents publish", self._peers.listen)
+            await _run("consuming events", self._consume)
 
     async def close(self) -> None:
         """Run the steps of an orderly stop, as listed at the top of the file."""
@@ -352,6 +356,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
+            self._require_running_clients()
             checkpoints: dict[PartitionOwner, Checkpoint] = {}
             for owner in self._owners.values():
                 checkpoint = owner.checkpoint()
@@ -370,3 +375,15 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 for owner, checkpoint in checkpoints.items():
                     if self._checkpoints.is_committed(owner.number, checkpoint):
                         owner.committed = checkpoint.offset
+
+    def _require_running_clients(self) -> None:
+        for client in self._clients:
+            for name, end in ended_tasks(client).items():
+                raise TaskEndedError(
+                    f"the task {name} of an {type(client).__name__} has ended ({end}); without it the agent would be deaf or mute"
+                )
+
+
+async def _run(name: str, task: Callable[[], Awaitable[None]]) -> None:
+    with guarded(name):
+        await task()

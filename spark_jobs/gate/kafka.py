@@ -9,6 +9,9 @@ aiokafka passes that on. So background work never ends by an exception, and neve
 
 - A background loop (`spawn`) that raised is logged and started again after `RESTART_SECONDS`.
 - A single background action (`start_soon`) that raised is logged.
+- A `CancelledError` that was not requested of the task counts as raised. Asyncio raises it in a task that awaits a future, or
+  another task, which was cancelled, and aiokafka cancels tasks of its own. The loop's task group would take it for an end on
+  request, and end the background work of all transactions without a log line.
 """
 
 from __future__ import annotations
@@ -209,7 +212,9 @@ class LoopThread:
             while True:
                 try:
                     await function()
-                except Exception as error:  # whatever it is, the loop must go on
+                except BaseException as error:  # whatever it is, the loop must go on
+                    if _must_end(error):
+                        raise
                     log.exception("background.restarted", task=name, error=repr(error))
                     await anyio.sleep(RESTART_SECONDS)
                 else:
@@ -223,7 +228,9 @@ class LoopThread:
         async def run() -> None:
             try:
                 await function(*arguments)
-            except Exception as error:  # whatever it is, it must not end the other tasks
+            except BaseException as error:  # whatever it is, it must not end the other tasks
+                if _must_end(error):
+                    raise
                 log.exception("background.failed", task=function.__name__, error=repr(error))
 
         self._task_group.start_soon(run, name=function.__name__)
@@ -242,6 +249,14 @@ class LoopThread:
         )
         ending.start()
         ending.join(GRACE_SECONDS)
+
+
+def _must_end(error: BaseException) -> bool:
+    """Whether an error ends the running task: its cancellation, if that was requested, or the end of the process."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0
+    return not isinstance(error, Exception)
 
 
 _threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()

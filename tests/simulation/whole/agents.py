@@ -132,6 +132,11 @@ def simulated(
             (session_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
             (session_module, "PartitionOwner", make_owner),
+            (
+                session_module,
+                "ended_tasks",
+                lambda _: {},
+            ),  # The simulated clients have other tasks than aiokafka's.
             (owner_module, "Tables", ObservedTables),
             *errors.patches(tables_module, wire_events),
         ):

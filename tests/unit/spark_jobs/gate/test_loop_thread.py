@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -95,6 +96,55 @@ def test_a_single_action_that_raises_ends_no_background_loop(
 
     async def start() -> None:
         thread.start_soon(close_client)
+
+    thread.call(start, timeout=PATIENCE, doing="closing")
+    heartbeats.require(5)
+
+    assert [getattr(each, "event", "") for each in caplog.records] == ["background.failed"]
+
+
+async def await_what_was_cancelled() -> None:
+    """As a task of aiokafka does that awaits another of its tasks."""
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+def test_a_background_loop_that_awaits_a_cancelled_task_ends_no_other_and_is_started_again(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop's task group took it for the end of all background work, and nothing was logged."""
+    caplog.set_level(logging.ERROR, "lakewarden")
+    heartbeats, reading = Beats(), Beats()
+    cancelled = threading.Semaphore(0)
+
+    async def read() -> None:
+        if not cancelled.acquire(blocking=False):
+            await await_what_was_cancelled()
+        await reading.run()
+
+    thread.spawn(heartbeats.run, name="heartbeats")
+    heartbeats.require(2)
+    thread.spawn(read, name="reading")
+    heartbeats.require(5)
+    cancelled.release()
+    reading.require(2)
+    heartbeats.require(2)
+
+    first = caplog.records[0]
+    assert getattr(first, "event", "") == "background.restarted"
+    assert getattr(first, "fields", {}) == {"task": "reading", "error": "CancelledError()"}
+
+
+def test_a_single_action_that_awaits_a_cancelled_task_ends_no_background_loop(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR, "lakewarden")
+    heartbeats = Beats()
+    thread.spawn(heartbeats.run, name="heartbeats")
+
+    async def start() -> None:
+        thread.start_soon(await_what_was_cancelled)
 
     thread.call(start, timeout=PATIENCE, doing="closing")
     heartbeats.require(5)
