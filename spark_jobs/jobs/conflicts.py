@@ -10,6 +10,9 @@ A structured-streaming query over the topic `<prefix>.conflicts`. Its columns ar
 | `undecodable` | the record as text, if this version can't decode it as a conflict event; else null. No record is dropped. |
 | `kafka_partition`, `kafka_offset` | the record's place in Kafka, which identifies the row |
 
+It needs one right in Kafka: `read` on the topic (docs/security.md). Spark's source assigns the partitions itself, and joins no
+consumer group.
+
 After a restart the query resumes from its checkpoint, and the file sink's log keeps a batch from being written twice. Spark
 downloads its Kafka source (`spark_session.py`). With `--once` the query reads what is there and ends.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -88,6 +92,27 @@ def start(
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="2 seconds")).start()
 
 
+def missing_right(error: BaseException, topic: str, kafka: Mapping[str, str]) -> str | None:
+    """Which right the job's user lacks, if Spark's error contains Kafka's that says so."""
+    text = str(error)
+    found = re.search(r'username="([^"]*)"', kafka.get("sasl.jaas.config", ""))
+    user = found[1] if found else "this user"
+    if re.search(
+        "TopicAuthorizationException|Topic authorization failed|Not authorized to access topics", text
+    ):
+        return (
+            f"Kafka denies {user} read on the topic {topic}; docs/security.md lists the rights of each role"
+        )
+    if re.search(
+        "GroupAuthorizationException|Group authorization failed|Not authorized to access group", text
+    ):
+        return (
+            f"Kafka denies {user} read on Spark's consumer groups (spark-kafka-source-…), which only "
+            "spark.sql.streaming.kafka.useDeprecatedOffsetFetching needs; set it to false, or grant the right"
+        )
+    return None
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the query until it is stopped, or with `--once` until it has read everything."""
     options = _parser().parse_args(argv)
@@ -104,7 +129,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             kafka=options.kafka_options,
         )
 
-    return run_until_stopped(start_query, name="the conflicts query")
+    topic = Topics(options.topic_prefix).conflicts
+    return run_until_stopped(
+        start_query,
+        name="the conflicts query",
+        explain=lambda error: missing_right(error, topic, options.kafka_options),
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

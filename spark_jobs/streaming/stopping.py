@@ -15,9 +15,19 @@ if TYPE_CHECKING:
 MAX_LINE = 600
 """Characters of the error that is printed. Spark wraps the cause in a text of its own and Java's stack."""
 
+QUERY_STATE = "=== Streaming Query ==="
+"""What follows it in an error of a query is not the error: its id, offsets and plan."""
 
-def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
+
+def run_until_stopped(
+    start: Callable[[], StreamingQuery],
+    *,
+    name: str,
+    explain: Callable[[BaseException], str | None] = lambda _: None,
+) -> int:
     """Start a query and wait for its end. Return the exit code: 0, or 1 with one line on stderr.
+
+    `explain` may know an error better than `reason` does. It returns None if it doesn't.
 
     SIGTERM and SIGINT end the process at once, without a clean shutdown. That is safe: the query resumes from its
     checkpoint, and the agent aborts the transaction of a writer whose heartbeats end. The JVM ends with its driver.
@@ -28,14 +38,15 @@ def run_until_stopped(start: Callable[[], StreamingQuery], *, name: str) -> int:
         query = start()
         query.awaitTermination()
     except Exception as error:  # noqa: BLE001 - of every error the operator gets one line and an exit code
-        print(f"{name} failed: {reason(error)}", file=sys.stderr)  # noqa: T201 - this is the program's output
+        print(f"{name} failed: {explain(error) or reason(error)}", file=sys.stderr)  # noqa: T201 - this is the program's output
         return 1
     return 0
 
 
 def reason(error: BaseException) -> str:
     """Return the line of a Spark error that says what happened."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error).partition(QUERY_STATE)[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [
         line for line in lines if line.startswith("lakewarden.") and "Error" not in line.partition(":")[0]
     ]

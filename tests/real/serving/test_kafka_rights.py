@@ -5,6 +5,7 @@ The broker has Kafka's own authorizer, which denies what no rule allows. Each ca
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -59,6 +60,9 @@ REQUESTS = {
         *("--table", "{table}", "--reason", "test"),
     ),
 }
+JOB = "`conflicts_job`"
+SPARK_SECONDS = 600.0
+"""For a Spark program, most of it for its start on a busy machine."""
 MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
 
 Right = tuple[str, str]
@@ -218,7 +222,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -279,6 +283,33 @@ def test_an_executor_needs_exactly_its_rights(guarded: Guarded, case: Case) -> N
 @pytest.mark.parametrize("case", _of(*COMMANDS), ids=str)
 def test_a_command_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
     _run_with_rights(guarded, case, COMMANDS[case.role])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", _of(JOB), ids=str)
+def test_the_conflicts_job_needs_exactly_its_rights(guarded: Guarded, case: Case, tmp_path: Path) -> None:
+    """Spark's Kafka client reads without a consumer group: no right on one is needed."""
+    user = f'username="{case.user}" password="{PASSWORD}"'
+    options = {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": f"org.apache.kafka.common.security.plain.PlainLoginModule required {user};",
+    }
+    command = [sys.executable, "-m", "lakewarden.spark_jobs.conflicts_job", "--once"]
+    command += ["--bootstrap-servers", guarded.sasl, "--topic-prefix", SHARED]
+    command += ["--output", str(tmp_path / "out"), "--checkpoint", str(tmp_path / "checkpoint")]
+    command += ["--kafka-options", json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SPARK_SECONDS)
+
+    written = list((tmp_path / "out").glob("day=*/*.parquet"))
+    if case.missing is None:
+        assert done.returncode == 0, done.stderr
+        assert written
+    else:
+        assert (done.returncode, written) == (1, [])
+        last = done.stderr.splitlines()[-1]
+        assert f"Kafka denies {case.user} " in last
+        _names_what_is_missing(last, SHARED, case.missing)
 
 
 @pytest.mark.parametrize("case", _of(*REQUESTS), ids=str)

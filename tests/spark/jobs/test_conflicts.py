@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from lakewarden.events import ConflictDetected, ConflictEntry, encode
-from lakewarden.spark_jobs.jobs.conflicts import conflicts
+from lakewarden.spark_jobs.jobs.conflicts import conflicts, missing_right
 from lakewarden.spark_jobs.jobs.schemas import struct_of
 from lakewarden.spark_jobs.streaming.stopping import reason
 from tests.kafka_fixture import KafkaServer
@@ -163,3 +163,37 @@ def test_the_reason_of_a_failed_query_is_one_line_of_its_error() -> None:
     assert reason(error) == (
         "lakewarden.spark_jobs.gate.errors.CommitAborted: commit aborted: partition p also written by writer 'b'"
     )
+
+
+def test_the_reason_of_a_failed_query_is_not_a_line_of_its_state() -> None:
+    error = RuntimeError(
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Connection refused SQLSTATE: XXKST\n"
+        "=== Streaming Query ===\nIdentifier: lakewarden-conflicts [id = 1]\nCurrent State: ACTIVE"
+    )
+    assert reason(error).endswith("terminated with exception: Connection refused SQLSTATE: XXKST")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("java.util.concurrent.ExecutionException: …: Topic authorization failed.", "topic lw.conflicts"),
+        (
+            "….TopicAuthorizationException: Not authorized to access topics: [lw.conflicts]",
+            "topic lw.conflicts",
+        ),
+        (
+            "….GroupAuthorizationException: Not authorized to access group: spark-kafka-source-1",
+            "consumer groups",
+        ),
+    ],
+)
+def test_a_right_that_kafka_denies_is_named_with_the_user(text: str, named: str) -> None:
+    """The first two are of the driver, without describe, and of a task, without read."""
+    kafka = {"sasl.jaas.config": 'Module required username="reports" password="open-sesame";'}
+    line = missing_right(RuntimeError(text), "lw.conflicts", kafka)
+
+    assert line is not None
+    assert "denies reports read on" in line
+    assert named in line
+    assert "open-sesame" not in line
+    assert missing_right(RuntimeError("Connection refused"), "lw.conflicts", kafka) is None
