@@ -110,6 +110,8 @@ class Channel:
         self._subscribers: dict[str, OnDecision] = {}
         self._terms: dict[int, str] = {}
         """The term whose decisions count, by partition. Before the first `partition-taken`, all decisions count."""
+        self._agent_read: dict[int, int] = {}
+        """The offset in `writers` up to which the agent has read, by partition, as the decisions that count say."""
         self.reading_error: str | None = None
         """The last error of reading decisions; None since a read succeeded."""
         self.undecodable = UndecodableRecords()
@@ -162,6 +164,10 @@ class Channel:
         return self.run(
             lambda: self._read_back(table, start), doing="reading back the writers' topic", timeout=timeout
         )
+
+    def agent_read_up_to(self, table: str) -> int | None:
+        """Return the offset in the table's partition of `writers` up to which an agent has read, by the decisions read here."""
+        return self._agent_read.get(self._partition(table))
 
     def close(self) -> None:
         """Close the connection to Kafka and end the thread."""
@@ -374,6 +380,9 @@ class Channel:
                 detail="another agent took the partition over; this decision does not count",
             )
             return
+        self._agent_read[record.partition] = max(
+            decision.cause_offset, self._agent_read.get(record.partition, 0)
+        )
         on_decision = self._subscribers.get(decision.transaction)
         if on_decision is None or self._partition(decision.table) != record.partition:
             return

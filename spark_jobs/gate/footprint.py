@@ -107,6 +107,13 @@ def waited_for(events: Sequence[WriterEventUnion], transaction: str) -> set[str]
     }
 
 
+def writers_ahead(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+    """Return the names of the writers whose transactions are ahead (`waited_for`) and have not ended, sorted."""
+    seen = _transactions(events)
+    open_ones = (seen[name] for name in waited_for(events, transaction) if seen[name].end is None)
+    return tuple(sorted({one.writer for one in open_ones}))
+
+
 def met(
     events: Sequence[WriterEventUnion], transaction: str, touched: Iterable[Marker], others: Iterable[str]
 ) -> bool | None:

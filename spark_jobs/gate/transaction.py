@@ -12,6 +12,11 @@ Other modules have the rules of the states (`progress.py`), of the grant lease (
   the writer reports nothing. `BaseChanged` means that nothing was published.
 - *A publish without a report is unknown too.* A format that publishes in a callback calls `request_grant` and reports the
   outcome itself, from whatever thread the callback runs in. If the body ends without a report, the batch is looked up.
+- *A late admission is explained once*, after `UNANSWERED_SECONDS`. An intent has no answer because the transaction is queued,
+  or because no agent runs. Two facts prove the queue, and then an info line says so: a decision names an offset from the
+  intent's on (`cause_offset`: up to there the agent had read), or a transaction that overlaps the scope began before and is
+  still open. Without both it is the warning: the head of a queue has neither if no agent runs. A writer whose connection
+  fails logs the warning, too. A thread of its own reads the facts, so an admission never waits for them.
 - *Staged files are discarded last*: after the body and its jobs have ended and the outcome is reported, and only if nothing
   of them is, or can still come, in the table (`on_discard`).
 """
@@ -33,7 +38,13 @@ from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.footprint import as_marker, met, published_markers, waited_for
+from lakewarden.spark_jobs.gate.footprint import (
+    as_marker,
+    met,
+    published_markers,
+    waited_for,
+    writers_ahead,
+)
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.markers import event_chunks, whole_partitions
@@ -53,8 +64,12 @@ MAX_TOUCHED = 50_000
 """Markers kept one by one for a retry's scope. If there are more, only their partitions are kept."""
 
 UNANSWERED_SECONDS = 10.0
-"""After this wait for the admission a warning is logged, or after `admission_timeout_seconds` if that is shorter. A running
+"""After this wait for the admission its reason is logged, or after `admission_timeout_seconds` if that is shorter. A running
 agent answers within milliseconds, unless transactions ahead overlap the scope."""
+
+MAX_INTENTS_BEFORE = 20_000
+"""Records before the intent in which the intents of the transactions ahead are looked for, in about two seconds. Of an open
+transaction whose intent is older, the scope is unknown, and it counts as ahead."""
 
 MAX_ERROR = 300
 """Characters of an error in a log line."""
@@ -379,7 +394,12 @@ class Transaction:
         with self._changed:
             answered = self._changed.wait_for(self._is_answered, min(unanswered, timeout))
         if not answered and timeout > unanswered:
-            self._log_unanswered(unanswered, timeout)
+            threading.Thread(
+                target=self._log_unanswered,
+                args=(unanswered, timeout),
+                name=f"lakewarden-wait-{self.id[:8]}",
+                daemon=True,
+            ).start()
         with self._changed:
             self._changed.wait_for(self._is_answered, timeout - min(unanswered, timeout))
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
@@ -405,19 +425,57 @@ class Transaction:
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
 
     def _log_unanswered(self, seconds: float, timeout: float) -> None:
-        """Log that the admission is late. A queued transaction would otherwise wait in silence if no agent runs."""
-        ahead = "transactions ahead of it overlap its scope, or " if self._may_queue else ""
+        """Log that the transaction is queued, or that no agent answers. The module has the rule."""
+        ahead = self._writers_ahead()
+        errors = self._connection_errors()
+        if self._is_answered():
+            return
+        facts = {
+            **self._names(),
+            "batch_id": self.batch_id,
+            "waited_seconds": seconds,
+            "timeout_seconds": timeout,
+        }
+        if not errors.hint and (ahead or self._agent_read_intent()):
+            behind = "transactions that overlap its scope are ahead of it and open"
+            log.info(
+                "gate.queued",
+                **facts,
+                ahead=ahead,
+                detail=behind if ahead else "an agent has read the intent and has not admitted it yet",
+            )
+            return
+        either = (
+            "transactions ahead of it overlap its scope, or "
+            if self._may_queue and not self._declared
+            else ""
+        )
         log.warning(
             "gate.not-admitted-yet",
-            **self._names(),
-            batch_id=self.batch_id,
-            waited_seconds=seconds,
-            timeout_seconds=timeout,
+            **facts,
             topic_prefix=self._channel.topics.prefix,
             brokers=self._channel.bootstrap_servers,
-            detail=f"{ahead}no agent that allows this table runs with these brokers and this topic prefix"
-            f"{self._connection_errors().hint}; check `lakewarden status`",
+            detail=f"{either}no agent that allows this table runs with these brokers and this topic prefix"
+            f"{errors.hint}; check `lakewarden status`",
         )
+
+    def _agent_read_intent(self) -> bool:
+        """Whether an agent has read the intent, as its later decisions show."""
+        read = self._channel.agent_read_up_to(self.table)
+        return read is not None and self._intent_offset is not None and read >= self._intent_offset
+
+    def _writers_ahead(self) -> tuple[str, ...]:
+        """Return the writers of the transactions for which a queued one waits; none if Kafka doesn't answer."""
+        if not self._declared or self._intent_offset is None:
+            return ()
+        try:
+            events = self._channel.read_back(
+                self.table, max(0, self._intent_offset - MAX_INTENTS_BEFORE), self._channel.timeout
+            )
+        except GateError as error:
+            log.warning("gate.queue-unreadable", **self._names(), error=str(error))
+            return ()
+        return writers_ahead(events, self.id)
 
     def _connection_errors(self) -> refusals.ConnectionErrors:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 
-from lakewarden.events import Admitted, CommitIntent, Topics
-from lakewarden.spark_jobs import AgentUnreachable, GrantTimeout
+from lakewarden.events import Admitted, CommitIntent, Marker, Topics, WriterEventUnion, WriterHeartbeat
+from lakewarden.spark_jobs import AgentUnreachable, GateError, GrantTimeout
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 TABLE = "s3://lake/t"
+SCOPE = (Marker(partition="day=1", file_group="*", operation="merge"),)
+TIMING = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05)
 
 
 class SilentChannel:
@@ -24,12 +27,22 @@ class SilentChannel:
 
     topics = Topics("air")
     bootstrap_servers = "kafka:9092"
-    reading_error = None
     timeout = 1.0
 
-    def __init__(self, *, answers: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        answers: bool = False,
+        ahead: tuple[WriterEventUnion, ...] = (),
+        agent_read: int | None = None,
+        reading_error: str | None = None,
+    ) -> None:
+        """`ahead` are the events before the intent in `writers`. Each of their transactions is still open."""
         self._answers = answers
         self._on_decision: Callable[..., None] = lambda *_: None
+        self._events = list(ahead)
+        self._agent_read = agent_read
+        self.reading_error = reading_error
 
     def subscribe(self, _table: str, _id: str, on_decision: Callable[..., None], **_facts: str) -> None:
         """Keep the receiver of decisions."""
@@ -48,17 +61,65 @@ class SilentChannel:
                 cause_offset=0,
             )
             self._on_decision(admitted, 0)
-        return 0
+        self._events.append(event)
+        return len(self._events) - 1
+
+    def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
+        """Return the events, and a heartbeat of each open transaction after the intent."""
+        assert start == 0
+        beats = [
+            WriterHeartbeat(**_header(event.writer, event.transaction), seq=2)
+            for event in self._events
+            if isinstance(event, CommitIntent)
+        ]
+        return [*self._events, *beats]
+
+    def agent_read_up_to(self, table: str) -> int | None:
+        """Return what the decisions of an agent say."""
+        assert table == TABLE
+        return self._agent_read
 
     def spawn(self, *_: Any, **__: Any) -> None:
         """Start no heartbeats."""
 
 
-def opened(channel: SilentChannel, timing: Timing, *, may_queue: bool) -> None:
-    """Open a transaction."""
-    intent = Intent(table=TABLE, writer="w", batch_id=7)
+class UnreadableChannel(SilentChannel):
+    """A channel that can publish, and can't read back."""
+
+    def read_back(self, _table: str, _start: int, _timeout: float) -> list[WriterEventUnion]:
+        """Fail."""
+        raise GateError("no answer")
+
+
+def _header(writer: str, transaction: str) -> dict[str, Any]:
+    return {
+        "event_id": f"{writer}-{transaction}",
+        "table": TABLE,
+        "transaction": transaction,
+        "writer": writer,
+        "at": datetime.now(UTC),
+    }
+
+
+def intent_of(writer: str, *scope: Marker) -> CommitIntent:
+    """The intent of another writer's transaction."""
+    return CommitIntent(
+        **_header(writer, f"t-{writer}"), admission="queued", scope=scope, heartbeat_seconds=5.0
+    )
+
+
+def opened(
+    channel: SilentChannel, timing: Timing, *, may_queue: bool, scope: tuple[Marker, ...] = ()
+) -> None:
+    """Open a transaction, and wait until its report is written."""
+    intent = Intent(table=TABLE, writer="w", batch_id=7, scope=scope)
     txn = Transaction(cast("Channel", channel), intent, timing, monotonic_seconds, None, may_queue=may_queue)
-    txn.open()
+    try:
+        txn.open()
+    finally:
+        for thread in threading.enumerate():
+            if thread.name == f"lakewarden-wait-{txn.id[:8]}":
+                thread.join()
 
 
 @pytest.fixture
@@ -68,14 +129,19 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     return lambda: list(caplog.records)
 
 
+@pytest.fixture
+def lines_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+    """A function that returns the lines about the wait so far: those of level info, and worse ones."""
+    caplog.set_level(logging.INFO, "lakewarden")
+    return lambda: [record for record in caplog.records if getattr(record, "event", "") != "gate.intent"]
+
+
 def test_a_queued_transaction_that_is_not_answered_says_so_long_before_it_fails(
     warnings_of: Callable[[], list[Any]],
 ) -> None:
     """No agent runs. The job would wait for `queue_timeout_seconds`, ten minutes, without a word."""
-    timing = Timing(admission_timeout_seconds=0.01, queue_timeout_seconds=0.05)
-
     with pytest.raises(GrantTimeout):
-        opened(SilentChannel(), timing, may_queue=True)
+        opened(SilentChannel(), TIMING, may_queue=True)
 
     (warning,) = warnings_of()
     assert warning.event == "gate.not-admitted-yet"
@@ -104,3 +170,66 @@ def test_a_transaction_that_is_admitted_at_once_logs_nothing(
     opened(SilentChannel(answers=True), Timing(), may_queue=True)
 
     assert warnings_of() == []
+
+
+def test_a_transaction_behind_an_open_one_is_reported_as_queued(lines_of: Callable[[], list[Any]]) -> None:
+    """The usual reason of a long wait with `auto`. A warning that no agent runs would be false."""
+    ahead = (
+        intent_of("arrivals", *SCOPE),
+        intent_of("elsewhere", Marker(partition="day=2", file_group="*", operation="merge")),
+    )
+
+    with pytest.raises(GrantTimeout):
+        opened(SilentChannel(ahead=ahead), TIMING, may_queue=True, scope=SCOPE)
+
+    (line,) = lines_of()
+    assert (line.event, line.levelname) == ("gate.queued", "INFO")
+    assert line.fields["ahead"] == ("arrivals",)
+    assert (line.fields["waited_seconds"], line.fields["timeout_seconds"]) == (0.01, 0.05)
+
+
+def test_a_decision_after_the_intent_proves_the_queue(lines_of: Callable[[], list[Any]]) -> None:
+    """The agent may queue a writer that lost before, in partitions that only the agent knows."""
+    with pytest.raises(GrantTimeout):
+        opened(SilentChannel(agent_read=0), TIMING, may_queue=True)
+
+    (line,) = lines_of()
+    assert line.event == "gate.queued"
+    assert line.fields["ahead"] == ()
+    assert "an agent has read the intent" in line.fields["detail"]
+
+
+def test_decisions_from_before_the_intent_prove_nothing(warnings_of: Callable[[], list[Any]]) -> None:
+    """The agent ended after them."""
+    earlier = intent_of("elsewhere", Marker(partition="day=2", file_group="*", operation="merge"))
+
+    with pytest.raises(GrantTimeout):
+        opened(SilentChannel(ahead=(earlier,), agent_read=0), TIMING, may_queue=True, scope=SCOPE)
+
+    (warning,) = warnings_of()
+    assert warning.event == "gate.not-admitted-yet"
+    assert warning.fields["detail"].startswith("no agent that allows this table runs")
+
+
+def test_a_queued_writer_that_cannot_read_decisions_is_warned_of_that(
+    warnings_of: Callable[[], list[Any]],
+) -> None:
+    """Its admission may have been published already."""
+    channel = SilentChannel(ahead=(intent_of("arrivals", *SCOPE),), reading_error="token expired")
+
+    with pytest.raises(GrantTimeout):
+        opened(channel, TIMING, may_queue=True, scope=SCOPE)
+
+    (warning,) = warnings_of()
+    assert warning.event == "gate.not-admitted-yet"
+    assert "can't read decisions (token expired)" in warning.fields["detail"]
+
+
+def test_without_the_events_of_the_others_the_warning_is_logged(
+    warnings_of: Callable[[], list[Any]],
+) -> None:
+    """Kafka doesn't answer, so nothing proves the queue."""
+    with pytest.raises(GrantTimeout):
+        opened(UnreadableChannel(), TIMING, may_queue=True, scope=SCOPE)
+
+    assert [warning.event for warning in warnings_of()] == ["gate.queue-unreadable", "gate.not-admitted-yet"]

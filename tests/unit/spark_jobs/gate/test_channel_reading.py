@@ -36,7 +36,7 @@ class Broker:
     refuses_new: int = 0
     """How many of the next consumers can't be started."""
 
-    def publish(self, transaction: str) -> None:
+    def publish(self, transaction: str, cause_offset: int = 0) -> None:
         decision = Admitted(
             event_id="d",
             table=TABLE,
@@ -44,7 +44,7 @@ class Broker:
             writer="w",
             at=datetime.now(UTC),
             agent="a",
-            cause_offset=0,
+            cause_offset=cause_offset,
         )
         self.records.append(encode(decision))
 
@@ -184,6 +184,17 @@ def test_a_consumer_whose_partition_is_quiet_is_kept(scene: Scene) -> None:
     scene.require(("A", 0), ("A", 1))
 
     assert len(scene.broker.consumers) == 1
+
+
+def test_decisions_about_other_transactions_show_how_far_an_agent_has_read(scene: Scene) -> None:
+    scene.subscribe("A")
+    assert scene.channel.agent_read_up_to(TABLE) is None
+    scene.broker.publish("B", cause_offset=7)
+    scene.broker.publish("A", cause_offset=5)
+
+    scene.require(("A", 1))
+
+    assert scene.channel.agent_read_up_to(TABLE) == 7
 
 
 def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:

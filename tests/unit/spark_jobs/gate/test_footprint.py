@@ -16,7 +16,7 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.spark_jobs.gate.footprint import met, overlap, precise, waited_for
+from lakewarden.spark_jobs.gate.footprint import met, overlap, precise, waited_for, writers_ahead
 
 pytestmark = pytest.mark.unit
 
@@ -83,6 +83,14 @@ def test_a_transaction_waits_for_those_ahead_that_overlap_its_scope() -> None:
     assert ahead_of_w(ends=intent("a", same)) == set()
     assert ahead_of_w(intent("a", same, table="file:///lake/u"), ends=heartbeat("w")) == set()
     assert waited_for([completed("w")], "t-w") == set()
+
+
+def test_only_a_transaction_that_is_still_open_is_ahead() -> None:
+    """One that ended explains no further wait: without another reason, no agent answers."""
+    same = marker("day=1", "f-2")
+    still_open = [intent("b", same), intent("a", same), intent("w", marker("day=1")), heartbeat("b")]
+    assert writers_ahead([*still_open, heartbeat("a")], "t-w") == ("a", "b")
+    assert writers_ahead([*still_open, completed("a")], "t-w") == ("b",)
 
 
 def test_two_file_groups_of_one_partition_never_meet() -> None:
