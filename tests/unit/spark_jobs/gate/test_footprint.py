@@ -88,7 +88,12 @@ def test_a_transaction_waits_for_those_ahead_that_overlap_its_scope() -> None:
 def test_only_a_transaction_that_is_still_open_is_ahead() -> None:
     """One that ended explains no further wait: without another reason, no agent answers."""
     same = marker("day=1", "f-2")
-    still_open = [intent("b", same), intent("a", same), intent("w", marker("day=1")), heartbeat("b")]
+    still_open: list[WriterEventUnion] = [
+        intent("b", same),
+        intent("a", same),
+        intent("w", marker("day=1")),
+        heartbeat("b"),
+    ]
     assert writers_ahead([*still_open, heartbeat("a")], "t-w") == ("a", "b")
     assert writers_ahead([*still_open, completed("a")], "t-w") == ("b",)
 
