@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -340,12 +340,17 @@ async def ensure_topics(
             await warn_of_differences(admin, topics, fewest)
     finally:
         await stop_client(admin)
+    require_equal_counts(counts)
+    return counts[topics.writers]
+
+
+def require_equal_counts(counts: Mapping[str, int]) -> None:
+    """Raise `SettingsError` unless these topics have the same number of partitions."""
     if len(set(counts.values())) != 1:
         found = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise SettingsError(
             f"the topics must have the same number of partitions: {found}; add partitions to the smaller ones"
         )
-    return counts[topics.writers]
 
 
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
@@ -415,6 +420,20 @@ async def committed_offsets(settings: KafkaSettings, group: str) -> dict[TopicPa
             await anyio.sleep(0.1)
     finally:
         await stop_client(admin)
+
+
+async def end_offsets(
+    settings: KafkaSettings, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, int]:
+    """The offset of the next record of each of these partitions."""
+    if not partitions:
+        return {}
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        return dict(await client.end_offsets(list(partitions)))
+    finally:
+        await stop_client(client)
 
 
 async def read_to_end(

@@ -357,7 +357,7 @@ def _print_table(view: TableView) -> None:
     if view.incomplete or view.refused is not None:
         tree = Tree(view.table)
         if view.refused is not None:
-            tree.add(f"REFUSED by agents of this version: {view.refused}")
+            tree.add(f"REFUSED by agents: {view.refused}")
         for missing in view.incomplete:
             tree.add(f"LOG INCOMPLETE: {missing}")
         _print_tree(tree)

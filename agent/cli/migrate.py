@@ -82,6 +82,11 @@ def _print(done: Migration, *, dry_run: bool) -> None:
         f"not copied: {done.from_prefix}.writers, .decisions, .conflicts, .audit and .dead-letters; explain and conflicts find "
         "earlier transactions under the old prefix only, and fencing tokens begin at 0 again"
     )
+    if done.left_behind:
+        typer.echo(
+            f"left behind: {done.left_behind} events of {done.from_prefix}.writers, published since partitions were added; none "
+            "of their transactions was granted, so their writers repeat the batches"
+        )
     if done.complete:
         typer.echo(
             f"complete: start agents and writers with topic prefix {done.to_prefix}, and none with {done.from_prefix} any more"

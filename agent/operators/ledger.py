@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -12,8 +12,11 @@ from lakewarden.agent.kafka import batches_to_end, partitions_of
 from lakewarden.agent.serving.log_records import decoded_ledger
 from lakewarden.agent.serving.takeover import RECORDS_READ_AT_ONCE
 from lakewarden.agent.settings import KafkaSettings
-from lakewarden.events import ConflictsLost, LedgerEventUnion
+from lakewarden.events import ConflictsLost, LedgerCopied, LedgerEventUnion
 from lakewarden.handlers.table.ledger import InForce
+
+COPIED = b'"type":"ledger-copied"'
+"""Identifies a marker of `lakewarden migrate` without decoding the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,20 @@ async def entries_in_force(settings: KafkaSettings) -> AsyncGenerator[LedgerEven
             for record in decoded_ledger(records):
                 if (entry := in_force[partition].replaces(record)) is not None:
                     yield entry
+
+
+async def incomplete_copies(settings: KafkaSettings, numbers: Iterable[int]) -> dict[int, str]:
+    """The Kafka partitions whose ledger `lakewarden migrate` has not finished copying, each with the source's prefix."""
+    topic, found = settings.topics.ledger, dict[int, str]()
+    spans: dict[TopicPartition, int | None] = {TopicPartition(topic, number): None for number in numbers}
+    async with aclosing(batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
+        async for partition, records in batches:
+            for entry in decoded_ledger(each for each in records if COPIED in (each.value or b"")):
+                if isinstance(entry, LedgerCopied) and entry.complete:
+                    found.pop(partition.partition, None)
+                elif isinstance(entry, LedgerCopied):
+                    found[partition.partition] = entry.source
+    return found
 
 
 def _matches(entry: LedgerEventUnion, names: Collection[str]) -> bool:

@@ -10,7 +10,15 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
-from lakewarden.agent.kafka import partition_of, partitions_of, read_to_end, reader, start_client, stop_client
+from lakewarden.agent.kafka import (
+    partition_of,
+    partitions_of,
+    read_to_end,
+    reader,
+    require_equal_counts,
+    start_client,
+    stop_client,
+)
 from lakewarden.agent.serving.log_records import decisions_in
 from lakewarden.agent.serving.takeover import Start, find_starts
 from lakewarden.agent.settings import KafkaSettings
@@ -21,6 +29,7 @@ from lakewarden.events import (
     CommitIntent,
     CommitRequested,
     DecisionEventUnion,
+    LedgerCorrected,
     Undecodable,
     decode,
 )
@@ -52,6 +61,8 @@ class LogReplay:
     """The records of `decisions`, by Kafka partition."""
     refused: dict[int, str] = field(default_factory=dict)
     """The Kafka partitions that an agent of this version refuses, each with the reason."""
+    corrections: list[LedgerCorrected] = field(default_factory=list)
+    """The operators' corrections of the ledger, in all partitions."""
 
     def replay(self, number: int, events: Iterable[ConsumerRecord], decisions: PublishedDecisions) -> None:
         """Replay a partition: its events, and each decision after the event that led to it.
@@ -60,6 +71,8 @@ class LogReplay:
         """
         for record in events:
             event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+            if isinstance(event, LedgerCorrected):
+                self.corrections.append(event)
             if not isinstance(event, Undecodable) and partition_of(event.table, len(self.starts)) == number:
                 if isinstance(event, CommitIntent | CommitRequested):
                     self.opened.setdefault(event.transaction, event.at)
@@ -90,7 +103,9 @@ async def replay_log(settings: KafkaSettings) -> LogReplay:
     """Replay `writers` and `decisions` from the last checkpoint to their ends."""
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
-    await partitions_of(settings, topics.decisions)  # an error names the topic if it is missing or hidden
+    # An error names the topic if it is missing or hidden.
+    counts = {topics.decisions: len(await partitions_of(settings, topics.decisions))}
+    require_equal_counts({topics.writers: len(partitions), **counts})
     client = reader(settings)
     await start_client(client, settings)
     try:

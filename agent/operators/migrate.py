@@ -6,7 +6,8 @@ The rules are in `handlers/table/migration.py`, the reasons in docs/decisions/00
 2. Create the target's topics, as an agent would.
 3. Publish `ledger-copied` (not complete) to each of its partitions. From here on, an agent refuses to serve them.
 4. Publish the entries, each to the partition of its table.
-5. Read the target again and compare it with the source. Check that nobody has written to either of them meanwhile.
+5. Read the target again and compare it with the entries. Refuse if an agent or a writer has used the target since, or if the
+   topics of the source have new records (`_verify`).
 6. Publish `ledger-copied` (complete) to each partition.
 
 A run that is interrupted leaves the target incomplete. The next one finds what is there and publishes the rest.
@@ -14,9 +15,10 @@ A run that is interrupted leaves the target incomplete. The next one finds what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
@@ -33,27 +35,31 @@ from lakewarden.agent.kafka import (
     admin_client,
     batches_to_end,
     denied_write,
+    end_offsets,
     ensure_topics,
     partition_of,
     partitions_of,
     producer,
-    reader,
+    require_equal_counts,
     start_client,
     stop_client,
 )
-from lakewarden.agent.operators.ledger import entries_in_force
+from lakewarden.agent.operators.ledger import entries_in_force, incomplete_copies
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.operators.status import last_lock_steps, lock_holder
 from lakewarden.agent.serving.checkpoint import digest
-from lakewarden.agent.serving.log_records import decoded_ledger
 from lakewarden.agent.serving.takeover import RECORDS_READ_AT_ONCE
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
+    DECISION_RECORD,
+    LEDGER_EVENT,
     BatchCommitted,
+    CommitGranted,
     ConflictsLost,
     LedgerCopied,
     LedgerEventUnion,
     PartitionTaken,
+    decode,
     encode,
     ledger_key,
     partition_name,
@@ -85,6 +91,8 @@ class Migration:
     """Why the ledger is not copied now."""
     complete: bool
     """Whether agents may serve the target."""
+    left_behind: int = 0
+    """Events that no agent may decide about, because partitions were added to the source's topics."""
 
 
 @dataclass(slots=True)
@@ -150,11 +158,10 @@ async def migrate(
             entries.add(entry)
     counts = await _counts(target)
     there = await _copied(target, counts)
-    used = [topic for topic, records in (await _sizes(target, counts)).items() if records]
     facts = Target(
         target.topic_prefix,
         {topic: count for topic, count in counts.items() if topic in _logs(target)},
-        tuple(topic for topic in used if topic != target.topics.ledger),
+        await _used(target, counts),
         there.taken,
         there.others(entries),
     )
@@ -171,6 +178,7 @@ async def migrate(
         len(there.digests),
         tuple(reasons),
         complete=not reasons and _is_complete(there, entries, partitions),
+        left_behind=0 if reasons else sum(each.end - (each.checkpoint or 0) for each in source.unread),
     )
     if dry_run or plan.complete:
         return plan
@@ -196,18 +204,7 @@ async def migrate(
         report(f"{len(missing)} entries copied")
         await _verify(settings, target, entries, before)
         await _publish(sender, target, _markers(settings.topic_prefix, partitions, complete=True))
-    return Migration(
-        plan.from_prefix,
-        plan.from_partitions,
-        plan.to_prefix,
-        partitions,
-        tables,
-        batches,
-        losses,
-        plan.already_there,
-        (),
-        complete=True,
-    )
+    return replace(plan, complete=True)
 
 
 # -- the source ----------------------------------------------------------------------------------------------------------
@@ -220,8 +217,12 @@ def _logs(settings: Settings) -> tuple[str, str, str]:
 
 
 async def _source(settings: Settings, ends: Mapping[TopicPartition, int]) -> Source:
+    counts = Counter(each.topic for each in ends)
+    require_equal_counts(counts)
     replay = await replay_log(settings)
     agents = await _agents(settings)
+    incomplete = await incomplete_copies(settings, replay.starts)
+    recorded = {start.recorded_partitions for start in replay.starts.values()} - {None, len(replay.starts)}
     holders = [
         (table, lock_holder(step)) for table, step in sorted((await last_lock_steps(settings)).items())
     ]
@@ -235,7 +236,23 @@ async def _source(settings: Settings, ends: Mapping[TopicPartition, int]) -> Sou
             if each.held
         ),
         tuple(agents),
+        next(iter(incomplete.values()), None),
+        max((each for each in recorded if each is not None), default=None),
+        _undecided(replay),
     )
+
+
+def _undecided(replay: LogReplay) -> tuple[str, ...]:
+    """The grants and the corrections of the ledger since the checkpoints."""
+    found: list[str] = []
+    for record in (each for records in replay.decisions.values() for each in records):
+        decision = decode(DECISION_RECORD, record.value)
+        if isinstance(decision, CommitGranted):
+            found.append(
+                f"transaction {decision.transaction} of writer {decision.writer}, table {decision.table}, granted"
+            )
+    found += [f"correction of writer {each.writer}, table {each.table}" for each in replay.corrections]
+    return tuple(found)
 
 
 def _partition(
@@ -307,26 +324,19 @@ async def _counts(settings: Settings) -> dict[str, int]:
     return {each["topic"]: len(each["partitions"]) for each in described}
 
 
-async def _sizes(settings: Settings, counts: Mapping[str, int]) -> dict[str, int]:
-    """How many offsets of each of these topics were used."""
-    partitions = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        ends = await client.end_offsets(partitions) if partitions else {}
-    finally:
-        await stop_client(client)
-    return {topic: sum(end for each, end in ends.items() if each.topic == topic) for topic in counts}
+async def _used(settings: Settings, counts: Mapping[str, int]) -> tuple[str, ...]:
+    """The topics of the prefix, besides the ledger, that have or had records."""
+    others = [topic for topic in counts if topic != settings.topics.ledger]
+    ends = await end_offsets(
+        settings, [TopicPartition(topic, number) for topic in others for number in range(counts[topic])]
+    )
+    return tuple(topic for topic in others if any(end for each, end in ends.items() if each.topic == topic))
 
 
 async def _ends(settings: Settings, topics: Iterable[str]) -> dict[TopicPartition, int]:
-    partitions = [each for topic in topics for each in await partitions_of(settings, topic)]
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        return dict(await client.end_offsets(partitions))
-    finally:
-        await stop_client(client)
+    return await end_offsets(
+        settings, [each for topic in topics for each in await partitions_of(settings, topic)]
+    )
 
 
 async def _copied(settings: Settings, counts: Mapping[str, int]) -> Copied:
@@ -337,10 +347,8 @@ async def _copied(settings: Settings, counts: Mapping[str, int]) -> Copied:
     }
     async with aclosing(batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
         async for partition, records in batches:
-            for record, entry in zip(
-                records, (next(decoded_ledger([each]), None) for each in records), strict=True
-            ):
-                match entry:
+            for record in records:
+                match decode(LEDGER_EVENT, record.value):
                     case BatchCommitted() | ConflictsLost():
                         found.digests[record.key] = digest(record.value)
                     case LedgerCopied(complete=complete):
@@ -363,9 +371,7 @@ async def _verify(
     """Raise `AgentError` unless the target has exactly the entries, and the source has not changed."""
     counts = await _counts(target)
     there = await _copied(target, counts)
-    sizes = await _sizes(target, counts)
-    used = [topic for topic, records in sizes.items() if records and topic != target.topics.ledger]
-    if there.taken or used:
+    if there.taken or await _used(target, counts):
         raise AgentError(
             f"prefix {target.topic_prefix} was used while the ledger was copied to it; stop its agents and writers, delete the "
             f"topics {target.topic_prefix}.*, and run this again"

@@ -19,6 +19,7 @@ from lakewarden.agent.clock import fresh_id, utc_now
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import (
     denied_write,
+    end_offsets,
     partitions_of,
     producer,
     reader,
@@ -161,7 +162,7 @@ async def correct(
         reason=requester.reason,
     )
     topic = settings.topics.ledger
-    spans = await _ends(settings, await partitions_of(settings, topic))
+    spans = await end_offsets(settings, await partitions_of(settings, topic))
     offset = await _publish(settings, request, None)
     with anyio.move_on_after(requester.timeout_seconds):
         async with aclosing(_follow(settings, spans)) as batches:
@@ -261,17 +262,6 @@ async def _publish(
     finally:
         await stop_client(client)
     return int(done.offset)
-
-
-async def _ends(
-    settings: KafkaSettings, partitions: list[TopicPartition]
-) -> dict[TopicPartition, int | None]:
-    client = reader(settings)
-    await start_client(client, settings)
-    try:
-        return dict(await client.end_offsets(partitions))
-    finally:
-        await stop_client(client)
 
 
 async def _follow(

@@ -5,7 +5,8 @@ contains: decisions that an agent has made and not published yet are missing.
 
 A partition whose log is incomplete (`handlers/table/log_gaps.py`) has an entry of its own, under the name that `partition-taken`
 uses as its table: what the next take-over will find, and what former ones found in the last seven days. The same for a partition
-that an agent of this version refuses, because it doesn't know a decision (`serving/partition/replay.py`).
+that an agent refuses: this version doesn't know a decision (`serving/partition/replay.py`), or `lakewarden migrate` has not
+finished copying its ledger. Only a partition without a checkpoint can be such a copy, so only its ledger is read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from lakewarden.agent.kafka import (
     start_client,
     stop_client,
 )
+from lakewarden.agent.operators.ledger import incomplete_copies
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.serving.takeover import Start
@@ -97,7 +99,7 @@ class TableView:
     incomplete: tuple[str, ...] = ()
     """What the log of a partition lacks, and since when that is known. Empty for a table."""
     refused: str | None = None
-    """Why an agent of this version refuses the partition. None for a table."""
+    """Why an agent refuses the partition. None for a table."""
 
 
 async def status(settings: KafkaSettings, table: str | None = None) -> list[TableView]:
@@ -106,6 +108,16 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
     replay = await replay_log(settings)
+    await partitions_of(
+        settings, settings.topics.ledger
+    )  # an error names the topic if it is missing or hidden
+    new = [number for number, start in replay.starts.items() if start.checkpoint is None]
+    refused = dict(replay.refused)
+    for number, source in (await incomplete_copies(settings, new)).items():
+        refused[number] = (
+            f"its ledger is an incomplete copy of topic prefix {source}; run lakewarden migrate again, and if an agent has "
+            f"started with {settings.topic_prefix}, delete its topics before"
+        )
     states = replay.tables
     stopped: dict[str, str] = {}
     for decisions in replay.decisions.values():
@@ -117,11 +129,9 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
         uris = {table}
         of_table = partition_of(table, len(replay.starts))
     trouble = [
-        TableView(
-            partition_name(number), None, (), incomplete=_gaps(start), refused=replay.refused.get(number)
-        )
+        TableView(partition_name(number), None, (), incomplete=_gaps(start), refused=refused.get(number))
         for number, start in sorted(replay.starts.items())
-        if of_table in (None, number) and (_gaps(start) or number in replay.refused)
+        if of_table in (None, number) and (_gaps(start) or number in refused)
     ]
     return trouble + [
         TableView(

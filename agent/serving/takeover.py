@@ -53,6 +53,8 @@ class Start:
     decisions: Position
     gaps: tuple[Gap, ...]
     """What `writers` and `decisions` lack of what the checkpoint relies on."""
+    recorded_partitions: int | None = None
+    """The number of partitions that the topics had when the checkpoint was committed."""
 
 
 async def load(
@@ -130,11 +132,13 @@ async def find_starts(
     both = [*events.values(), *decisions.values()]
     beginnings, ends = await consumer.beginning_offsets(both), await consumer.end_offsets(both)
     checkpoints: dict[int, Checkpoint | None] = {}
+    counts: dict[int, int | None] = {}
     last: dict[TopicPartition, LastRecord] = {}
     for number in numbers:
         known = committed.get(events[number])
-        if known and partitions is not None:
-            require_same_partitions(recorded_partitions(known.metadata), partitions, settings)
+        counts[number] = recorded_partitions(known.metadata) if known else None
+        if partitions is not None:
+            require_same_partitions(counts[number], partitions, settings)
         checkpoint = Checkpoint.parse(known.offset, known.metadata) if known and known.offset >= 0 else None
         checkpoints[number] = checkpoint
         if checkpoint is not None and checkpoint.read is not None:
@@ -167,9 +171,8 @@ async def find_starts(
             ),
         )
         first, first_decision = replay_start(offset, position, found, (extents[0], extents[1]))
-        starts[number] = Start(
-            checkpoint, first, first_decision, tuple(each for each in found if each is not None)
-        )
+        gaps = tuple(each for each in found if each is not None)
+        starts[number] = Start(checkpoint, first, first_decision, gaps, counts[number])
     return starts
 
 

@@ -6,8 +6,13 @@ The ledger of the source has all that its successor needs if nothing follows fro
    transaction, of a commit that an open one may conflict with, or of a lapsed grant whose writer may still report. And it is
    committed only after everything that was decided before is in the log. So no transaction is open or in doubt, no event is
    unanswered, and no batch is missing in the ledger.
-2. The log is complete (`log_gaps.py`), and this version knows all of it.
+2. The log is complete (`log_gaps.py`), and this version knows all of it. The ledger is no incomplete copy itself.
 3. No agent is a member of the group for this prefix, and no agent holds a lock by the audit topic.
+
+If partitions were added to the source's topics by mistake, no agent may decide about what was published since, because tables
+have moved between partitions. So no checkpoint will ever cover these events. They may be left behind if nothing has followed from
+them that the ledger lacks: no transaction was granted since the checkpoints, so none has published, and no operator has corrected
+the ledger. A writer whose transaction is left behind repeats its batch.
 
 The target has nothing but what an interrupted run has written: no records outside the ledger, no take-over, and no entry that the
 source doesn't have.
@@ -47,6 +52,17 @@ class Source:
     """Locks whose lease runs, each with its agent and end."""
     agents: tuple[str, ...] = ()
     """Members of the group that serve this prefix."""
+    incomplete_copy_of: str | None = None
+    """The prefix from which the ledger was copied, if that copy is not complete."""
+    partitions_before: int | None = None
+    """The number of partitions that a checkpoint names, if it is another one than now."""
+    undecided: tuple[str, ...] = ()
+    """Grants and corrections of the ledger since the checkpoints."""
+
+    @property
+    def unread(self) -> tuple[SourcePartition, ...]:
+        """The partitions whose last events no checkpoint covers."""
+        return tuple(each for each in self.partitions if each.end != (each.checkpoint or 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,29 +93,51 @@ def _of_source(source: Source) -> list[str]:
             f"agents serve prefix {prefix} ({_named(source.agents)}); stop them with SIGTERM, and after a SIGKILL wait for "
             "session_timeout_seconds"
         )
+    if source.incomplete_copy_of is not None:
+        found.append(
+            f"the ledger of prefix {prefix} is an incomplete copy of prefix {source.incomplete_copy_of}; copy that one"
+        )
     problems = [problem for each in source.partitions for problem in each.problems]
+    if source.partitions_before is not None:
+        problems += [
+            f"partition {each.number} ends at offset {each.end} and was read up to {each.checkpoint}"
+            for each in source.unread
+            if each.end < (each.checkpoint or 0)
+        ]
+        if problems or source.undecided:
+            found.append(
+                f"partitions were added to the topics of prefix {prefix} ({source.partitions_before}, now "
+                f"{len(source.partitions)}), and no agent may decide about what was published since "
+                f"({_named([*problems, *source.undecided])}); check whether the tables contain these batches, and state the last "
+                "batches in a prefix of their own (docs/operating.md, Partitions added by mistake)"
+            )
+        return [*found, *_of_locks(source)]
     if problems:
         found.append(
             f"the log of prefix {prefix} can't be relied on ({_named(problems)}); start an agent of the newest version, which "
             "aborts what is open, and stop it when lakewarden status shows no transaction"
         )
-    unread = [each for each in source.partitions if each.end != (each.checkpoint or 0)]
     if source.transactions:
         found.append(
             f"transactions of prefix {prefix} are open or in doubt ({_named(source.transactions)}); stop the writers, and let an "
             "agent serve until they have ended (lakewarden status, lakewarden abort), an unknown outcome for ten minutes more"
         )
-    elif unread and not problems:
+    elif source.unread and not problems:
         places = [
-            f"partition {each.number} from offset {each.checkpoint or 0} to {each.end}" for each in unread
+            f"partition {each.number} from offset {each.checkpoint or 0} to {each.end}"
+            for each in source.unread
         ]
         found.append(
             f"no checkpoint covers the last events of {prefix}.writers ({_named(places)}); stop the writers, start an agent, "
             "wait until it is ready, and stop it with SIGTERM"
         )
-    if source.locks:
-        found.append(f"agents hold locks ({_named(source.locks)}); wait until their leases have ended")
-    return found
+    return [*found, *_of_locks(source)]
+
+
+def _of_locks(source: Source) -> list[str]:
+    if not source.locks:
+        return []
+    return [f"agents hold locks ({_named(source.locks)}); wait until their leases have ended"]
 
 
 def _of_target(source: Source, target: Target, partitions: int) -> list[str]:

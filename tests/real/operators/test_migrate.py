@@ -6,24 +6,30 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import partition_of
+from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.kafka import partition_of, producer, start_client, stop_client
 from lakewarden.agent.operators import migrate as module
 from lakewarden.agent.operators.ledger import ledger
 from lakewarden.agent.operators.migrate import Migration, migrate
+from lakewarden.agent.operators.status import status
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     Abort,
     AlreadyCommitted,
     BatchCommitted,
+    CommitGranted,
     ConflictsLost,
+    encode,
+    partition_name,
 )
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, environment, world
@@ -63,8 +69,12 @@ async def run(scene: World) -> Done:
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def scene_settings(scene: World, name: str) -> Settings:
+    return scene.settings(topic_prefix=f"{scene.prefix}-{name}")
+
+
 def target_of(scene: World) -> Settings:
-    return scene.settings(topic_prefix=f"{scene.prefix}-new")
+    return scene_settings(scene, "new")
 
 
 async def copied(scene: World, *, dry_run: bool = False) -> Migration:
@@ -130,6 +140,7 @@ async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) ->
         "already_there": TABLES + 1,
         "refusals": (),
         "complete": True,
+        "left_behind": 0,
     }
     async with new_world(old) as new:
         entries = await ledger(new.settings())
@@ -197,9 +208,75 @@ async def test_an_interrupted_copy_is_noticed_and_completed(
         patched.setattr(module, "_publish", interrupted)
         with pytest.raises(AgentError, match="the connection is lost"):
             await copied(old)
+    shown = await status(target_of(old))
+    of_one = await status(target_of(old), tables(old)[0])
+    third = await migrate(
+        target_of(old), scene_settings(old, "third"), MANY, dry_run=True, report=lambda _: None
+    )
     plan = await copied(old, dry_run=True)
     done = await copied(old)
+    shown_after = await status(target_of(old))
 
+    assert [each.table for each in shown] == [partition_name(number) for number in range(MANY)]
+    assert len(of_one) == 2
+    assert all(f"incomplete copy of topic prefix {old.prefix};" in (each.refused or "") for each in shown)
+    assert third.refusals == (
+        f"the ledger of prefix {old.prefix}-new is an incomplete copy of prefix {old.prefix}; copy that one",
+    )
+    assert shown_after == []
     assert (plan.already_there, plan.complete, plan.refusals) == (2, False, ())
     assert (done.already_there, done.complete) == (2, True)
     assert await ledger(target_of(old)) == await ledger(old.settings())
+
+
+async def _add_partitions(scene: World, *topics: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=scene.bootstrap_servers)
+    await admin.start()
+    try:
+        names = [f"{scene.prefix}.{topic}" for topic in topics]
+        answer = await admin.create_partitions({name: NewPartitions(MANY) for name in names})
+        assert [code for _, code, *_ in answer.topic_errors] == [0] * len(names)
+    finally:
+        await admin.close()
+
+
+async def _publish_grant(scene: World, table: str) -> None:
+    grant = CommitGranted(
+        event_id="e",
+        table=table,
+        transaction="unsettled",
+        writer="w",
+        at=datetime.now(UTC),
+        agent="a",
+        cause_offset=0,
+        grant="g",
+        lease_seconds=30.0,
+        seq=1,
+    )
+    client = producer(scene.settings())
+    await start_client(client, scene.settings())
+    try:
+        await client.send_and_wait(f"{scene.prefix}.decisions", encode(grant), key=table.encode())
+    finally:
+        await stop_client(client)
+
+
+async def test_events_since_partitions_were_added_are_left_behind_unless_one_was_granted(old: World) -> None:
+    """An operator changed the topics. Agents refuse them from then on, so nothing that follows is ever decided."""
+    async with old.agent():
+        await commit(old, old.table, 40)
+        await old.wait_for(BatchCommitted)
+        await old.settle()
+    await _add_partitions(old, "writers")
+    with pytest.raises(SettingsError, match="add partitions to the smaller ones"):
+        await copied(old, dry_run=True)
+    await _add_partitions(old, "decisions", "ledger")
+    await old.writer("late", tables(old)[1]).send_intent(batch_id=1)
+    plan = await copied(old, dry_run=True)
+    await _publish_grant(old, tables(old)[2])
+    granted = await copied(old, dry_run=True)
+
+    assert (plan.refusals, plan.left_behind, plan.batches) == ((), 1, 1)
+    [refusal] = granted.refusals
+    assert f"partitions were added to the topics of prefix {old.prefix} ({FEW}, now {MANY})" in refusal
+    assert f"transaction unsettled of writer w, table {tables(old)[2]}, granted" in refusal

@@ -111,6 +111,65 @@ def test_a_target_that_is_used_is_refused(changed: dict[str, Any], what: str, ne
     assert next_step in reason.partition(what)[2]
 
 
+ADDED = replace(AT_REST, partitions=(*AT_REST.partitions, SourcePartition(3, None, 4)), partitions_before=3)
+"""Partitions were added, and a writer has published four events since, which no agent may decide about."""
+
+
+def test_events_since_partitions_were_added_may_be_left_behind_if_nothing_was_granted() -> None:
+    """Nothing else could be done about them: no agent serves these topics any more."""
+    opened = replace(ADDED, transactions=("transaction T of writer w, table t, open",))
+
+    assert refusals(ADDED, NEW, 12) == refusals(opened, NEW, 12) == []
+    assert [each.number for each in ADDED.unread] == [3]
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "next_step"),
+    [
+        pytest.param(
+            {"undecided": ("transaction T of writer w, table t, granted",)},
+            "(3, now 4), and no agent may decide about what was published since (transaction T of writer w",
+            "Partitions added by mistake",
+            id="grant",
+        ),
+        pytest.param(
+            {
+                "partitions": (
+                    *ADDED.partitions[:3],
+                    SourcePartition(3, None, 0, ("old.decisions begins late",)),
+                )
+            },
+            "since (old.decisions begins late)",
+            "Partitions added by mistake",
+            id="incomplete log",
+        ),
+        pytest.param(
+            {"partitions": (SourcePartition(0, 9, 7), *ADDED.partitions[1:])},
+            "since (partition 0 ends at offset 7 and was read up to 9)",
+            "Partitions added by mistake",
+            id="checkpoint beyond the end",
+        ),
+        pytest.param({"locks": ("l",)}, "agents hold locks (l)", "wait until", id="lock"),
+        pytest.param({"agents": ("a",)}, "agents serve prefix old (a)", "SIGTERM", id="agent"),
+    ],
+)
+def test_what_may_have_followed_since_partitions_were_added_is_refused(
+    changed: dict[str, Any], what: str, next_step: str
+) -> None:
+    """A granted transaction may have published. The ledger doesn't have it, so its batch would be written twice."""
+    [reason] = refusals(replace(ADDED, **changed), NEW, 12)
+
+    assert what in reason
+    assert next_step in reason.partition(what)[2]
+
+
+def test_an_incomplete_copy_is_no_source() -> None:
+    """The copy of the copy would be called complete, and lack batches."""
+    [reason] = refusals(replace(AT_REST, incomplete_copy_of="oldest"), NEW, 12)
+
+    assert "the ledger of prefix old is an incomplete copy of prefix oldest; copy that one" in reason
+
+
 def test_all_reasons_are_given_and_each_names_the_first_of_many() -> None:
     """A thousand open transactions make one line, not a page."""
     many = tuple(f"transaction T{number}" for number in range(1_000))
