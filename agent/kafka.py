@@ -23,7 +23,7 @@ from aiokafka.errors import (
     UnsupportedSaslMechanismError,
     for_code,
 )
-from aiokafka.partitioner import murmur2
+from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
@@ -371,7 +371,7 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
 
 def partition_of(table: str, partitions: int) -> int:
     """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
-    return int(murmur2(table.encode()) & 0x7FFFFFFF) % partitions
+    return int(DefaultPartitioner()(table.encode(), range(partitions), ()))
 
 
 def partitions_known(consumer: AIOKafkaConsumer, topic: str) -> int | None:

@@ -73,16 +73,20 @@ class LogReplay:
             event = decode(WRITER_EVENT, record.value, key=record.key or b"")
             if isinstance(event, LedgerCorrected):
                 self.corrections.append(event)
-            if not isinstance(event, Undecodable) and partition_of(event.table, len(self.starts)) == number:
+            if not isinstance(event, Undecodable) and self._partition_of(event.table) == number:
                 if isinstance(event, CommitIntent | CommitRequested):
                     self.opened.setdefault(event.transaction, event.at)
-                self.partition[event.table] = number
                 state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
                 replay_event(state, event, record.offset, monotonic())
             for decision in decisions.pop_due(record.offset):
                 self.apply(decision)
         for decision in decisions.pop_due(None):
             self.apply(decision)
+
+    def _partition_of(self, table: str) -> int:
+        if table not in self.partition:
+            self.partition[table] = partition_of(table, len(self.starts))
+        return self.partition[table]
 
     def apply(self, decision: DecisionEventUnion) -> None:
         """Apply a decision."""

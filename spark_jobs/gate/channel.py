@@ -248,8 +248,7 @@ class Channel:
 
     def _partition(self, table: str) -> int:
         assert self._partitions is not None
-        every = list(range(self._partitions))
-        return int(DefaultPartitioner()(table.encode(), every, every))
+        return int(DefaultPartitioner()(table.encode(), range(self._partitions), ()))
 
     async def _open_reader(self, table: str) -> None:
         await self._ready_producer()

@@ -13,9 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from aiokafka.partitioner import DefaultPartitioner
-
-from lakewarden.agent.kafka import ensure_topics, producer, start_client, stop_client
+from lakewarden.agent.kafka import ensure_topics, partition_of, producer, start_client, stop_client
 from lakewarden.agent.settings import Settings
 from lakewarden.events import BatchCommitted, encode, ledger_key
 from tests.bench import writer_events
@@ -58,14 +56,13 @@ async def _fill(bootstrap_servers: str, prefix: str, entries: int) -> int:
     """Write the ledger in large batches. Return the size of one record's value."""
     settings = Settings.load(bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
     count = await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)
-    partitioner, partitions = DefaultPartitioner(), list(range(count))
     sender = producer(settings)
     await start_client(sender, settings)
     try:
-        batches = {partition: sender.create_batch() for partition in partitions}
+        batches = {partition: sender.create_batch() for partition in range(count)}
         tables = [f"{writer_events.TABLES}/t{number:04}" for number in range(TABLES)]
         forms = [_form(table) for table in tables]
-        places = [partitioner(table.encode(), partitions, partitions) for table in tables]
+        places = [partition_of(table, count) for table in tables]
         key = value = b""
         for number in range(entries):
             partition = places[number % TABLES]

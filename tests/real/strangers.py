@@ -22,9 +22,8 @@ from typing import Any, Final
 
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.partitioner import DefaultPartitioner
 
-from lakewarden.agent.kafka import stop_client
+from lakewarden.agent.kafka import partition_of, stop_client
 from lakewarden.events import WRITER_EVENT, CommitIntent, Undecodable, decode
 from tests.real.writers import World
 
@@ -89,7 +88,7 @@ class Strangers:
         return [found[each] for each in self._partitions]
 
     def _partition(self, table: str) -> int:
-        return int(DefaultPartitioner()(table.encode(), self._partitions, self._partitions))
+        return partition_of(table, len(self._partitions))
 
     # -- running -----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import anyio
 import pytest
 import pytest_asyncio
-from aiokafka.partitioner import murmur2
 
+from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.peer_listener import PeerListener
 from lakewarden.agent.settings import Settings
@@ -211,4 +211,4 @@ async def test_an_agent_waits_until_the_lease_of_a_dead_owner_has_ended_without_
 
 
 def _partition(table: str) -> int:
-    return int(murmur2(table.encode()) & 0x7FFFFFFF) % int(QUICK["partitions"])
+    return partition_of(table, QUICK["partitions"])

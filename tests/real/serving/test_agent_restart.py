@@ -16,8 +16,8 @@ import anyio
 import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
-from aiokafka.partitioner import murmur2
 
+from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     Abort,
@@ -449,11 +449,9 @@ async def _committed_to(scene: World, writer: Writer, *, after: bool = False) ->
 
 
 def _table_in_the_other_partition(scene: World) -> str:
-    def partition(table: str) -> int:
-        return int(murmur2(table.encode()) & 0x7FFFFFFF) % scene.settings().partitions
-
+    count = scene.settings().partitions
     others = (f"{scene.table}-later-{number}" for number in range(100))
-    return next(table for table in others if partition(table) != partition(scene.table))
+    return next(table for table in others if partition_of(table, count) != partition_of(scene.table, count))
 
 
 def _state_of(session: KafkaSession) -> dict[str, Any]:

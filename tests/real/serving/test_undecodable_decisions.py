@@ -11,9 +11,9 @@ import anyio.to_thread
 import pytest
 import pytest_asyncio
 from aiokafka import TopicPartition
-from aiokafka.partitioner import DefaultPartitioner
 from structlog.testing import capture_logs
 
+from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.operators.status import status
 from lakewarden.events import CommitGranted, canonical_table, partition_name
 from lakewarden.spark_jobs import CommitGate
@@ -108,8 +108,7 @@ async def test_a_record_that_is_no_event_of_any_version_is_logged_counted_and_sk
 
 def table_in_another_partition(scene: World, partition: int) -> str:
     tables = (f"{scene.table}{number}" for number in range(100))
-    every = list(range(scene.settings().partitions))
-    return next(each for each in tables if DefaultPartitioner()(each.encode(), every, every) != partition)
+    return next(each for each in tables if partition_of(each, scene.settings().partitions) != partition)
 
 
 async def test_a_writer_logs_and_counts_an_undecodable_decision_and_still_commits(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
+from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease.machine import LeaseSettings
@@ -293,10 +294,7 @@ class World:
         return process
 
     def _partition_of(self, table: str) -> int:
-        from aiokafka.partitioner import DefaultPartitioner
-
-        every = list(range(self.scenario.partitions))
-        return int(DefaultPartitioner()(table.encode(), every, every))
+        return partition_of(table, self.scenario.partitions)
 
     def _assumed(self) -> Assumed:
         settings = self.scenario.settings
