@@ -146,7 +146,7 @@ class Explainer:
             self._cause_events.setdefault(event.event_id, reading)
         self._touches.add(reading, _markers(event))
         own = event.transaction == self._id and not isinstance(event, LedgerCorrected)
-        phase_before = self._phase_of(event.transaction)
+        phase_before = phase_of(self._state, event.transaction)
         markers_before = self._marker_count()
         # An unknown transaction may have ended before the first event that was read.
         ignored = phase_before is not None and why_ignored(self._state, event) is not None
@@ -200,15 +200,12 @@ class Explainer:
             if isinstance(decision, Admitted):
                 admission = EventRef(decision.type, decision.transaction, decision.writer, record)
                 self._touches.add(admission, decision.reserved)
-            phase_before = self._phase_of(decision.transaction)
+            phase_before = phase_of(self._state, decision.transaction)
             replay_verdict(self._state, verdict_of(decision), record.recorded_ms / 1000)
             self._outcomes.note_decision(record, decision, phase_before)
         self._add_wait()
         while self._void and (up_to is None or self._void[0][0] <= up_to):
             self._steps.append(self._void.popleft()[1])
-
-    def _phase_of(self, transaction: str) -> Phase | None:
-        return phase_of(self._state, transaction)
 
     def _marker_count(self) -> int:
         kept = self._state.transactions.get(self._id)
@@ -389,7 +386,7 @@ class Explainer:
     def _add_take_overs(self, is_due: Callable[[RecordRef], bool]) -> None:
         while self._take_overs and is_due(self._take_overs[0][0]):
             record, taken = self._take_overs.popleft()
-            if self._phase_of(self._id) in OPEN:
+            if phase_of(self._state, self._id) in OPEN:
                 self._steps.append(timeline.TakenOver(record, taken.agent))
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -425,7 +422,7 @@ class Explainer:
                         retriable=decision.retriable,
                         detail=decision.detail,
                         losses=decision.losses,
-                        phase_before=self._phase_of(self._id),
+                        phase_before=phase_of(self._state, self._id),
                         cause=cause,
                         lost_conflicts=tuple(self._lost_conflicts(self._id, decision.conflicts)),
                     )
@@ -484,7 +481,7 @@ class Explainer:
             first = group[0]
             lost_conflict = timeline.LostConflict(
                 winner=self._outcomes.refer_to(winner_id, first.other_writer),
-                winner_phase=self._phase_of(winner_id),
+                winner_phase=phase_of(self._state, winner_id),
                 victim_rule=None,
                 offsets_older=None,
                 conflict_rule=None,

@@ -1,4 +1,6 @@
-"""How the agent answers an event that it refuses: one that it can't decode, or of a table that is not allowed.
+"""How the agent answers an event that it refuses.
+
+It refuses an event that it can't decode, of a table that is not allowed, or of a table whose place is another partition.
 
 | its transaction | answer |
 | --- | --- |

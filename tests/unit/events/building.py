@@ -68,6 +68,11 @@ _common: dict[str, Any] = {
     "writer": names,
     "at": times,
 }
+_of_a_partition: dict[str, Any] = {
+    "event_id": names,
+    "table": st.integers(0, 10_000).map(events.partition_name),
+    "at": times,
+}
 _decision: dict[str, Any] = {
     **_common,
     "agent": names,
@@ -149,19 +154,10 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
     events.AlreadyCommitted: st.builds(
         events.AlreadyCommitted, **_decision, committed_transaction=names, version=st.none() | texts
     ),
-    events.PartitionTaken: st.builds(
-        events.PartitionTaken,
-        event_id=names,
-        table=st.integers(0, 10_000).map(events.partition_name),
-        at=_common["at"],
-        agent=names,
-        term=names,
-    ),
+    events.PartitionTaken: st.builds(events.PartitionTaken, **_of_a_partition, agent=names, term=names),
     events.LocksHandedOver: st.builds(
         events.LocksHandedOver,
-        event_id=names,
-        table=st.integers(0, 10_000).map(events.partition_name),
-        at=_common["at"],
+        **_of_a_partition,
         agent=names,
         term=names,
         locks=st.lists(st.builds(events.HandedOverLock, table=_common["table"], owner=names), max_size=3).map(
@@ -187,12 +183,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         losses=st.integers(0, 1_000_000),
     ),
     events.LedgerCopied: st.builds(
-        events.LedgerCopied,
-        event_id=names,
-        table=st.integers(0, 10_000).map(events.partition_name),
-        at=_common["at"],
-        source=names,
-        complete=st.booleans(),
+        events.LedgerCopied, **_of_a_partition, source=names, complete=st.booleans()
     ),
     events.BatchCommitted: st.builds(
         events.BatchCommitted, **_common, batch_id=st.integers(), version=st.none() | texts

@@ -13,6 +13,13 @@ AT_REST = Source("old", (SourcePartition(0, 7, 7), SourcePartition(1, None, 0), 
 NEW = Target("new", {})
 
 
+def _require_reason(reasons: list[str], what: str, next_step: str) -> None:
+    """There is one reason, which says what is wrong, and then what to do."""
+    [reason] = reasons
+    assert what in reason
+    assert next_step in reason.partition(what)[2]
+
+
 def test_a_log_at_rest_may_be_copied_to_a_new_prefix() -> None:
     """A partition that was never written to has no checkpoint."""
     assert refusals(AT_REST, NEW, 12) == []
@@ -73,10 +80,7 @@ def test_an_interrupted_copy_may_be_continued() -> None:
     ],
 )
 def test_a_source_that_is_not_at_rest_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
-    [reason] = refusals(replace(AT_REST, **changed), NEW, 12)
-
-    assert what in reason
-    assert next_step in reason.partition(what)[2]
+    _require_reason(refusals(replace(AT_REST, **changed), NEW, 12), what, next_step)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +109,7 @@ def test_a_source_that_is_not_at_rest_is_refused(changed: dict[str, Any], what: 
     ],
 )
 def test_a_target_that_is_used_is_refused(changed: dict[str, Any], what: str, next_step: str) -> None:
-    [reason] = refusals(AT_REST, replace(NEW, **changed), 12)
-
-    assert what in reason
-    assert next_step in reason.partition(what)[2]
+    _require_reason(refusals(AT_REST, replace(NEW, **changed), 12), what, next_step)
 
 
 ADDED = replace(AT_REST, partitions=(*AT_REST.partitions, SourcePartition(3, None, 4)), partitions_before=3)
@@ -157,10 +158,7 @@ def test_what_may_have_followed_since_partitions_were_added_is_refused(
     changed: dict[str, Any], what: str, next_step: str
 ) -> None:
     """A granted transaction may have published. The ledger doesn't have it, so its batch would be written twice."""
-    [reason] = refusals(replace(ADDED, **changed), NEW, 12)
-
-    assert what in reason
-    assert next_step in reason.partition(what)[2]
+    _require_reason(refusals(replace(ADDED, **changed), NEW, 12), what, next_step)
 
 
 def test_an_incomplete_copy_is_no_source() -> None:

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 import pytest
@@ -54,17 +54,37 @@ def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopThread]:
     made.close()
 
 
+async def raise_an_error() -> None:
+    """As a token provider did."""
+    raise ValueError("no token today")
+
+
+async def await_what_was_cancelled() -> None:
+    """As a task of aiokafka does that awaits another of its tasks. The loop's task group took it for the end of all tasks."""
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    await cancelled
+
+
+ends = pytest.mark.parametrize(
+    ("end", "named"),
+    [(raise_an_error, "ValueError('no token today')"), (await_what_was_cancelled, "CancelledError()")],
+    ids=["error", "cancellation"],
+)
+
+
+@ends
 def test_a_background_loop_that_raises_ends_no_other_and_is_started_again(
-    thread: LoopThread, caplog: pytest.LogCaptureFixture
+    thread: LoopThread, caplog: pytest.LogCaptureFixture, end: Callable[[], Awaitable[None]], named: str
 ) -> None:
-    """A token provider raised. Before, the driver's heartbeats and readers ended silently, those of all queries."""
+    """Before, the driver's heartbeats and readers ended silently, those of all queries."""
     caplog.set_level(logging.ERROR, "lakewarden")
     heartbeats, failing = Beats(), Beats()
     raised = threading.Semaphore(0)
 
     async def fail() -> None:
         if not raised.acquire(blocking=False):
-            raise ValueError("no token today")
+            await end()
         await failing.run()
 
     thread.spawn(heartbeats.run, name="heartbeats")
@@ -80,76 +100,27 @@ def test_a_background_loop_that_raises_ends_no_other_and_is_started_again(
     later.require(2)
     first = caplog.records[0]
     assert getattr(first, "event", "") == "background.restarted"
-    assert getattr(first, "fields", {}) == {"task": "reading", "error": "ValueError('no token today')"}
+    assert getattr(first, "fields", {}) == {"task": "reading", "error": named}
 
 
+@ends
 def test_a_single_action_that_raises_ends_no_background_loop(
-    thread: LoopThread, caplog: pytest.LogCaptureFixture
+    thread: LoopThread, caplog: pytest.LogCaptureFixture, end: Callable[[], Awaitable[None]], named: str
 ) -> None:
     """A client that can't be closed."""
     caplog.set_level(logging.ERROR, "lakewarden")
     heartbeats = Beats()
     thread.spawn(heartbeats.run, name="heartbeats")
 
-    async def close_client() -> None:
-        raise ValueError("from inside aiokafka")
-
     async def start() -> None:
-        thread.start_soon(close_client)
+        thread.start_soon(end)
 
     thread.call(start, timeout=PATIENCE, doing="closing")
     heartbeats.require(5)
 
-    assert [getattr(each, "event", "") for each in caplog.records] == ["background.failed"]
-
-
-async def await_what_was_cancelled() -> None:
-    """As a task of aiokafka does that awaits another of its tasks."""
-    cancelled = asyncio.get_running_loop().create_future()
-    cancelled.cancel()
-    await cancelled
-
-
-def test_a_background_loop_that_awaits_a_cancelled_task_ends_no_other_and_is_started_again(
-    thread: LoopThread, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The loop's task group took it for the end of all background work, and nothing was logged."""
-    caplog.set_level(logging.ERROR, "lakewarden")
-    heartbeats, reading = Beats(), Beats()
-    cancelled = threading.Semaphore(0)
-
-    async def read() -> None:
-        if not cancelled.acquire(blocking=False):
-            await await_what_was_cancelled()
-        await reading.run()
-
-    thread.spawn(heartbeats.run, name="heartbeats")
-    heartbeats.require(2)
-    thread.spawn(read, name="reading")
-    heartbeats.require(5)
-    cancelled.release()
-    reading.require(2)
-    heartbeats.require(2)
-
-    first = caplog.records[0]
-    assert getattr(first, "event", "") == "background.restarted"
-    assert getattr(first, "fields", {}) == {"task": "reading", "error": "CancelledError()"}
-
-
-def test_a_single_action_that_awaits_a_cancelled_task_ends_no_background_loop(
-    thread: LoopThread, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR, "lakewarden")
-    heartbeats = Beats()
-    thread.spawn(heartbeats.run, name="heartbeats")
-
-    async def start() -> None:
-        thread.start_soon(await_what_was_cancelled)
-
-    thread.call(start, timeout=PATIENCE, doing="closing")
-    heartbeats.require(5)
-
-    assert [getattr(each, "event", "") for each in caplog.records] == ["background.failed"]
+    [line] = caplog.records
+    assert getattr(line, "event", "") == "background.failed"
+    assert getattr(line, "fields", {}) == {"task": end.__name__, "error": named}
 
 
 def test_background_work_that_returns_is_not_started_again(thread: LoopThread) -> None:
