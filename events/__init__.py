@@ -4,7 +4,7 @@ Nothing here reads a clock, draws a random number or does I/O, except the room `
 imports. For people: docs/protocol.md. For tools: `schema.json` and `asyncapi.json` in this folder.
 """
 
-from lakewarden.events.base import MAX_VERSION, PROTOCOL, EventBase, Wire
+from lakewarden.events.base import MAX_INSTANT, MAX_VERSION, PROTOCOL, EventBase, Wire
 from lakewarden.events.codec import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -89,6 +89,7 @@ __all__ = [
     "EVENT",
     "LEDGER_EVENT",
     "MAX_EVENT_BYTES",
+    "MAX_INSTANT",
     "MAX_MARKERS_PER_EVENT",
     "MAX_VERSION",
     "PROTOCOL",

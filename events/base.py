@@ -29,6 +29,9 @@ MAX_GRANT = 128
 MAX_VERSION = 1024
 """Characters of a version. The ledger and `already-committed` repeat it."""
 
+MAX_INSTANT = 128
+"""Characters of a table format's own name of a transaction. Hudi's instants have 17."""
+
 MAX_REASON = 1000
 """Characters of a reason that people read."""
 
@@ -53,6 +56,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, patte
 GrantId = Annotated[
     str, StringConstraints(min_length=1, max_length=MAX_GRANT, pattern=_LINE), _at_most(MAX_GRANT)
 ]
+InstantName = Annotated[str, StringConstraints(min_length=1, max_length=MAX_INSTANT, pattern=_LINE)]
 Integer = Annotated[int, Field(ge=-(2 ** (INTEGER_BITS - 1)), le=2 ** (INTEGER_BITS - 1) - 1)]
 Counter = Annotated[int, Field(ge=0, le=2 ** (INTEGER_BITS - 1) - 1)]
 TableUri = Annotated[

@@ -12,6 +12,7 @@ from lakewarden.events.base import (
     Counter,
     EventBase,
     GrantId,
+    InstantName,
     Integer,
     Name,
 )
@@ -58,6 +59,9 @@ class CommitIntent(WriterEvent):
     """Interval at which this writer sends heartbeats."""
     admission_reason: Annotated[str, Field(max_length=MAX_REASON)] | None = None
     """Why the writer chose this `admission`, for people. The agent ignores it."""
+    observed: bool = False
+    """A watcher reports this transaction; its writer doesn't use the gate. It is never queued, granted or asked to stop, and wins
+    every conflict. `transaction` is the format's name, a colon, and the instant: `hudi:20261122135446024`."""
 
 
 class MarkerCreated(WriterEvent):
@@ -66,6 +70,8 @@ class MarkerCreated(WriterEvent):
     type: Literal["marker-created"] = "marker-created"
     markers: Markers
     """What the transaction is about to write."""
+    instant: InstantName | None = None
+    """The table format's own name of this transaction, such as Hudi's instant. What a watcher reports of it is ignored then."""
 
 
 class WriterHeartbeat(WriterEvent):
@@ -74,6 +80,8 @@ class WriterHeartbeat(WriterEvent):
     type: Literal["writer-heartbeat"] = "writer-heartbeat"
     seq: Counter
     """A counter that rises with every heartbeat and request of the transaction."""
+    instant: InstantName | None = None
+    """As in `marker-created`."""
 
 
 class CommitRequested(WriterEvent):
@@ -90,12 +98,15 @@ class CommitCompleted(WriterEvent):
     """The commit is durable in the table."""
 
     type: Literal["commit-completed"] = "commit-completed"
-    grant: GrantId
-    """The grant under which the writer published, as in `commit-granted`. A completion that names another doesn't count."""
+    grant: GrantId | None = None
+    """The grant under which the writer published, as in `commit-granted`. A completion that names another doesn't count. Null
+    only for an observed transaction, which has no grant."""
     version: Annotated[str, Field(max_length=MAX_VERSION)] | None = None
     """What the table format calls the new version: a snapshot id, an instant."""
     batch_id: Integer | None = None
     """As in the intent, for people and tools: the agent records the batch that the intent named."""
+    markers: Markers = ()
+    """What an observed transaction has written, as far as its markers were not reported before. Others publish none here."""
 
 
 class TransactionAbandoned(WriterEvent):

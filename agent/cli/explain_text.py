@@ -201,8 +201,10 @@ def _writer_text(step: WriterStep) -> str:
         case timeline.GrantRequested(markers=markers):
             last = f", with {_count(markers, 'last marker')}" if markers else ""
             return f"requests its grant{last}"
-        case timeline.Completed(version=version, phase_before=phase_before):
+        case timeline.Completed(grant=grant, version=version, phase_before=phase_before):
             named = "" if version is None else f" as version {version}"
+            if grant is None:
+                return f"the watcher reports the commit{named}"
             return f"the writer reports the commit{named}{_unexpected(phase_before)}"
         case timeline.Abandoned(reason=reason):
             return f"the writer abandons it: {reason}"
@@ -223,6 +225,11 @@ def _opened(step: timeline.Opened) -> str:
         if step.open_before
         else "; no other transaction was open"
     )
+    if step.observed:
+        return (
+            f"seen by a watcher: its writer doesn't use the gate, rule {step.conflict_rule}{scope}, "
+            f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
+        )
     return (
         f"intent: {step.admission}{reason}, priority {step.priority}, rule {step.conflict_rule}{scope}{lock}, "
         f"a heartbeat every {step.heartbeat_seconds:g} s{before}"
@@ -350,6 +357,8 @@ def _rule(lost: timeline.LostConflict, victim: str) -> str:
             return f"{winner} may have committed since {victim} began"
         case "landed":
             return f"{winner} has committed since {victim} began"
+        case "observed":
+            return f"{winner} knows nothing of lakewarden, and can't be asked to stop"
         case "granted":
             return f"{winner} holds the grant, and a granted transaction is never the victim"
         case "protected":

@@ -205,7 +205,7 @@ def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> Tra
         transaction.id,
         transaction.writer,
         transaction.batch_id,
-        transaction.phase.value,
+        "observed" if transaction.observed else transaction.phase.value,
         at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
         _blocked_by(state, transaction),
         len(transaction.footprint),

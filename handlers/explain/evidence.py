@@ -73,6 +73,8 @@ def victim_rule(
     """Why the victim lost to the winner: the first of the rules that decides, in the order of `conflicts.loser_of`."""
     if winner.phase in LANDED:
         return "landed"
+    if winner.observed:
+        return "observed"
     if winner.phase is Phase.GRANTED:
         return "granted"
     protected = [losses.get(each.writer, 0) >= max_losses for each in (winner, victim)]

@@ -137,7 +137,7 @@ class LastBlocker:
 
 # -- conflicts ---------------------------------------------------------------------------------------------------------
 
-VictimRule: TypeAlias = Literal["landed", "granted", "protected", "priority", "sequence"]
+VictimRule: TypeAlias = Literal["landed", "observed", "granted", "protected", "priority", "sequence"]
 """Why the agent chose the victim.
 
 | value | the winner |
@@ -193,6 +193,8 @@ class Opened:
     open_before: int
     admission_reason: str | None = None
     """Why the writer chose the admission, as the writer says."""
+    observed: bool = False
+    """A watcher reported the transaction; its writer knows nothing of lakewarden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +324,8 @@ class Completed:
     """The writer reported that the commit is durable."""
 
     record: RecordRef
-    grant: str
+    grant: str | None
+    """None: the transaction is observed, and has none."""
     version: str | None
     batch_id: int | None
     phase_before: Phase | None

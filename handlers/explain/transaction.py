@@ -258,6 +258,7 @@ class Explainer:
                 tuple(_reference(each) for each in before[:MOST_SHOWN]),
                 len(before),
                 event.admission_reason,
+                event.observed,
             )
         )
 

@@ -27,8 +27,10 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   aborted (`superseded`, retriable). Its retry gets `already-committed`.
 - **Reservation:** a protected writer's transaction that has touched nothing gets, with its admission, the partitions in which
   the writer lost before. They count as its markers. Without them, it would lose to every commit that lands before its first
-  marker. It is blocked by a grant that runs in these partitions and by transactions before it in the queue order. The others
-  that compute there lose to it.
+  marker. It is blocked by a grant that runs in these partitions, by observed transactions there, and by transactions before it in
+  the queue order. The others that compute there lose to it.
+- **Observed transactions** get no answer: they compute already. Others queue behind them as behind any that computes, until they
+  end or have been silent for too long (`liveness.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +51,10 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
     """Refuse a priority above the limit, and another lock. Else abort the writer's older transactions; refuse one too many."""
     state = context.state
     transaction = state.transactions[intent.transaction]
+    if transaction.observed:
+        if len(state.open()) > state.settings.max_open:
+            _refuse_over_limit(context, transaction)
+        return
     if transaction.priority > state.settings.max_priority:
         _refuse_priority(context, transaction)
         return
@@ -56,7 +62,8 @@ def judge_intent(context: StepContext, intent: CommitIntent) -> None:
         _refuse_lock(context, transaction)
         return
     for older in state.open():
-        if older.writer == transaction.writer and older.sequence < transaction.sequence:
+        same = older.writer == transaction.writer and not older.observed
+        if same and older.sequence < transaction.sequence:
             _supersede(context, older, transaction)
     if len(state.open()) > state.settings.max_open:
         _refuse_over_limit(context, transaction)
@@ -68,6 +75,9 @@ def judge_unanswered_intents(context: StepContext) -> None:
     last: dict[str, Transaction] = {}
     count = 0
     for each in state.open():
+        if each.observed:
+            count += 1
+            continue
         if each.priority > state.settings.max_priority and each.phase is Phase.QUEUED:
             _refuse_priority(context, each)
             continue
@@ -89,8 +99,8 @@ def on_lock_placed(context: StepContext, place: str) -> None:
     """Enter where the table's lock is, and refuse the open transactions that name another one. A granted one is left alone."""
     state = context.state
     state.lock_place = place
-    for transaction in state.open():
-        if transaction.phase is not Phase.GRANTED and _names_another_lock(state, transaction):
+    for transaction in state.stoppable():
+        if _names_another_lock(state, transaction):
             _refuse_lock(context, transaction)
 
 
@@ -219,7 +229,7 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
     mine = _queue_position(state, transaction)
     partitions = {each.partition for each in _markers_to_reserve(state, transaction)}
     for other in state.open() if partitions else ():
-        if other.phase is Phase.GRANTED or _queue_position(state, other) < mine:
+        if other.phase is Phase.GRANTED or other.observed or _queue_position(state, other) < mine:
             reserved = {each.partition for each in _markers_to_reserve(state, other)}
             if any(each in other.footprint or each in reserved for each in partitions):
                 yield other

@@ -1,6 +1,7 @@
 """When two transactions conflict, and which of them loses.
 
-Rule. Each transaction names its rule. If the two rules of a pair differ, the stricter one, `file-group`, applies.
+Rule. Each transaction names its rule. If the two rules of a pair differ, the stricter one, `file-group`, applies. In a pair of
+an observed transaction and one that isn't, the observed one's rule applies: a compaction of Hudi permits appends beside it.
 
 | rule | two operations on one file group conflict |
 | --- | --- |
@@ -18,13 +19,14 @@ Counterpart. A transaction is in conflict only with these others:
 Victim. The first rule that applies decides:
 
 1. A landed transaction wins.
-2. A granted transaction wins.
+2. An observed transaction wins, and then a granted one.
 3. A protected writer wins: one that lost `max_losses` conflicts in a row. Between two protected writers rule 5 applies, not
    rule 4: the one with the larger priority would win every time and starve the other.
 4. The larger priority wins.
 5. The earlier intent wins (RFC-56). No pair of transactions can abort each other.
 
-A queued or granted loser is not aborted, so there is no victim: the queued one waits, the granted one may be publishing.
+A queued, granted or observed loser is not aborted, so there is no victim: the queued one waits, the granted one may be
+publishing, and the writer of an observed one reads no decision.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ _BUILDS_ON: frozenset[Operation] = frozenset({"merge", "delete"})
 
 def rule_for(mine: Transaction, other: Transaction) -> ConflictRule:
     """The rule for a pair of transactions: the stricter of the two."""
+    if mine.observed != other.observed:
+        return mine.conflict_rule if mine.observed else other.conflict_rule
     both_lenient = mine.conflict_rule == other.conflict_rule == "deleted-file"
     return "deleted-file" if both_lenient else "file-group"
 
@@ -66,17 +70,25 @@ def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
 def loser_of(
     mine: Transaction, other: Transaction, losses: dict[str, int], max_losses: int
 ) -> Transaction | None:
-    """The victim of a conflict between the two. None if the loser is queued or granted and therefore not aborted."""
+    """The victim of a conflict between the two. None if the loser can't be aborted: it is queued, granted or observed."""
     loses = other.phase in LANDED or rank(mine, losses, max_losses) < rank(other, losses, max_losses)
     loser = mine if loses else other
-    return None if loser.phase in (Phase.QUEUED, Phase.GRANTED) else loser
+    return None if loser.observed or loser.phase in (Phase.QUEUED, Phase.GRANTED) else loser
 
 
-def rank(transaction: Transaction, losses: dict[str, int], max_losses: int) -> tuple[bool, bool, int, int]:
+def rank(
+    transaction: Transaction, losses: dict[str, int], max_losses: int
+) -> tuple[bool, bool, bool, int, int]:
     """Sort key by rules 2 to 5: of two transactions that have not landed, the larger one wins."""
     protected = losses.get(transaction.writer, 0) >= max_losses
     granted = transaction.phase is Phase.GRANTED
-    return (granted, protected, 0 if protected else transaction.priority, -transaction.sequence)
+    return (
+        transaction.observed,
+        granted,
+        protected,
+        0 if protected else transaction.priority,
+        -transaction.sequence,
+    )
 
 
 def touches_conflict(mine: Touch, other: Touch) -> bool:

@@ -27,6 +27,8 @@ Rules for all checks:
 5. After a replay, each combination of touches that share a place is checked once. Only the footprints of transactions that
    are in a conflict are visited place by place: the strongest transaction first, in the order in which conflicts are won. So
    no transaction is aborted for one that is itself aborted in the same check.
+6. Two observed transactions: neither is aborted, and the conflict is reported once to operators. With `first-committer`, an
+   observed one conflicts once it has landed, like all others.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ def judge_markers(context: StepContext, transaction: Transaction, overlaps: Iter
     if not state.settings.early_detection or transaction.phase not in COMPUTING:
         return
     conflicts = conflicting(overlaps)
-    if state.settings.policy == "first-committer":
+    report_observed(context, conflicts)
+    _abort_by_markers(context, transaction, conflicts)
+
+
+def _abort_by_markers(context: StepContext, transaction: Transaction, conflicts: list[Overlap]) -> None:
+    if context.state.settings.policy == "first-committer":
         # Before a grant, only landed and granted transactions conflict.
         conflicts = [each for each in conflicts if each.other.transaction.phase in LANDED | {Phase.GRANTED}]
     losing, winning = _split_by_loser(context, transaction, conflicts)
@@ -72,7 +79,9 @@ def judge_landing(context: StepContext, landed: Transaction) -> None:
             for each in context.state.footprints.overlaps(landed)
             if each.other.transaction.phase in COMPUTING
         ]
-        _abort_losers(context, [each.flipped() for each in conflicting(seen_from_others)])
+        conflicts = conflicting(seen_from_others)
+        _abort_losers(context, [each.flipped() for each in conflicts])
+        report_observed(context, conflicts)
 
 
 def validate_for_grant(context: StepContext, transaction: Transaction) -> bool:
@@ -109,8 +118,8 @@ def sweep(context: StepContext) -> None:
     """Check the whole index, to decide the conflicts that a replay left undecided."""
     footprints = context.state.footprints
     for transaction in _transactions_in_conflict(context):
-        if transaction.phase in COMPUTING:
-            judge_markers(context, transaction, footprints.overlaps(transaction))
+        if transaction.phase in COMPUTING and context.state.settings.early_detection:
+            _abort_by_markers(context, transaction, conflicting(footprints.overlaps(transaction)))
 
 
 def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
@@ -141,8 +150,25 @@ def _split_by_loser(
 
 def _abort_losers(context: StepContext, conflicts: list[Overlap]) -> None:
     for against in _group_by_other(conflicts):
-        if against[0].other.transaction.phase in COMPUTING - {Phase.GRANTED}:
+        other = against[0].other.transaction
+        if other.phase in COMPUTING - {Phase.GRANTED} and not other.observed:
             _abort_victim(context, against[0].other.transaction, [each.flipped() for each in against])
+
+
+def report_observed(context: StepContext, conflicts: list[Overlap]) -> None:
+    """Report the conflicts among these that are between two observed transactions. The later of the two is called the victim."""
+    pairs: dict[tuple[str, str], list[Overlap]] = {}
+    for each in conflicts:
+        mine, other = each.mine.transaction, each.other.transaction
+        if mine.observed and other.observed and other.id not in mine.reported:
+            pairs.setdefault((mine.id, other.id), []).append(each)
+    for against in pairs.values():
+        mine, other = against[0].mine.transaction, against[0].other.transaction
+        mine.reported.add(other.id)
+        other.reported.add(mine.id)
+        mine_lost = mine.phase not in LANDED and (other.phase in LANDED or other.sequence < mine.sequence)
+        losing = against if mine_lost else [each.flipped() for each in against]
+        context.emit([_conflict_report(context, losing[0].mine.transaction, losing, MAX_EVIDENCE)])
 
 
 def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:

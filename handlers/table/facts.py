@@ -9,12 +9,22 @@ Which events count (`why_ignored`). A client may publish any transaction id, so 
 | --- | --- |
 | any event of a transaction that the state has | its `writer` is the one of the intent |
 | `commit-completed` | it also names the grant of that transaction: a running or lapsed one, or that of an ended transaction |
+| `commit-completed` of an observed transaction | it names no grant, and the instant is not one of the gate's |
+| `commit-requested` of an observed transaction | never: it is not granted |
 | `ledger-corrected` | always; it concerns no transaction |
 
 An event that doesn't count changes nothing but the moment; the agent reports it. In particular, the ledger changes only by a
 completion whose grant is in the log, and records the batch that the intent named, and by an operator's correction
 (docs/decisions/0020). After a correction, completions before it don't count: a replay may read them, while the ledger has what
 came later.
+
+Observed transactions (docs/decisions/0033):
+
+1. An observed transaction is active from its intent on. Its batch, priority, admission and lock are ignored.
+2. Its completion is a commit of the table, whatever was decided about the transaction: if its outcome was unknown, or the
+   agent had forgotten it, its footprint counts as committed from the completion on.
+3. A transaction of the gate may announce its `instant`, or name it as the `version` of its commit. What a watcher reports of that
+   instant counts for nothing, whether it came before or after. The last `MAX_CLOSED` instants are remembered.
 
 Why this loses no commit (promise G6): a completion that counts needs its intent and its grant.
 
@@ -36,6 +46,8 @@ from typing import assert_never
 
 from lakewarden.events import (
     ALL_FILE_GROUPS,
+    DEFAULT_HEARTBEAT_SECONDS,
+    MAX_INSTANT,
     AbortRequested,
     CommitCompleted,
     CommitIntent,
@@ -67,6 +79,7 @@ from lakewarden.handlers.table.transactions import (
     Grant,
     Phase,
     Transaction,
+    observed_instant,
 )
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
@@ -91,6 +104,8 @@ def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: fl
     match event:
         case CommitIntent():
             return _open_transaction(state, event, offset, now)
+        case CommitCompleted(grant=None):
+            return _apply_observed_commit(state, event, transaction, offset, now)
         case CommitCompleted():
             _apply_completion(state, event, transaction, offset)
         case LedgerCorrected():
@@ -116,6 +131,8 @@ def _apply_to_open(
             transaction.abort_request = AbortRequest(event.event_id, event.operator, event.reason)
         return []
     transaction.last_event_at = now
+    if isinstance(event, MarkerCreated | WriterHeartbeat) and event.instant is not None:
+        _note_instant(state, transaction, event.instant)
     match event:
         case WriterHeartbeat(seq=seq):
             transaction.seq = max(transaction.seq, seq)
@@ -138,15 +155,34 @@ def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
     if isinstance(event, LedgerCorrected):
         return None
     known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
-    completed = isinstance(event, CommitCompleted)
     if known is None:
+        completed = isinstance(event, CommitCompleted)
         return "the agent knows no intent of this transaction" if completed else None
     if known.writer != event.writer:
         return f"the transaction is of writer {known.writer!r}, the event of {event.writer!r}"
+    if known.observed:
+        named = isinstance(event, CommitCompleted) and event.grant is not None
+        forbidden = named or isinstance(event, CommitRequested)
+        return "a watcher reports this transaction, so it is never granted" if forbidden else None
+    if isinstance(event, CommitCompleted) and event.grant is None:
+        return "the completion names no grant, and the transaction is not observed"
     if isinstance(event, CommitCompleted) and event.grant != known.granted:
         found = "no grant" if known.granted is None else f"grant {known.granted!r}"
         return f"the log has {found} for this transaction, and the completion names {event.grant!r}"
     return None
+
+
+def is_expected(state: TableState, event: WriterEventUnion) -> bool:
+    """Whether an event that doesn't count needs no report.
+
+    A watcher that was restarted repeats the table's last commits. The agent has forgotten them, or they are the gate's own.
+    """
+    if not isinstance(event, CommitCompleted) or event.grant is not None:
+        return False
+    if event.transaction in state.transactions:
+        return False
+    closed = state.closed.get(event.transaction)
+    return closed is None or closed.duplicate_of is not None
 
 
 def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
@@ -194,7 +230,7 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     del state.transactions[transaction.id]
     transaction.phase = closed.phase
     keep_closed(state, transaction.id, closed)
-    others = state.transactions.values()
+    others = (each for each in state.transactions.values() if not each.observed)
     if any(each.began <= transaction.began and each.phase in COMPUTING for each in others):
         return  # Whatever landed since then still matters to that one. Usually it is one of the first.
     drop_old_evidence(state)
@@ -208,11 +244,17 @@ def keep_closed(state: TableState, transaction: str, closed: Closed) -> None:
 
 
 def drop_old_evidence(state: TableState) -> None:
-    """Drop a landed transaction once every open transaction began after it: none of them can conflict with it."""
+    """Drop a landed transaction once every open transaction began after it: none of them can lose to it.
+
+    An observed one never loses, so nothing is kept for it, however long it is open.
+    """
     landed = state.landed()
     if not landed:
         return
-    oldest = min((each.began for each in state.open() if each.phase is not Phase.QUEUED), default=None)
+    oldest = min(
+        (each.began for each in state.open() if each.phase is not Phase.QUEUED and not each.observed),
+        default=None,
+    )
     for each in landed:
         if oldest is None or each.ended < oldest:
             state.footprints.remove(each)
@@ -235,6 +277,9 @@ def drop_index(state: TableState) -> None:
 def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: float) -> list[Overlap]:
     if event.transaction in state.transactions or event.transaction in state.closed:
         return []
+    if event.observed and (gates := state.instants.get(observed_instant(event.transaction))) is not None:
+        keep_closed(state, event.transaction, _duplicate(event.writer, gates))
+        return []
     transaction = Transaction(
         id=event.transaction,
         writer=event.writer,
@@ -250,8 +295,29 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         opened_at=now,
         last_event_at=now,
     )
+    if event.observed:
+        transaction.observed, transaction.phase = True, Phase.ACTIVE
+        transaction.batch_id, transaction.priority, transaction.lock = None, 0, None
+        transaction.admission = "optimistic"
     state.transactions[transaction.id] = transaction
     return _add_markers(state, transaction, event.scope)
+
+
+def _note_instant(state: TableState, transaction: Transaction, instant: str) -> None:
+    """Remember that the instant is this transaction's, and drop what a watcher has reported of it."""
+    if transaction.observed or instant in state.instants:
+        return
+    state.instants[instant] = transaction.id
+    if len(state.instants) > MAX_CLOSED:
+        del state.instants[next(iter(state.instants))]
+    for each in list(state.transactions.values()):
+        if each.observed and observed_instant(each.id) == instant:
+            state.lapsed.pop(each.id, None)
+            close(state, each, _duplicate(each.writer, transaction.id))
+
+
+def _duplicate(writer: str, gates: str) -> Closed:
+    return Closed(Phase.ABORTED, writer, None, duplicate_of=gates)
 
 
 def _add_markers(state: TableState, transaction: Transaction, markers: Iterable[Marker]) -> list[Overlap]:
@@ -276,6 +342,8 @@ def _apply_completion(
 ) -> None:
     """Apply a completion that counts: its transaction is known, open or ended."""
     writer, batch_id = event.writer, None
+    if transaction is not None and event.version is not None and len(event.version) <= MAX_INSTANT:
+        _note_instant(state, transaction, event.version)
     state.lapsed.pop(event.transaction, None)
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
         batch_id = transaction.batch_id
@@ -303,6 +371,42 @@ def _apply_completion(
     drop_old_evidence(state)
 
 
+def _apply_observed_commit(
+    state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int, now: float
+) -> list[Overlap]:
+    """Apply the commit of an observed transaction, open or ended (rule 2). A repeated one changes nothing."""
+    if transaction is None:
+        ended = state.closed[event.transaction]
+        if ended.phase is Phase.COMMITTED:
+            return []
+        del state.closed[event.transaction]
+        transaction = Transaction(
+            id=event.transaction,
+            writer=event.writer,
+            sequence=offset,
+            intent_id=event.event_id,
+            batch_id=None,
+            priority=0,
+            admission="optimistic",
+            conflict_rule="file-group",
+            heartbeat_seconds=DEFAULT_HEARTBEAT_SECONDS,
+            lock=None,
+            began=state.moment,
+            opened_at=now,
+            last_event_at=now,
+            phase=Phase.ACTIVE,
+            observed=True,
+        )
+        state.transactions[transaction.id] = transaction
+    if transaction.phase is Phase.COMMITTED:
+        return []
+    state.lapsed.pop(event.transaction, None)
+    overlaps = _add_markers(state, transaction, event.markers)
+    transaction.phase, transaction.ended = Phase.COMMITTED, state.moment
+    drop_old_evidence(state)
+    return overlaps
+
+
 def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTransaction, now: float) -> None:
     if transaction.phase in LANDED:
         return
@@ -315,12 +419,18 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         else:
             transaction.grant.revoked = True
         return
+    if transaction.observed and verdict.reason == "outcome-unknown":
+        transaction.phase, transaction.ended = Phase.UNKNOWN, state.moment
+        _await_late_completion(state, transaction, now)
+        drop_old_evidence(state)
+        return
     if verdict.reason == "conflict":
         lost = verdict.losses or state.losses.get(transaction.writer, 0) + 1
         state.losses[transaction.writer] = lost
         state.lost_on[transaction.writer] = _partitions_lost_on(state, transaction)
         state.unrecorded_losses[transaction.writer] = transaction.id
-    close(state, transaction, _closed_by(verdict, transaction.writer, transaction.batch_id))
+    closed = _closed_by(verdict, transaction.writer, transaction.batch_id)
+    close(state, transaction, replace(closed, observed=transaction.observed))
 
 
 def _await_late_completion(state: TableState, transaction: Transaction, now: float) -> None:
@@ -345,7 +455,13 @@ def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Ma
 
 
 def _closed(phase: Phase, transaction: Transaction) -> Closed:
-    return Closed(phase, transaction.writer, transaction.batch_id, granted=transaction.granted)
+    return Closed(
+        phase,
+        transaction.writer,
+        transaction.batch_id,
+        granted=transaction.granted,
+        observed=transaction.observed,
+    )
 
 
 def _closed_by(verdict: AbortTransaction, writer: str, batch_id: int | None) -> Closed:

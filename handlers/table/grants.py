@@ -23,7 +23,8 @@ Lapse
 Lock
 9. The agent requests the lock while the table has open transactions (`while-active`), or only while one waits for a grant or
    is granted (`per-commit`). With `per-commit` it also releases the lock between two grants, so that foreign writers can
-   acquire it. After an incomplete log it also acquires the lock before it admits anything (`machine.py`).
+   acquire it. After an incomplete log it also acquires the lock before it admits anything (`machine.py`). It needs no lock for
+   observed transactions: their writers have locks of their own, and would wait for it.
 10. If the lock is lost, the granted transaction gets `abort(lease-lost)`. Its writer may already be publishing, so nothing else
     is granted before the grant's own end, even if the agent acquires the lock again sooner.
 11. If the lock is forbidden (the object is no lock, or the store ignores conditions), the agent also aborts all other open
@@ -144,16 +145,14 @@ def on_lock_gone(context: StepContext, detail: str) -> None:
 
 def on_lock_forbidden(context: StepContext, detail: str) -> None:
     """Abort all others: no transaction can be granted until an operator changes something."""
-    for transaction in context.state.open():
-        if transaction.phase is not Phase.GRANTED:
-            context.abort(transaction, "not-allowed", retriable=False, detail=detail)
+    for transaction in context.state.stoppable():
+        context.abort(transaction, "not-allowed", retriable=False, detail=detail)
 
 
 def on_lock_withheld(context: StepContext, detail: str) -> None:
     """Abort the transactions that have waited too long for a lock that the store refuses."""
-    for transaction in context.state.open():
-        if transaction.phase is not Phase.GRANTED:
-            context.abort(transaction, "lock-refused", detail=detail)
+    for transaction in context.state.stoppable():
+        context.abort(transaction, "lock-refused", detail=detail)
 
 
 def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
@@ -185,7 +184,7 @@ def request_or_release_lock(context: StepContext) -> None:
     """Request or release the lock as the hold policy requires."""
     state = context.state
     if state.settings.hold == "while-active":
-        needed = any(each.phase in OPEN for each in state.transactions.values())
+        needed = any(each.phase in OPEN and not each.observed for each in state.transactions.values())
         if needed and state.lock_requested:
             return
         running = state.running()

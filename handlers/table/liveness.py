@@ -3,6 +3,9 @@
 - A writer is lost when the agent reads no event of it for `heartbeat_misses` of its own heartbeat intervals. Its transaction is
   aborted (`writer-lost`). If the writer comes back, it finds that abort and must open a new transaction.
 - A granted transaction is judged by its grant lease alone (`grants.py`).
+- An observed transaction has heartbeats while its watcher sees signs of life. When it is silent for as long, because its writer
+  or its watcher is gone, its outcome is unknown (`outcome-unknown`). Its footprint counts as committed from then on, and it
+  blocks no other transaction any more. The same after `max_transaction`. If it completes later, that commit counts then.
 - With `max_transaction`, a transaction that has been open for longer is aborted (`timed-out`), whatever its writer publishes.
   Heartbeats continue while the writer's work hangs. The time counts from when this agent read or replayed the intent, so it
   starts again with a take-over.
@@ -20,9 +23,11 @@ the span for which it has read the whole log (`CaughtUp`):
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from lakewarden.handlers.table.detection import judge_landing
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.transactions import Phase, Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ def abort_silent_writers(context: StepContext, caught_up: CaughtUp | None) -> No
         silent = caught_up.until - max(transaction.last_event_at, caught_up.since)
         if transaction.phase is not Phase.GRANTED and silent > limit:
             detail = f"the agent read no event of this writer for {silent:.1f} s, limit {limit:.1f} s"
-            context.abort(transaction, "writer-lost", detail=detail)
+            _end(context, transaction, "writer-lost", detail)
 
 
 def abort_overdue(context: StepContext) -> None:
@@ -57,4 +62,14 @@ def abort_overdue(context: StepContext) -> None:
         age = context.now - transaction.opened_at
         if transaction.phase is not Phase.GRANTED and age > limit:
             detail = f"open for {age:.1f} s; limit {limit:g} s (max_transaction_seconds)"
-            context.abort(transaction, "timed-out", detail=detail)
+            _end(context, transaction, "timed-out", detail)
+
+
+def _end(
+    context: StepContext, transaction: Transaction, reason: Literal["writer-lost", "timed-out"], detail: str
+) -> None:
+    if not transaction.observed:
+        context.abort(transaction, reason, detail=detail)
+        return
+    context.abort(transaction, "outcome-unknown", detail=detail)
+    judge_landing(context, transaction)

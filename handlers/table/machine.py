@@ -29,7 +29,7 @@ alone, so a restarted agent makes the same decisions.
 **If the log was incomplete** (`log_gaps.py`), the replayed state lacks facts. At the end of the replay:
 
 1. Every open transaction that is not granted is aborted as `unknown-transaction`, retriable. Its markers, its admission or what
-   committed beside it may be missing. A transaction whose grant is there stays granted.
+   committed beside it may be missing. A transaction whose grant is there stays granted. An observed one stays open.
 2. A grant may run that the state doesn't have. Nothing is admitted until the agent holds the table's lock and no lease of a
    former owner is left (`LockView.quiet_until`), because a grant never outlives the lock lease that covers it. Otherwise a
    transaction could begin before that commit lands and never meet it.
@@ -60,8 +60,9 @@ from lakewarden.handlers.table.admission import (
     judge_unanswered_intents,
     on_lock_placed,
 )
-from lakewarden.handlers.table.detection import judge_landing, judge_markers, sweep
-from lakewarden.handlers.table.facts import apply_event, apply_verdict, why_ignored
+from lakewarden.handlers.table.conflicts import conflicting
+from lakewarden.handlers.table.detection import judge_landing, judge_markers, report_observed, sweep
+from lakewarden.handlers.table.facts import apply_event, apply_verdict, is_expected, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
     grant_next,
@@ -296,9 +297,8 @@ def restore_losses(state: TableState, lost: RecordLosses) -> None:
 
 def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:
     detail = f"the agent can't rebuild this transaction, because {missing}; start it again"
-    for transaction in context.state.open():
-        if transaction.phase is not Phase.GRANTED:
-            context.abort(transaction, "unknown-transaction", detail=detail)
+    for transaction in context.state.stoppable():
+        context.abort(transaction, "unknown-transaction", detail=detail)
 
 
 def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
@@ -309,6 +309,8 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     ignored = why_ignored(state, event)
     overlaps = apply_event(state, event, context.cause.offset, context.now)
     if ignored is not None:
+        if is_expected(state, event):
+            return
         what = "commit-without-grant" if isinstance(event, CommitCompleted) else "event.another-writer"
         context.emit([Warn(what, event.transaction, event.writer, ignored)])
         return
@@ -327,6 +329,7 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     if isinstance(event, CommitCompleted):
         if transaction is not None and phase_before is not Phase.COMMITTED:
             judge_landing(context, transaction)
+        report_observed(context, conflicting(overlaps))
         abort_repeated_batches(context, event.writer)
         return
     if transaction is None or transaction.id not in state.transactions:

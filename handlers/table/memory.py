@@ -6,7 +6,8 @@ marker, partition and transaction a constant, plus the characters of their names
 At the budget, live:
 
 1. The open transaction whose abort frees most is aborted (`not-allowed`, retriable, naming the setting), then the next one,
-   until `FREE_SHARE` of the budget is free. A granted transaction is never chosen.
+   until `FREE_SHARE` of the budget is free. A granted transaction is never chosen. An observed one goes on, and the agent
+   forgets it: later conflicts with it are found by the table format's own check only.
 2. Landed transactions are kept for the transactions that began before them. So the oldest transaction of a table counts with
    all landed ones of that table.
 3. If nothing can be aborted, running grants and landed transactions alone exceed the budget. The table with the largest index
@@ -69,7 +70,7 @@ def used_bytes(state: TableState) -> int:
 
 def largest_transaction(state: TableState) -> Excess | None:
     """The open transaction of a table whose abort frees most (rules 1 and 2)."""
-    computing = [each for each in state.open() if each.phase is not Phase.QUEUED]
+    computing = [each for each in state.open() if each.phase is not Phase.QUEUED and not each.observed]
     oldest = min(computing, key=lambda each: each.began, default=None)
     landed = sum(_bytes(each) for each in state.landed())
     found: Excess | None = None

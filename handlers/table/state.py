@@ -100,6 +100,8 @@ class TableState:
     """The partitions that the losing transactions of each such writer touched, the latest transaction's first."""
     unrecorded_losses: dict[str, str] = field(default_factory=dict)
     """Writers whose losses are not yet recorded in the ledger topic, each with its last losing transaction (empty: none)."""
+    instants: dict[str, str] = field(default_factory=dict)
+    """By instant, the transaction of the gate that announced it, for the last `MAX_CLOSED` instants."""
     moment: int = 0
     """Number of facts applied so far: the logical clock of `Transaction.began` and `ended`."""
     lock_place: str | None = None
@@ -122,6 +124,10 @@ class TableState:
     def open(self) -> list[Transaction]:
         """The open transactions, oldest first."""
         return [each for each in self.transactions.values() if each.phase in OPEN]
+
+    def stoppable(self) -> list[Transaction]:
+        """The open transactions whose writers can be asked to stop: not a granted one, and none that a watcher reports."""
+        return [each for each in self.open() if each.phase is not Phase.GRANTED and not each.observed]
 
     def phases(self) -> set[Phase]:
         """The phases that occur among its transactions, found in one pass."""

@@ -9,7 +9,7 @@ from lakewarden.events import AbortReason, ConflictEntry
 from lakewarden.handlers.table.facts import apply_verdict
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Transaction
-from lakewarden.handlers.table.verdicts import AbortTransaction, Cause, Effect, Verdict
+from lakewarden.handlers.table.verdicts import FORGOTTEN, AbortTransaction, Cause, Effect, Verdict
 
 
 @dataclass(slots=True)
@@ -42,7 +42,12 @@ class StepContext:
         conflicts: tuple[ConflictEntry, ...] = (),
         detail: str | None = None,
     ) -> None:
-        """Abort a transaction. After a conflict, the verdict carries how many its writer has lost in a row."""
+        """Abort a transaction. After a conflict, the verdict carries how many its writer has lost in a row.
+
+        Of an observed transaction, it is for the log only: its outcome is unknown from now on, or the agent forgets it.
+        """
+        if transaction.observed and reason != "outcome-unknown":
+            detail = FORGOTTEN + (detail or reason)
         losses = self.state.losses.get(transaction.writer, 0) + 1 if reason == "conflict" else None
         self.decide(
             AbortTransaction(

@@ -14,6 +14,12 @@
 - Two committed transactions overlapped in time exactly if `other.ended > mine.began`.
 - A *revoked* grant was withdrawn (lock lease lost, or transaction superseded), but its writer may already be publishing. The
   transaction stays granted until its writer reports the outcome or the grant lease expires.
+
+An *observed* transaction is one that a watcher reports; its writer knows nothing of lakewarden (docs/decisions/0033):
+
+    (unknown) ── commit-intent ──▶ ACTIVE ── commit-completed ──▶ COMMITTED
+                                     │ └──── silent for too long ──▶ UNKNOWN ── commit-completed ──▶ COMMITTED
+                                     └── abandoned, or the agent forgets it ──▶ ABORTED
 """
 
 from __future__ import annotations
@@ -121,6 +127,10 @@ class Transaction:
     without_index: bool = False
     """It is granted, and its footprint was dropped for want of memory (`memory.py`)."""
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
+    observed: bool = False
+    """A watcher reports it. It is never queued or granted, and wins every conflict."""
+    reported: set[str] = field(default_factory=set)
+    """Of an observed one: the other observed transactions whose conflict with it was reported."""
 
     def touch(self, operation: Operation) -> tuple[Touch]:
         """The shared touch of an operation, as the one-element tuple that the index stores."""
@@ -143,3 +153,12 @@ class Closed:
     detail: str | None = None
     granted: str | None = None
     """Id of its grant, if it had one. A late completion that names it still counts."""
+    observed: bool = False
+    """A watcher reported it. A late completion of it still counts, whatever the agent decided about it."""
+    duplicate_of: str | None = None
+    """Of an instant that a watcher reported: the transaction of the gate that has it. Nothing about the instant counts."""
+
+
+def observed_instant(transaction: str) -> str:
+    """The instant in the id of an observed transaction, `<format>:<instant>`."""
+    return transaction.partition(":")[2]

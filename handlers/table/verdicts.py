@@ -24,6 +24,9 @@ from lakewarden.events import (
     Marker,
 )
 
+FORGOTTEN = "the agent forgets this observed transaction, and nothing is stopped for it any more: "
+"""Begins the detail of an abort of an observed transaction. Its writer goes on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:

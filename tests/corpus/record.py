@@ -70,6 +70,10 @@ def _aborted_for(reason: str) -> Callable[[dict[str, Any]], bool]:
 CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "commit-intent": ("writers", lambda event: event["admission"] == "optimistic"),
     "commit-intent.queued": ("writers", lambda event: event["admission"] == "queued"),
+    "commit-intent.observed": ("writers", lambda event: event.get("observed") is True),
+    "marker-created.instant": ("writers", lambda event: event.get("instant") is not None),
+    "writer-heartbeat.instant": ("writers", lambda event: event.get("instant") is not None),
+    "commit-completed.observed": ("writers", lambda event: event.get("grant") is None),
     "commit-intent.reason": ("writers", lambda event: event.get("admission_reason") is not None),
     "marker-created": ("writers", lambda event: len(event["markers"]) > 1),
     "writer-heartbeat": ("writers", lambda event: event["seq"] > 0),
@@ -314,6 +318,23 @@ async def requests_of_an_operator(scene: Scene) -> None:
     await scene.send(corrected.event(LedgerCorrected, batch_id=6, **who))
 
 
+async def observed_by_a_watcher(scene: Scene) -> None:
+    """A watcher reports a writer of Hudi that doesn't use the gate. A writer of the gate announces its own instant."""
+    instant = "20261122135446024"
+    observed = Writer(scene, f"hudi:{instant}", transaction=f"hudi:{instant}")
+    await scene.send(observed.event(CommitIntent, observed=True, heartbeat_seconds=60))
+    found = markers("a1079540-5309-48af-8815-49d4dc51cc56-0", partition="dt=2026-11-25")
+    await scene.send(observed.event(MarkerCreated, markers=found))
+    victim = Writer(scene, "orders-ingest", batch_id=46)
+    await victim.begin()
+    own = "20261122135643314"
+    victim.seq += 1
+    await scene.send(victim.event(WriterHeartbeat, seq=victim.seq, instant=own))
+    await scene.send(victim.event(MarkerCreated, markers=found, instant=own))
+    await victim.aborted()
+    await scene.send(observed.event(CommitCompleted, version=instant, markers=found))
+
+
 async def lost_lock(scene: Scene, server: S3Server) -> None:
     """Another process overwrites the lock object, and holds it when the next transaction needs it."""
     writer = Writer(scene, "returns-ingest", RETURNS)
@@ -384,6 +405,7 @@ async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]
         await lost_writer(scene)
         await refusals(scene)
         await requests_of_an_operator(scene)
+        await observed_by_a_watcher(scene)
         await lost_lock(scene, server)
         await running_grant(scene)
         agent.stop()

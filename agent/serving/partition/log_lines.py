@@ -51,6 +51,10 @@ def _log_verdict(uri: str, verdict: verdicts.Verdict) -> None:
     match verdict:
         case verdicts.Admit(reserved=reserved):
             log.debug("transaction.admitted", **fields, reserved=len(reserved))
+        case verdicts.AbortTransaction(detail=str(detail), reason=reason) if detail.startswith(
+            verdicts.FORGOTTEN
+        ):
+            log.warning("observed.forgotten", **fields, reason=reason, detail=detail)
         case verdicts.AbortTransaction(reason=reason, retriable=retriable, detail=detail):
             log.info("transaction.aborted", **fields, reason=reason, retriable=retriable, detail=detail)
         case verdicts.GrantCommit(grant=grant, lease_seconds=lease_seconds):

@@ -39,7 +39,7 @@ NAMES: dict[type, str] = {
 STEPS: dict[str, str] = {
     "opened": (
         "where batch_id admission priority conflict_rule heartbeat_seconds lock scope scope_size alongside open_before "
-        "admission_reason"
+        "admission_reason observed"
     ),
     "waiting": "where what behind",
     "admitted": "where agent cause waited_ms freed_by reserved",
@@ -84,7 +84,14 @@ def test_every_kind_of_step_has_its_own_name() -> None:
 def test_the_values_that_classify_are_fixed() -> None:
     """They are documented in docs/explain.md, and programs compare them."""
     assert get_args(timeline.WaitReason) == ("computing", "earlier in the line", "granted", "publishing")
-    assert get_args(timeline.VictimRule) == ("landed", "granted", "protected", "priority", "sequence")
+    assert get_args(timeline.VictimRule) == (
+        "landed",
+        "observed",
+        "granted",
+        "protected",
+        "priority",
+        "sequence",
+    )
     assert get_args(timeline.Awaited) == ("admission", "grant")
 
 
