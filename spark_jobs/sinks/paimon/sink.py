@@ -18,6 +18,9 @@ Executors publish markers and stage files. The driver commits all of them in one
   other commit user.
 - *Scope.* The partitions of an upsert are its scope. If the gate asked for them, the sink doesn't list them again. Appends
   have no scope, because they never conflict.
+- *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
+  ended. It removes the files by the transaction's prefix, since the messages of cancelled tasks are lost. The Python worker
+  of a cancelled task may outlive it until it next reads or writes its socket, so the next batch looks for such files again.
 - *Exactly once.* A replayed batch finds its own snapshot by commit user (the writer's wire name) and identifier (the batch
   id). That is this sink's `committed` (`sinks/contract.py`).
 """
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
@@ -80,7 +83,8 @@ class _StagedBatch:
     """What one transaction has staged so far."""
 
     staging: Staging
-    messages: list[Any] = field(default_factory=list)
+    messages: list[Any] | None = None
+    """Of the staged files, and of those that they replace. None: the staging has not succeeded."""
     partitions: tuple[Partition, ...] = ()
     paths: tuple[str, ...] = ()
     base: Base | None = None
@@ -154,15 +158,10 @@ class PaimonSink(Sink):
             allowed_partitions=None,
         )
         work = _StagedBatch(staging)
-        try:
-            self._stage(table, batch, work, txn)
-            if work.messages:
-                self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
-                self._commit(table, work, txn)
-        except BaseException:
-            if txn.discardable:
-                self._discard(table, work, txn)
-            raise
+        self._stage(table, batch, work, txn)
+        if work.messages:
+            self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
+            self._commit(table, work, txn)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the snapshot in which `writer` committed the batch, or None."""
@@ -183,14 +182,15 @@ class PaimonSink(Sink):
         self._stage(table, batch, work, None)
         builder = table.new_batch_write_builder()
         builder.commit_user = user
+        messages = work.messages or []
         if self._mode == "upsert":
             builder = builder.overwrite()
-            work.messages = [message for message in work.messages if message.new_files]
-        if not work.messages:
+            messages = [message for message in messages if message.new_files]
+        if not messages:
             return None
         commit = builder.new_commit()
         try:
-            commit.commit(work.messages)
+            commit.commit(messages)
         finally:
             commit.close()
         return find_commit(table, user, UNNUMBERED)
@@ -200,6 +200,7 @@ class PaimonSink(Sink):
     def _stage(self, table: Any, batch: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
         rows = in_table_types(batch, table)
         if self._mode == "append":
+            self._discard_later(table, work, txn)
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
         keys = self._all_keys(table, rows)
@@ -224,6 +225,7 @@ class PaimonSink(Sink):
                 merged = merged.repartition(*table.partition_keys)
             if txn is not None:
                 txn.check()  # planning takes a while, and an abort during it finds no Spark job to cancel
+            self._discard_later(table, work, txn)
             work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
             if not known:
@@ -282,14 +284,21 @@ class PaimonSink(Sink):
 
     # removing staged files
 
+    def _discard_later(self, table: Any, work: _StagedBatch, txn: Transaction | None) -> None:
+        """Have the gate remove what is going to be staged, unless it is committed."""
+        if txn is not None:
+            txn.on_discard(lambda: self._discard(table, work, txn))
+
     def _discard(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         """Remove what was staged."""
-        remove_staged(table, [message for message in work.messages if message.new_files])
+        if work.messages is not None and not work.messages:
+            return  # every task succeeded, and had no rows
+        remove_staged(table, [message for message in work.messages or () if message.new_files])
         partitions = work.paths or tuple({marker.partition for marker in txn.footprint(FOOTPRINT_SECONDS)})
         prefix = work.staging.prefix
         if prefix is not None and partitions:
             sweep(table, partitions, prefix)
-            # Tasks that are being killed may still write. They have ended by the next batch, which sweeps again.
+            # A Python worker whose task was cancelled may still write. The next batch sweeps again.
             self._leftovers.append((partitions, prefix))
 
     def _sweep_leftovers(self, table: Any) -> None:

@@ -14,6 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import BaseChanged, CommitAborted, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon import sink as sink_module
+from lakewarden.spark_jobs.sinks.paimon.commit import sweep
+from lakewarden.spark_jobs.sinks.paimon.sink import Mode
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
@@ -143,6 +146,38 @@ def test_files_of_cancelled_tasks_are_removed(
         harness.gate().foreach_batch(sink, writer="w")(frame, 0)
 
     assert data_files_of(table) == set()
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    """A clean-up in the body would miss the files of a task that is still being cancelled. The jobs' tag shows the body."""
+
+    def refusing(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested):
+            return [aborted(event)]
+        return grant_everything(event, offset)
+
+    agent = harness.agent(refusing)
+    table = make_table()
+    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
+    frame = departures((1, 1, 1, "a"))
+    removed_under: list[set[str]] = []
+
+    def recording(*args: Any) -> int:
+        tags = frame.sparkSession.sparkContext.getJobTags()
+        removed_under.append({tag for tag in tags if tag.startswith("lakewarden-")})
+        return sweep(*args)
+
+    monkeypatch.setattr(sink_module, "sweep", recording)
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    with pytest.raises(CommitAborted):
+        write(frame, 0)
+
+    assert removed_under == [set()]
+    assert data_files_of(table) == set()
+    assert agent.types()[-1] == "commit-requested"
 
 
 def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
