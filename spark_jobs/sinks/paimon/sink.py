@@ -161,7 +161,7 @@ class PaimonSink(Sink):
         self._stage(table, batch, work, txn)
         if work.messages:
             self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
-            self._commit(table, work, txn)
+            self._commit(table, work, work.messages, txn)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the snapshot in which `writer` committed the batch, or None."""
@@ -243,7 +243,7 @@ class PaimonSink(Sink):
 
     # committing
 
-    def _commit(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
+    def _commit(self, table: Any, work: _StagedBatch, messages: list[Any], txn: Transaction) -> None:
         staging = work.staging
         with txn.commit() as grant:
 
@@ -259,7 +259,7 @@ class PaimonSink(Sink):
                 raise
             grant.version = publish(
                 table,
-                work.messages,
+                messages,
                 user=staging.user,
                 identifier=staging.identifier,
                 grant=grant,
