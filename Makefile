@@ -8,7 +8,7 @@ ARGS ?=
 SEEDS ?=
 # Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process. In the
 # order of their names, the long ones come before the short ones; by the number of their tests they would come last.
-WORKERS ?= 3
+WORKERS ?= 4
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
