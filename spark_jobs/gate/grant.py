@@ -40,11 +40,11 @@ class Grant:
         grant: str,
         token: int,
         *,
-        check: Callable[[], None],
+        check: Callable[[], float],
         completed: Callable[[Grant], None],
         failed: Callable[[Grant, Exception], bool],
     ) -> None:
-        """`completed` publishes the report. `failed` returns whether the table has the commit, or raises."""
+        """`check` returns the seconds left, or raises; `completed` reports; `failed` returns if the table has it, or raises."""
         self.grant = grant
         self.token = token
         self.version: str | None = None
@@ -57,6 +57,10 @@ class Grant:
     def check(self) -> None:
         """Raise `LeaseLost` or `CommitAborted` if you may no longer publish. Call it right before the last step."""
         self._check()
+
+    def seconds_left(self) -> float:
+        """Return how long the lease still counts, more than 0. Raise as `check` does. Renewals prolong it."""
+        return self._check()
 
     def published(self, version: str | None) -> None:
         """Report that the commit is in the table, in `version`. A second report changes nothing."""

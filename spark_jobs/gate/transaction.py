@@ -508,10 +508,14 @@ class Transaction:
             result = self._progress.begin_publish(self._clock())
         return self._lease_or_raise(result)
 
-    def _require_lease(self) -> None:
+    def _require_lease(self) -> float:
+        """Return the seconds that are left of the lease."""
         with self._changed:
-            result = self._progress.check_lease(self._clock())
-        self._lease_or_raise(result)
+            now = self._clock()
+            result = self._progress.check_lease(now)
+        lease = self._lease_or_raise(result)
+        assert lease.deadline is not None, "a lease without a deadline gives no permission"
+        return lease.deadline - now
 
     def _lease_or_raise(self, result: GrantLease | ExpiredLease | Abort) -> GrantLease:
         match result:

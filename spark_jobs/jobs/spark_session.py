@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE as HUDI_BUNDLE
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -34,9 +36,18 @@ def kafka_package(pyspark_version: str) -> str:
 
 
 def spark_session(
-    name: str, *, master: str = LOCAL_MASTER, memory: str = "512m", kafka: bool = False, **settings: str
+    name: str,
+    *,
+    master: str = LOCAL_MASTER,
+    memory: str = "512m",
+    kafka: bool = False,
+    hudi: bool = False,
+    **settings: str,
 ) -> SparkSession:
-    """Return a small local session: no UI, few shuffle partitions, log level ERROR. `kafka` adds Spark's Kafka source."""
+    """Return a small local session: no UI, few shuffle partitions, log level ERROR.
+
+    `kafka` adds Spark's Kafka source, `hudi` adds Hudi, which needs PySpark 3.5.
+    """
     import pyspark
     from pyspark.sql import SparkSession
 
@@ -54,8 +65,12 @@ def spark_session(
         # The Python worker of a cancelled task is killed after this time: the retry needs its core.
         "spark.python.task.killTimeout": "300ms",
     }
-    if kafka:
-        defaults["spark.jars.packages"] = kafka_package(pyspark.__version__)
+    packages = [kafka_package(pyspark.__version__)] if kafka else []
+    if hudi:
+        packages.append(HUDI_BUNDLE)
+        defaults["spark.serializer"] = "org.apache.spark.serializer.KryoSerializer"
+    if packages:
+        defaults["spark.jars.packages"] = ",".join(packages)
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in (defaults | settings).items():
         builder = builder.config(key, value)

@@ -56,10 +56,7 @@ def hudi_class_path() -> str:
     """The class path for a JVM of Hudi writers. Downloads and compiles first if necessary."""
     import pyspark
 
-    jars = cache() / f"hudi-{HUDI_VERSION}" / "jars"
-    with one_at_a_time(jars):
-        if not jars.is_dir():
-            _fetch(jars)
+    jars = hudi_jars()
     libraries = (jars, Path(pyspark.__file__).parent / "jars")
     sources = hashlib.sha256(b"".join(each.read_bytes() for each in _SOURCES)).hexdigest()
     classes = jars.with_name(f"classes-{sources[:12]}")
@@ -67,6 +64,15 @@ def hudi_class_path() -> str:
         if not classes.is_dir():
             _compile(classes, libraries)
     return ":".join((str(classes), *(f"{folder}/*" for folder in libraries)))
+
+
+def hudi_jars() -> Path:
+    """The folder with Hudi's jars, of the modules that its locks need. Downloads them first if necessary."""
+    jars = cache() / f"hudi-{HUDI_VERSION}" / "jars"
+    with one_at_a_time(jars):
+        if not jars.is_dir():
+            _fetch(jars)
+    return jars
 
 
 def _fetch(jars: Path) -> None:

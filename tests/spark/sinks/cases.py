@@ -10,14 +10,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import PaimonSink, Sink
+from lakewarden.spark_jobs import Grant, HudiSink, PaimonSink, Sink
+from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema, read_base
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.conftest import HAS_HUDI, MakeTable, data_files_of, rows_of, snapshots_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
@@ -41,8 +43,19 @@ def batch_of(spark: SparkSession, *flights: int) -> DataFrame:
     return spark.createDataFrame([(1, 1, flight) for flight in flights], COLUMNS)
 
 
+HUDI_OPTIONS = {
+    "hoodie.metadata.enable": "false",  # it doubles the time of a write
+    "hoodie.upsert.shuffle.parallelism": "2",
+    "hoodie.insert.shuffle.parallelism": "2",
+    "hoodie.write.lock.wait_time_ms_between_retry": "200",
+    "hoodie.write.lock.filesystem.expire": "1",  # of a driver that was killed
+}
+
+
 def make_sink(name: str, table: str) -> Sink:
     """Return the sink of this name for a table that exists, or for a folder."""
+    if name == "hudi":
+        return HudiSink(table, keys=["flight"], partition_by=["month", "day"], options=HUDI_OPTIONS)
     if name == "parquet":
         sink: Sink = example("parquet_sink").ParquetSink(table)
         return sink
@@ -192,17 +205,107 @@ class ParquetCase:
         monkeypatch.setattr(self.sink, "_publish", failing)
 
 
+class HudiCase:
+    def __init__(self, folder: Path, spark: SparkSession | None) -> None:
+        self._folder = folder
+        self._spark = spark
+        self._files = HudiFiles(f"file://{folder}")
+        self.sink: Any = make_sink("hudi", str(folder))
+
+    def flights(self) -> list[int]:
+        slices: dict[str, tuple[str, str]] = {}
+        for completion, metadata in self._completed():
+            for stats in metadata["partitionToWriteStats"].values():
+                slices.update({stat["fileId"]: (completion, stat["path"]) for stat in stats})
+        files = [self._folder / path for _, path in slices.values() if path]
+        return sorted(
+            row
+            for file in files
+            for row in pq.ParquetFile(file).read(columns=["flight"])["flight"].to_pylist()
+        )
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        entries = [metadata["extraMetadata"].get("_lakewarden") for _, metadata in self._completed()]
+        fields = [json.loads(entry) for entry in entries if entry is not None]
+        return [(each["writer"], each["batch"], each["transaction"]) for each in fields]
+
+    def orphans(self) -> set[str]:
+        committed = {
+            Path(stat["path"]).name
+            for _, metadata in self._completed()
+            for stats in metadata["partitionToWriteStats"].values()
+            for stat in stats
+            if stat["path"]
+        }
+        return {path.name for path in self._folder.rglob("*.parquet")} - committed
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        assert self._spark is not None, "only tests with a session write past the gate"
+        options = dict(self.sink._options)
+        if writer is not None:
+            entry = {"writer": writer, "batch": batch_id, "transaction": "earlier"}
+            options["_lakewarden"] = json.dumps(entry)
+        batch = batch_of(self._spark, flight)
+        batch.write.format("hudi").options(**options).mode("append").save(str(self._folder))
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        check = Grant.seconds_left
+
+        def acting(grant: Grant) -> float:
+            monkeypatch.setattr(Grant, "seconds_left", check)
+            action()
+            return check(grant)
+
+        monkeypatch.setattr(Grant, "seconds_left", acting)
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
+
+        answer = HudiWrite.answer
+
+        def failing(write: HudiWrite, event: str, section: str) -> str:
+            if event == ("committed" if durable else "locked"):
+                monkeypatch.setattr(HudiWrite, "answer", answer)
+                if not durable:
+                    # The JVM interrupts its commit, as for a lease that has ended.
+                    said = answer(write, event, section)
+                    write._lease.stop()
+                    write._provider.allow(write._txn.id, 0.0)
+                    return said
+                raise OSError("connection reset")
+            return answer(write, event, section)
+
+        monkeypatch.setattr(HudiWrite, "answer", failing)
+
+    def _completed(self) -> list[tuple[str, dict[str, Any]]]:
+        """Completion time and metadata of every commit, the oldest first."""
+        found: list[tuple[str, Any]] = []
+        for instant in self._files.instants():
+            file = instant.file("completed")
+            if file is not None and instant.writes:
+                with (self._folder / ".hoodie" / "timeline" / file.name).open("rb") as stream:
+                    found.append((instant.completion or "", next(iter(fastavro.reader(stream)))))
+        return sorted(found, key=lambda pair: pair[0])
+
+
 SINKS = ["paimon-append", "paimon-upsert", "parquet"]
+
+if HAS_HUDI:
+    SINKS.append("hudi")
 
 
 @pytest.fixture(params=SINKS)
-def case(request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path) -> SinkCase:
+def case(
+    request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path, spark: SparkSession
+) -> SinkCase:
     """Each sink in turn. A sink for another format joins here, in `make_sink`, and in `mortal_driver.py`."""
-    return make_case(request.param, make_table, tmp_path)
+    return make_case(request.param, make_table, tmp_path, spark)
 
 
-def make_case(name: str, make_table: MakeTable, folder: Path) -> SinkCase:
+def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSession | None = None) -> SinkCase:
     """Return the sink of this name with an empty table."""
+    if name == "hudi":
+        return HudiCase(folder / "hudi", spark)
     if name == "parquet":
         return ParquetCase(folder / "parquet")
     return PaimonCase(name, make_table(schema=SCHEMA))

@@ -21,7 +21,7 @@ class Reports:
         self.grant = Grant(
             "g",
             1,
-            check=lambda: None,
+            check=lambda: 1.0,
             completed=lambda grant: self.versions.append(grant.version),
             failed=lambda _grant, _error: self.in_table,
         )

@@ -1,0 +1,1 @@
+"""The sink for Hudi tables."""

@@ -1,0 +1,227 @@
+"""The files of a Hudi table, read without Spark: which batches are committed, and what a pending instant touches.
+
+`handlers/hudi` says what the files mean. This module reads them through a file system of pyarrow, past any cache of Spark or of
+Hudi's timeline server. Files of completed instants and of the archive never change, so what was found in them is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lakewarden.events import Marker, canonical_table
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.markers import (
+    is_direct_marker,
+    is_markers_file,
+    parse_marker,
+    read_markers_file,
+)
+from lakewarden.handlers.hudi.metadata import read_metadata
+from lakewarden.handlers.hudi.properties import parse_properties, read_properties
+from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES, Instant, instants
+from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A completed instant that a sink wrote."""
+
+    instant: str
+    writer: str
+    batch: int | None
+    transaction: str
+
+
+class HudiFiles:
+    """Reads one table. The methods raise what the store raises, and `UnreadableHudi`."""
+
+    def __init__(self, uri: str, filesystem: Any = None) -> None:
+        """`filesystem`: a `pyarrow.fs.FileSystem`; None: the one that pyarrow has for the URI."""
+        from pyarrow import fs
+
+        found, path = (
+            fs.FileSystem.from_uri(uri) if filesystem is None else (filesystem, uri.partition("://")[2])
+        )
+        self.uri = canonical_table(uri)
+        self._fs: Any = found
+        self._root = str(path).rstrip("/")
+        self._commits: dict[str, Commit | None] = {}
+        self._archived: dict[str, list[Commit]] = {}
+
+    def properties(self) -> dict[str, str]:
+        """Return what `hoodie.properties` says; nothing, if there is no table yet."""
+        body = self._read(PROPERTIES)
+        return {} if body is None else parse_properties(body)
+
+    def instants(self) -> list[Instant]:
+        """Return the instants of the active timeline, the oldest first."""
+        table = self._table()
+        return [] if table is None else instants(self._names(table), 2)
+
+    def instant(self, time: str) -> Instant | None:
+        """Return one instant."""
+        return next((each for each in self.instants() if each.time == time and each.writes), None)
+
+    def committed(self, writer: str, batch_id: int) -> str | None:
+        """Return the instant in which `writer` committed the batch, or None.
+
+        A writer's batch ids rise, so the search stops at its newest commit with a smaller one. Only for a writer without such
+        a commit in the active timeline, the archive is read.
+        """
+        table = self._table()
+        if table is None:
+            return None
+        for commit in self._newest_first(table):
+            if commit.writer != writer or commit.batch is None or commit.batch > batch_id:
+                continue
+            return commit.instant if commit.batch == batch_id else None
+        return None
+
+    def markers(self, instant: str, known_files: dict[str, int]) -> list[Marker]:
+        """Return what the pending instant is known to touch.
+
+        `known_files` has the sizes under which marker files were listed before. Only those that have grown since are read, and it
+        is updated: a file that grows between the listing and the reading is read once more.
+        """
+        folder = f"{MARKER_FOLDER}{instant}/"
+        found: list[Marker] = []
+        for path, size in self._list(folder, recursive=True):
+            if known_files.get(path) == size:
+                continue
+            if is_direct_marker(path):
+                found.append(parse_marker(path))
+            elif is_markers_file(path):
+                body = self._read(folder + path)
+                lines = read_markers_file(body or b"")
+                if lines.unreadable:
+                    raise UnreadableHudi(f"lines of {path} are no markers: {lines.unreadable[0][:200]!r}")
+                found += lines.markers
+            known_files[path] = size
+        return found
+
+    def planned(self, instant: str) -> list[Marker] | None:
+        """Return what the inflight file of the instant says that it is going to touch; None before it exists."""
+        table, pending = self._table(), self.instant(instant)
+        inflight = pending.file("inflight") if pending is not None else None
+        if table is None or inflight is None:
+            return None
+        body = self._read(table + inflight.name)
+        return list(read_metadata(body).touched) if body else None
+
+    def remove_heartbeat(self, instant: str) -> None:
+        """Remove the heartbeat of an instant that was rolled back. Until it is old, others take it for alive."""
+        path = f"{self._root}/{HEARTBEAT_FOLDER}{instant}"
+        if self._fs.get_file_info(path).is_file:
+            self._fs.delete_file(path)
+
+    # the table
+
+    def _table(self) -> str | None:
+        """Return the folder of the timeline; None if there is no table."""
+        body = self._read(PROPERTIES)
+        if body is None:
+            return None
+        table = read_properties(body)
+        if table.layout != 2:
+            raise UnreadableHudi(
+                f"table version {table.version} is not supported: HudiSink writes tables of version 8 and newer; upgrade it "
+                f"with Hudi's upgrade procedure; table={self.uri}"
+            )
+        return table.timeline
+
+    def _names(self, timeline: str) -> list[str]:
+        return [path for path, _ in self._list(timeline)]
+
+    def _newest_first(self, timeline: str) -> Iterator[Commit]:
+        completed = [
+            each for each in instants(self._names(timeline), 2) if each.state == "completed" and each.writes
+        ]
+        for each in sorted(completed, key=_completion, reverse=True):
+            file = each.file("completed")
+            assert file is not None, "a completed instant has a completed file"
+            if file.name not in self._commits:
+                body = self._read(timeline + file.name)
+                if body is None:
+                    continue  # archived meanwhile: it is found there
+                self._commits[file.name] = _commit(each.time, read_metadata(body).extra)
+            commit = self._commits[file.name]
+            if commit is not None:
+                yield commit
+        yield from self._archive(
+            f"{timeline}{self.properties().get('hoodie.timeline.history.path', 'history')}/"
+        )
+
+    def _archive(self, folder: str) -> Iterator[Commit]:
+        """Yield the commits of the archive, the newest first."""
+        version = self._read(f"{folder}_version_")
+        if version is None:
+            return
+        manifest = self._read(f"{folder}manifest_{int(version)}")
+        if manifest is None:
+            raise UnreadableHudi(f"the archive's manifest_{int(version)} is missing; table={self.uri}")
+        names = [str(each["fileName"]) for each in json.loads(manifest)["files"]]
+        self._archived = {name: commits for name, commits in self._archived.items() if name in names}
+        for name in sorted(names, key=_newest_of_file, reverse=True):
+            if name not in self._archived:
+                self._archived[name] = self._archived_in(folder + name)
+            yield from self._archived[name]
+
+    def _archived_in(self, path: str) -> list[Commit]:
+        import pyarrow.parquet as pq
+
+        columns = ["instantTime", "completionTime", "metadata"]
+        with self._fs.open_input_file(f"{self._root}/{path}") as file:
+            rows = pq.read_table(file, columns=columns).to_pylist()
+        rows.sort(key=lambda row: row["completionTime"] or row["instantTime"], reverse=True)
+        found = (_archived_commit(str(row["instantTime"]), row["metadata"]) for row in rows)
+        return [commit for commit in found if commit is not None]
+
+    # the store
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            with self._fs.open_input_stream(f"{self._root}/{path}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def _list(self, folder: str, *, recursive: bool = False) -> list[tuple[str, int]]:
+        """Return the paths of the files below a folder, relative to it, with their sizes."""
+        from pyarrow import fs
+
+        base = f"{self._root}/{folder}"
+        found = self._fs.get_file_info(
+            fs.FileSelector(base.rstrip("/"), allow_not_found=True, recursive=recursive)
+        )
+        return [
+            (str(info.path).removeprefix(base), int(info.size))
+            for info in found
+            if info.is_file and not info.base_name.endswith(".crc")
+        ]
+
+
+def _completion(instant: Instant) -> str:
+    return instant.completion or instant.time
+
+
+def _newest_of_file(name: str) -> str:
+    """The newest instant in a file of the archive: `<oldest>_<newest>_<level>.parquet`."""
+    return name.split("_")[1]
+
+
+def _archived_commit(instant: str, metadata: bytes | None) -> Commit | None:
+    """Return the commit in a row of the archive. Rows of cleans and rollbacks have metadata of another kind."""
+    if not metadata or EXTRA_METADATA.encode() not in metadata:
+        return None
+    return _commit(instant, read_metadata(metadata).extra)
+
+
+def _commit(instant: str, extra: Any) -> Commit | None:
+    entry = extra.get(EXTRA_METADATA)
+    if entry is None:
+        return None
+    fields = json.loads(entry)
+    return Commit(instant, fields["writer"], fields["batch"], fields["transaction"])

@@ -1,0 +1,128 @@
+"""The options of a Hudi write: what the sink adds, and what it refuses.
+
+| refused | because |
+| --- | --- |
+| operations other than upsert, insert, delete, insert_overwrite | `bulk_insert` and others were not tried with the gate |
+| another concurrency mode than optimistic | Hudi would not check for conflicts with writers that bypass the gate |
+| failed writes cleaned by another policy than LAZY | EAGER rolls back the running writes of other writers |
+| Hudi's own early conflict detection | for two minutes, it aborts writers for the files of an aborted one |
+| Hudi's own retries of a write that met a conflict | a transaction has one commit; the gate retries |
+| compaction and clustering in the writer | their commits have no transaction; run them on their own |
+| another prefix for the extra metadata | the sink's own entry, by which a batch is found again, would not be written |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from lakewarden.spark_jobs.sinks.hudi.provider import CLIENTS, LOCK_PROVIDER
+
+HudiOperation: TypeAlias = Literal["upsert", "insert", "delete", "insert_overwrite"]
+
+EXTRA_METADATA = "_lakewarden"
+"""Key of the sink's entry in the metadata of a commit: JSON with `writer`, `batch` and `transaction`."""
+
+STORAGE_LOCK = "org.apache.hudi.client.transaction.lock.StorageBasedLockProvider"
+"""Hudi's provider that keeps the lock in the table's storage, in the object that the agent uses too."""
+FILE_LOCK = "org.apache.hudi.client.transaction.lock.FileSystemBasedLockProvider"
+_ONE_PROCESS = "org.apache.hudi.client.transaction.lock.InProcessLockProvider"
+
+FILE_LOCK_MINUTES = "5"
+"""After this time another writer takes over the lock file of a driver that was killed. Hudi's default is never."""
+
+_PROVIDER = "hoodie.write.lock.provider"
+_CALLBACKS = "hoodie.client.init.callback.classes"
+_OPERATION = "hoodie.datasource.write.operation"
+
+_FIXED: Mapping[str, tuple[str, str]] = {
+    "hoodie.write.concurrency.mode": (
+        "optimistic_concurrency_control",
+        "Hudi would not check for conflicts with writers that bypass the gate",
+    ),
+    "hoodie.clean.failed.writes.policy": (
+        "LAZY",
+        "another policy rolls back the running writes of other writers",
+    ),
+    "hoodie.write.concurrency.early.conflict.detection.enable": (
+        "false",
+        "the gate detects conflicts earlier, and Hudi's detection aborts writers for the files of one that was aborted",
+    ),
+    "hoodie.write.num.retries.on.conflict.failures": ("0", "the gate retries, in a new transaction"),
+    "hoodie.compact.inline": ("false", "run compaction in a job of its own"),
+    "hoodie.compact.schedule.inline": ("false", "schedule compaction in a job of its own"),
+    "hoodie.log.compaction.inline": ("false", "run log compaction in a job of its own"),
+    "hoodie.clustering.inline": ("false", "run clustering in a job of its own"),
+    "hoodie.clustering.schedule.inline": ("false", "schedule clustering in a job of its own"),
+    # Off, Hudi's data source would compact merge-on-read tables inline. On, only its streaming sink does anything.
+    "hoodie.datasource.compaction.async.enable": ("true", "with false, Hudi compacts in the writer"),
+    "hoodie.datasource.write.commitmeta.key.prefix": (
+        "_",
+        "the sink's own entry in the commit's metadata would not be written",
+    ),
+}
+_OLD_NAMES = {"hoodie.cleaner.policy.failed.writes": "hoodie.clean.failed.writes.policy"}
+
+
+def table_options(
+    *,
+    name: str,
+    keys: Sequence[str],
+    partition_by: Sequence[str],
+    order_by: str | None,
+    operation: HudiOperation,
+    options: Mapping[str, str],
+    local: bool,
+) -> dict[str, str]:
+    """Return the options of every write of a sink, with the user's own. Raise `ValueError` for those that it refuses."""
+    given = {_OLD_NAMES.get(key, key): str(value) for key, value in options.items()}
+    if operation not in get_args(HudiOperation):
+        raise ValueError(
+            f"operation {operation!r} is not supported: use one of {', '.join(get_args(HudiOperation))}; table={name}"
+        )
+    if given.get(_OPERATION, operation) != operation:
+        raise ValueError(
+            f"{_OPERATION}={given[_OPERATION]} and operation={operation!r}: give `operation` only; table={name}"
+        )
+    for key, (value, why) in _FIXED.items():
+        if given.get(key, value).lower() != value.lower():
+            raise ValueError(
+                f"{key}={given[key]} is not supported: {why}; leave it out, or set {value}; table={name}"
+            )
+    if given.get(_PROVIDER) == _ONE_PROCESS:
+        raise ValueError(
+            f"{_PROVIDER}={_ONE_PROCESS} excludes only the writers of one process; leave it out, or set the provider that "
+            f"the table's other writers use; table={name}"
+        )
+    own = {
+        "hoodie.table.name": name,
+        _OPERATION: operation,
+        _PROVIDER: FILE_LOCK if local else STORAGE_LOCK,
+        "hoodie.write.lock.filesystem.expire": FILE_LOCK_MINUTES,
+    }
+    if keys:
+        own["hoodie.datasource.write.recordkey.field"] = ",".join(keys)
+    if partition_by:
+        own["hoodie.datasource.write.partitionpath.field"] = ",".join(partition_by)
+        own["hoodie.datasource.write.hive_style_partitioning"] = "true"
+    if order_by is not None:
+        own["hoodie.datasource.write.precombine.field"] = order_by
+    return own | given | {key: value for key, (value, _) in _FIXED.items()}
+
+
+def transaction_options(options: Mapping[str, str], transaction: str, entry: str) -> dict[str, str]:
+    """Return the options of one write: its sections ask the gate, and its commit contains `entry`."""
+    callbacks = [each for each in (options.get(_CALLBACKS, ""), CLIENTS) if each]
+    return {
+        **options,
+        _PROVIDER: LOCK_PROVIDER,
+        _CALLBACKS: ",".join(callbacks),
+        "hoodie.lakewarden.lock.provider": options[_PROVIDER],
+        "hoodie.lakewarden.transaction": transaction,
+        EXTRA_METADATA: entry,
+    }
+
+
+def provider_of(options: Mapping[str, str]) -> str:
+    """Return the user's own lock provider."""
+    return options[_PROVIDER]

@@ -1,0 +1,111 @@
+"""The two Java classes that Hudi calls, and how they come into the driver's JVM.
+
+| class | Hudi's interface | what it does |
+| --- | --- | --- |
+| `LakewardenLockProvider` | `LockProvider` | lets the commit section of a write wait for the grant |
+| `LakewardenClients` | `HoodieClientInitCallback` | knows which pending instant is this transaction's own |
+
+Their sources are in `java/`, and the compiled classes (Java 8 byte code) are part of the package. They are defined at run time in
+Hudi's own class loader, by `MethodHandles.Lookup.defineClass`, so a job needs no jar of lakewarden. That needs Java 9. Where Hudi
+finds the classes on its class path, those are used.
+
+`python -m tests.servers.hudi.provider_classes` compiles them; a test compares what is committed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGE = "org.apache.hudi.client.transaction.lock"
+LOCK_PROVIDER = f"{PACKAGE}.LakewardenLockProvider"
+CLIENTS = f"{PACKAGE}.LakewardenClients"
+NEIGHBOUR = f"{PACKAGE}.LockManager"
+"""Hudi's class of the same package. The classes are defined in its loader."""
+
+SOURCES = Path(__file__).parent / "java"
+CLASSES = Path(__file__).parent / "classes"
+
+VERSION = 1
+"""Of the calls between Python and the classes."""
+
+RELEASES = ("1.2",)
+"""Releases of Hudi whose sections the lock provider knows."""
+
+_INITIALIZE = True
+
+BUNDLE = "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"
+
+
+class Provider:
+    """The classes in the JVM of one driver."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        """Raise `UnsupportedSpark` if Hudi is missing, is a release that isn't known, or brings other classes."""
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        context = spark.sparkContext
+        self._jvm: Any = context._jvm  # noqa: SLF001
+        release = self._release()
+        if release.rpartition(".")[0] not in RELEASES:
+            raise UnsupportedSpark(
+                f"Hudi {release} is not supported: HudiSink knows the commits of {', '.join(f'{each}.x' for each in RELEASES)} "
+                f"and can't hold back those of another release; start Spark with spark.jars.packages={BUNDLE}"
+            )
+        locks, clients = self._defined(LOCK_PROVIDER), self._defined(CLIENTS)
+        ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001
+        self._locks: Any = locks
+        self._clients: Any = clients
+        if locks.VERSION != VERSION:
+            raise UnsupportedSpark(
+                f"the class path has another {LOCK_PROVIDER}, of version {locks.VERSION}; this lakewarden needs version "
+                f"{VERSION}: remove that jar, the class comes with the Python package"
+            )
+
+    def register(self, transaction: str, answer: Any) -> None:
+        """Let `answer`, a `java.util.function.BiFunction`, decide about the sections of this transaction."""
+        self._clients.register(transaction)
+        self._locks.register(transaction, answer)
+
+    def unregister(self, transaction: str) -> None:
+        """Refuse every further section of this transaction."""
+        self._locks.unregister(transaction)
+        self._clients.unregister(transaction)
+
+    def allow(self, transaction: str, seconds: float) -> None:
+        """Let the transaction's commit go on for so long from now. The thread that commits is interrupted after that."""
+        self._locks.allow(transaction, int(seconds * 1000))
+
+    def owns(self, transaction: str, instant: str) -> bool:
+        """Whether a client of this transaction has requested the instant."""
+        return bool(self._clients.owns(transaction, instant))
+
+    def _release(self) -> str:
+        try:
+            return str(self._jvm.org.apache.hudi.HoodieVersion.get())
+        except TypeError as missing:  # py4j takes a class that isn't there for a package
+            raise UnsupportedSpark(
+                f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
+            ) from missing
+
+    def _defined(self, name: str) -> Any:
+        lang = self._jvm.java.lang
+        loader = lang.Thread.currentThread().getContextClassLoader()
+        try:
+            lang.Class.forName(name, _INITIALIZE, loader)
+        except Exception as error:
+            if "ClassNotFoundException" not in str(error):
+                raise
+            neighbour = lang.Class.forName(NEIGHBOUR, _INITIALIZE, loader)
+            handles = lang.invoke.MethodHandles
+            content = (CLASSES / f"{name.rpartition('.')[2]}.class").read_bytes()
+            handles.privateLookupIn(neighbour, handles.lookup()).defineClass(bytearray(content))
+        found: Any = self._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found

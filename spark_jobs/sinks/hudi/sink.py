@@ -1,0 +1,186 @@
+"""`HudiSink` writes micro-batches to one Hudi table, together with other writers, by Hudi's own Spark writer.
+
+    sink = HudiSink("s3://lake/trips", keys=["trip"], partition_by=["day"], order_by="updated_at")
+    stream.writeStream.foreachBatch(gate.foreach_batch(sink, writer="ingest")).start()
+
+| operation | what it does | what it touches |
+| --- | --- | --- |
+| `upsert` | updates rows by their keys, inserts the others | the file groups that Hudi chooses |
+| `insert` | adds rows, also into small existing file groups | the same |
+| `delete` | removes the rows with the batch's keys | the same |
+| `insert_overwrite` | replaces the partitions of the batch | each of them as a whole |
+
+- *Scope.* The batch's partitions, each as a whole. The file groups are known later: from Hudi's inflight file, then from its
+  markers (`write.py`).
+- *The commit waits for the grant*, inside Hudi: only the section that checks for conflicts and publishes is under it. Hudi's own
+  check stays.
+- *Exactly once.* Writer, batch and transaction are in the commit's extra metadata, and `committed` finds them there.
+- *The lock.* `options["hoodie.write.lock.provider"]` is the provider that the table's other writers use. With Hudi's
+  storage-based provider, the default on object stores, the agent holds the same lock object. Such a table must exist before
+  its first batch, because the agent recognises it by its `hoodie.properties`.
+- *Own writes.* `hudi_options` has the options for a `df.write` of one's own:
+
+      def write(batch, txn):
+          with sink.hudi_options(txn, batch.sparkSession) as options:
+              batch.write.format("hudi").options(**options).mode("append").save(path)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.events import canonical_table
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from lakewarden.spark_jobs.sinks.hudi.options import (
+    STORAGE_LOCK,
+    HudiOperation,
+    provider_of,
+    table_options,
+)
+from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
+from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lakewarden.spark_jobs.gate.transaction import Transaction
+
+HUDI_LOCK = "/.hoodie/.locks/table_lock.json"
+"""Hudi's lock object, below the table."""
+
+_PLAIN_KEYS = frozenset(
+    {"SIMPLE", "SIMPLE_AVRO", "COMPLEX", "COMPLEX_AVRO", "NON_PARTITION", "NON_PARTITION_AVRO"}
+)
+"""Key generators whose partitions are the values of columns."""
+
+
+class HudiSink(Sink):
+    """Call it as `sink(batch_df, txn)`. Create one for each table and operation."""
+
+    def __init__(
+        self,
+        table: str,
+        *,
+        keys: Sequence[str] = (),
+        partition_by: Sequence[str] = (),
+        order_by: str | None = None,
+        operation: HudiOperation = "upsert",
+        options: Mapping[str, str] | None = None,
+        filesystem: Any = None,
+    ) -> None:
+        """`keys`, `partition_by` and `order_by` may be left out for a table that exists.
+
+        `options` are Hudi's own. `filesystem` is the `pyarrow.fs.FileSystem` that reads the table's metadata, by default the one
+        that pyarrow has for the URI, with the credentials of the environment.
+        """
+        self._table = canonical_table(table)
+        local = self._table.startswith("file://")
+        self._path = self._table if local else table
+        self._operation: HudiOperation = operation
+        self._partition_by = tuple(partition_by)
+        name = self._table.rpartition("/")[2]
+        self._files = HudiFiles(self._table, filesystem)
+        self._options = table_options(
+            name=self._files.properties().get("hoodie.table.name", name),
+            keys=keys,
+            partition_by=partition_by,
+            order_by=order_by,
+            operation=operation,
+            options=options or {},
+            local=local,
+        )
+        if self._shares_the_lock and local:
+            raise ValueError(
+                f"{STORAGE_LOCK} has no lock on a local disk: leave hoodie.write.lock.provider out; table={self._table}"
+            )
+        if self._shares_the_lock and not self._files.properties():
+            raise ValueError(
+                "the table doesn't exist yet, so the agent doesn't know that it is a Hudi table with Hudi's lock: create it "
+                f"first (CREATE TABLE … USING hudi), and start the job then; table={self._table}"
+            )
+
+    @property
+    def table(self) -> str:
+        """Canonical URI of the table."""
+        return self._table
+
+    @property
+    def lock(self) -> str | None:
+        """Hudi's lock object, if the table's other writers use it too."""
+        return self._table + HUDI_LOCK if self._shares_the_lock else None
+
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
+        """Return the batch's partitions, by one Spark job. None if a key generator computes them."""
+        paths = self._partition_paths(batch)
+        return None if paths is None else paths.scope(batch)
+
+    def __call__(self, batch: DataFrame, txn: Transaction) -> None:
+        """Write one batch in a transaction of the gate."""
+        txn.recognise(self.committed)
+        if self._operation == "insert_overwrite":
+            scope = txn.batch_scope or self.scope(batch)
+            txn.touch_all(scope.markers if scope is not None else ())
+        with self.hudi_options(txn, batch.sparkSession) as options:
+            batch.write.format("hudi").options(**options).mode("append").save(self._path)
+
+    @contextmanager
+    def hudi_options(self, txn: Transaction, spark: SparkSession) -> Iterator[dict[str, str]]:
+        """Return the options for one write of one's own, by Spark's writer or by SQL. The block contains the write."""
+        write = HudiWrite(
+            spark,
+            self._files,
+            txn,
+            self._options,
+            path=self._path,
+            lock_is_the_agents=self._shares_the_lock,
+        )
+        txn.on_discard(write.roll_back)
+        with CallbackErrors() as errors:
+            write.begin(errors.keep(write.answer))
+            try:
+                yield write.options()
+                write.require_grant()
+            except BaseException as error:
+                write.settle(error)
+                raise
+            finally:
+                write.end()
+
+    def committed(self, writer: str, batch_id: int, /) -> str | None:
+        """Return the instant in which `writer` committed the batch, or None."""
+        return self._files.committed(writer, batch_id)
+
+    @property
+    def _shares_the_lock(self) -> bool:
+        return provider_of(self._options) == STORAGE_LOCK
+
+    def _partition_paths(self, batch: DataFrame) -> PartitionPaths | None:
+        properties = self._files.properties() or self._options
+        if properties.get("hoodie.table.keygenerator.type", "SIMPLE") not in _PLAIN_KEYS:
+            return None
+        if (
+            "hoodie.datasource.write.keygenerator.class" in properties
+            or "hoodie.table.keygenerator.class" in properties
+        ):
+            return None
+        fields = properties.get("hoodie.table.partition.fields", ",".join(self._partition_by))
+        columns = [field.strip() for field in fields.split(",") if field.strip()]
+        types = dict(batch.dtypes)
+        try:
+            return PartitionPaths(
+                "hudi",
+                {column: types[column] for column in columns},
+                hive_style=_is_true(properties, "hoodie.datasource.write.hive_style_partitioning"),
+                url_encode=_is_true(properties, "hoodie.datasource.write.partitionpath.urlencode"),
+            )
+        except (KeyError, ValueError):  # a column that the batch lacks, or a type without a single spelling
+            return None
+
+
+def _is_true(properties: Mapping[str, str], key: str) -> bool:
+    return properties.get(key, "false").lower() == "true"

@@ -1,0 +1,318 @@
+"""One write of Hudi in one transaction of the gate: its sections, its markers, its outcome, its rollback.
+
+Hudi takes its table lock several times in a write, and calls `LakewardenLockProvider` (`java/`) before and after each section.
+That calls `answer` here, in the thread that writes:
+
+| event | what happens here |
+| --- | --- |
+| `enter` | if an abort has arrived, the section is refused: Hudi's waits start no Spark job that could be cancelled |
+| `leave` of `startCommit` | the instant is on the timeline, requested under the lock; a thread begins to read its markers |
+| `commit` | the markers are read a last time and published; the transaction waits for its grant |
+| `locked` | the user's own lock is acquired too, under the grant |
+| `committed` | the lock is released; if the instant is completed on the timeline, the commit is reported at once |
+
+Rules:
+
+1. *Own instant.* Files of the timeline name no writer. The instant is the one for which a client of this transaction has a
+   heartbeat (`LakewardenClients`). If there is none, the write is refused.
+2. *Markers* come from the inflight file, which names file groups that get updates, and from the marker files, which name all
+   (`handlers/hudi`). All of them are published before the grant is requested.
+3. *Two locks.* If the table's other writers use Hudi's storage-based lock, its object is the agent's lock, and the grant is that
+   lock. With any other provider, the user's lock is acquired after the grant, never before it.
+4. *The lease bounds the commit.* While Hudi commits, a thread passes on the seconds that are left of the lease. When they have
+   passed, the class in the JVM interrupts the commit, also if Python stands still. What Hudi had done by then is looked up.
+5. *Outcome.* Not published: the commit section never began, or Hudi found a conflict, which it does before it publishes.
+   Published: the completed instant is on the timeline. Anything else is unknown, and the gate looks the batch up.
+6. *Rollback.* A transaction that ended without a commit rolls its instant back by Hudi's own client, outside of the batch's job
+   tag, in `ROLLBACK_SECONDS`. Otherwise its heartbeat would count as alive for two minutes. If the rollback doesn't end in
+   time, it goes on in the background, and Hudi's cleaning of failed writes does what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.events import Marker
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted
+from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from lakewarden.spark_jobs.sinks.hudi.options import transaction_options
+from lakewarden.spark_jobs.sinks.hudi.provider import Provider
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakewarden.spark_jobs.gate.transaction import Transaction
+
+MARKER_SECONDS = 0.2
+"""Between two looks at the inflight file and the marker files."""
+
+LEASE_SECONDS = 0.2
+"""Between two reports of the lease to the JVM."""
+
+ROLLBACK_SECONDS = 60.0
+"""A rollback needs seconds, and Hudi's table lock."""
+
+CONFLICT = "HoodieWriteConflictException"
+"""Hudi's class for a commit that overlaps another one. It is raised before anything is published."""
+
+log = EventLogger("lakewarden.hudi")
+
+
+class HudiWrite:
+    """The state of one write. Hudi calls it in the thread of `save()`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        files: HudiFiles,
+        txn: Transaction,
+        options: Mapping[str, str],
+        *,
+        path: str,
+        lock_is_the_agents: bool,
+    ) -> None:
+        """`options`: of the sink. `path`: of the table, as Spark has it."""
+        self._spark = spark
+        self._files = files
+        self._txn = txn
+        self._user_options = dict(options)
+        self._path = path
+        self._lock_is_the_agents = lock_is_the_agents
+        self._provider = Provider(spark)
+        self.instant: str | None = None
+        """The instant of this write, once Hudi has requested it."""
+        self._grant: Grant | None = None
+        self._locked = False
+        self._ended = False
+        self._known_files: dict[str, int] = {}
+        self._planned = False
+        self._published: set[tuple[str, str]] = set()
+        self._markers = _Repeated("lakewarden-markers", self._publish_markers, MARKER_SECONDS)
+        self._lease = _Repeated("lakewarden-lease", self._report_lease, LEASE_SECONDS)
+
+    def options(self) -> dict[str, str]:
+        """Return the options of Spark's writer."""
+        txn = self._txn
+        entry = {"writer": txn.writer, "batch": txn.batch_id, "transaction": txn.id}
+        return transaction_options(self._user_options, txn.id, json.dumps(entry))
+
+    def begin(self, answer: Any) -> None:
+        """Let Hudi's sections be answered by `answer`, which wraps the method of this name."""
+        self._provider.register(self._txn.id, _Function(answer))
+
+    def end(self) -> None:
+        """Answer no more."""
+        self._markers.stop()
+        self._lease.stop()
+        self._provider.unregister(self._txn.id)
+
+    # the sections, called by the JVM
+
+    def answer(self, event: str, section: str) -> str:
+        """Answer an event of a section; raise to refuse it."""
+        match event:
+            case "enter":
+                self._txn.check()
+            case "leave":
+                if self.instant is None and section.endswith(".startCommit"):
+                    self.instant = self._own_instant()
+                    self._markers.start()
+            case "commit":
+                return self._begin_commit()
+            case "locked":
+                self._locked = True
+            case "committed":
+                self._end_commit()
+            case _:
+                raise RuntimeError(f"an unknown event of the lock provider: {event}; {self._facts()}")
+        return ""
+
+    def _begin_commit(self) -> str:
+        if self._ended or self.instant is None:
+            raise RuntimeError(f"Hudi commits a second time, or without an instant; refused; {self._facts()}")
+        if self._grant is None:
+            self._markers.stop()
+            self._publish_markers()
+            self._grant = self._txn.request_grant()
+        try:
+            self._report_lease()
+        except Exception:
+            self._grant.not_published()
+            raise
+        self._lease.start()
+        if self._lock_is_the_agents:
+            self._locked = True
+            return "held"
+        return "granted"
+
+    def _end_commit(self) -> None:
+        self._ended = True
+        self._lease.stop()
+        assert self._grant is not None, "the commit section begins with a grant"
+        if self._is_completed():
+            self._grant.published(self.instant)
+
+    def _report_lease(self) -> None:
+        """Tell the JVM how long the commit may go on. If it may not, end it, and raise."""
+        assert self._grant is not None, "only a commit has a lease"
+        try:
+            left = self._grant.seconds_left()
+        except Exception:
+            self._provider.allow(self._txn.id, 0.0)
+            raise
+        self._provider.allow(self._txn.id, left)
+
+    # the instant and its markers
+
+    def _own_instant(self) -> str:
+        for each in reversed(self._files.instants()):
+            if each.writes and each.state != "completed" and self._provider.owns(self._txn.id, each.time):
+                return each.time
+        raise RuntimeError(
+            f"Hudi began a write, and its timeline has no instant of it, so nobody can see what it touches; {self._facts()}"
+        )
+
+    def _publish_markers(self) -> None:
+        """Publish what the files of the instant say that it touches, each file group once."""
+        assert self.instant is not None, "markers belong to an instant"
+        found: list[Marker] = []
+        if not self._planned:
+            planned = self._files.planned(self.instant)
+            self._planned = planned is not None
+            found += planned or []
+        found += self._files.markers(self.instant, self._known_files)
+        new = [each for each in found if (each.partition, each.file_group) not in self._published]
+        if new:
+            self._txn.touch_all(new)
+            self._published.update((each.partition, each.file_group) for each in new)
+
+    # the outcome
+
+    def settle(self, error: BaseException) -> None:
+        """After a write that raised: report what is known of its commit (rule 5)."""
+        grant = self._grant
+        if grant is None or grant.outcome is not Outcome.UNKNOWN:
+            return
+        if not self._locked:
+            grant.not_published()
+        elif CONFLICT in str(error):
+            raise BaseChanged(
+                "Hudi found another commit to the file groups of this batch, by a writer that bypasses the gate; nothing was "
+                f"published; the batch must be computed again; {self._facts()}: {_first_line(error)}"
+            ) from error
+
+    def require_grant(self) -> None:
+        """After a write that returned: raise if Hudi committed without asking."""
+        if self._grant is None and self.instant is not None and self._is_completed():
+            raise RuntimeError(
+                f"Hudi committed without the grant: this release isn't known well enough, don't use it; {self._facts()}"
+            )
+
+    def _is_completed(self) -> bool:
+        instant = self._files.instant(self.instant or "")
+        return instant is not None and instant.state == "completed"
+
+    # removing what was staged
+
+    def roll_back(self) -> None:
+        """Remove the instant and its files (rule 6)."""
+        instant = self._files.instant(self.instant) if self.instant is not None else None
+        if instant is None or instant.state == "completed":
+            return
+        # A plain thread has no job tag. It ends by itself, unless the store or another writer's lock hangs.
+        thread = threading.Thread(target=self._roll_back, args=(instant.time,), daemon=True)
+        thread.start()
+        thread.join(ROLLBACK_SECONDS)
+        if thread.is_alive():
+            log.warning(
+                "hudi.rollback-late",
+                **self._names(),
+                seconds=ROLLBACK_SECONDS,
+                detail="it goes on in the background; otherwise Hudi's cleaning of failed writes rolls the instant back",
+            )
+
+    def _roll_back(self, instant: str) -> None:
+        jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001
+        java_context = self._spark.sparkContext._jsc  # noqa: SLF001
+        settings = {key: value for key, value in self._user_options.items() if key.startswith("hoodie.")}
+        settings.setdefault(
+            "hoodie.datasource.write.payload.class",
+            "org.apache.hudi.common.model.OverwriteWithLatestAvroPayload",
+        )
+        try:
+            client = jvm.org.apache.hudi.DataSourceUtils.createHoodieClient(
+                java_context, "", self._path, settings["hoodie.table.name"], settings
+            )
+            try:
+                done = client.rollback(instant)
+            finally:
+                client.close()
+            self._files.remove_heartbeat(instant)
+            log.info("hudi.rolled-back", **self._names(), done=done)
+        except Exception as error:  # noqa: BLE001 - the table is right without it; Hudi cleans up later
+            log.warning("hudi.rollback-failed", **self._names(), error=_first_line(error))
+
+    def _names(self) -> dict[str, Any]:
+        txn = self._txn
+        return {
+            "table": txn.table,
+            "writer": txn.writer,
+            "transaction": txn.id,
+            "instant": self.instant,
+        }
+
+    def _facts(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._names().items())
+
+
+class _Function:
+    """A `java.util.function.BiFunction`."""
+
+    def __init__(self, function: Any) -> None:
+        self.apply = function
+
+    class Java:
+        implements = ("java.util.function.BiFunction",)
+
+
+class _Repeated:
+    """Calls a function again and again in a thread, until it raises or is stopped."""
+
+    def __init__(self, name: str, function: Any, seconds: float) -> None:
+        self._function = function
+        self._seconds = seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        if not self._thread.is_alive() and not self._stopped.is_set():
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop, and wait for the call that is under way."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._seconds):
+            try:
+                self._function()
+            except CommitAborted:
+                return  # the write's own thread raises it
+            except Exception as error:  # noqa: BLE001 - the same is done again before the commit, and raises there
+                log.warning("hudi.not-read", thread=self._thread.name, error=repr(error))
+                return
+
+
+def _first_line(error: BaseException) -> str:
+    """The line of an error that names its cause: of an error of the JVM, the first one that follows py4j's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if CONFLICT in line), lines[1] if len(lines) > 1 else repr(error))[
+        :500
+    ]

@@ -1,0 +1,191 @@
+"""Which batches a Hudi table has, read from files as Hudi 1.2.0 writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakewarden.events import Marker
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+
+pytestmark = [pytest.mark.unit]
+
+PROPERTIES = "hoodie.table.name=trips\nhoodie.table.version=9\nhoodie.timeline.layout.version=2\n"
+
+STAT = {
+    "type": "record",
+    "name": "HoodieWriteStat",
+    "fields": [
+        {"name": "fileId", "type": ["null", "string"]},
+        {"name": "path", "type": ["null", "string"]},
+        {"name": "prevCommit", "type": ["null", "string"]},
+    ],
+}
+SCHEMA = fastavro.parse_schema(
+    {
+        "type": "record",
+        "name": "HoodieCommitMetadata",
+        "fields": [
+            {
+                "name": "partitionToWriteStats",
+                "type": {"type": "map", "values": {"type": "array", "items": STAT}},
+            },
+            {"name": "extraMetadata", "type": {"type": "map", "values": "string"}},
+            {"name": "operationType", "type": ["null", "string"]},
+        ],
+    }
+)
+
+
+def metadata(writer: str | None, batch: int | None = None, stats: Any = None) -> bytes:
+    extra = {"schema": "{}"}
+    if writer is not None:
+        extra["_lakewarden"] = json.dumps({"writer": writer, "batch": batch, "transaction": f"t-{batch}"})
+    record = {"partitionToWriteStats": stats or {}, "extraMetadata": extra, "operationType": "UPSERT"}
+    stream = io.BytesIO()
+    fastavro.writer(stream, SCHEMA, [record])
+    return stream.getvalue()
+
+
+class Table:
+    """A table's metadata on disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.timeline = root / ".hoodie" / "timeline"
+        self.timeline.mkdir(parents=True)
+        (root / ".hoodie" / "hoodie.properties").write_text(PROPERTIES)
+        self.files = HudiFiles(f"file://{root}")
+
+    def commit(
+        self, time: int, writer: str | None, batch: int | None = None, *, completion: int | None = None
+    ) -> Path:
+        path = self.timeline / f"{time:017d}_{completion or time + 1:017d}.commit"
+        path.write_bytes(metadata(writer, batch))
+        return path
+
+    def archive(self, number: int, *entries: tuple[int, bytes]) -> None:
+        """Write a file of the archive that contains these instants, and a manifest that has it and its predecessors."""
+        history = self.timeline / "history"
+        history.mkdir(exist_ok=True)
+        name = f"{entries[0][0]:017d}_{entries[-1][0]:017d}_0.parquet"
+        columns = {
+            "instantTime": [f"{time:017d}" for time, _ in entries],
+            "completionTime": [f"{time + 1:017d}" for time, _ in entries],
+            "action": ["commit" for _ in entries],
+            "metadata": [body for _, body in entries],
+        }
+        pq.write_table(pa.table(columns), history / name)
+        files = [
+            {"fileName": path.name, "fileLen": path.stat().st_size} for path in history.glob("*.parquet")
+        ]
+        (history / f"manifest_{number}").write_text(json.dumps({"files": files}))
+        (history / "_version_").write_text(str(number))
+
+
+@pytest.fixture
+def hudi(tmp_path: Path) -> Table:
+    return Table(tmp_path / "trips")
+
+
+def test_a_batch_is_the_instant_that_has_its_writer_and_number(hudi: Table) -> None:
+    hudi.commit(10, "w", 0)
+    hudi.commit(20, "other", 5)
+    hudi.commit(30, "w", 1)
+    hudi.commit(40, None)
+
+    assert hudi.files.committed("w", 0) == f"{10:017d}"
+    assert hudi.files.committed("w", 1) == f"{30:017d}"
+    assert hudi.files.committed("w", 2) is None
+    assert hudi.files.committed("other", 5) == f"{20:017d}"
+    assert hudi.files.committed("nobody", 0) is None
+
+
+def test_the_newest_commit_is_the_one_that_was_completed_last(hudi: Table) -> None:
+    hudi.commit(10, "w", 3, completion=50)
+    hudi.commit(20, "w", 2, completion=30)
+
+    assert hudi.files.committed("w", 3) == f"{10:017d}"
+    assert hudi.files.committed("w", 2) == f"{20:017d}"
+    assert hudi.files.committed("w", 4) is None
+
+
+def test_a_batch_that_left_the_timeline_is_found_in_the_archive(hudi: Table) -> None:
+    hudi.archive(1, (10, metadata("w", 0)), (20, metadata("other", 0)))
+    hudi.archive(2, (30, metadata("w", 1)), (40, b"a clean's metadata"))
+    hudi.commit(50, "other", 1)
+
+    assert hudi.files.committed("w", 0) == f"{10:017d}"
+    assert hudi.files.committed("w", 1) == f"{30:017d}"
+    assert hudi.files.committed("w", 2) is None
+
+
+def test_the_archive_is_not_read_for_a_writer_that_is_on_the_timeline(hudi: Table) -> None:
+    hudi.archive(1, (10, b"_lakewarden, and no metadata"))
+    hudi.commit(50, "w", 1)
+
+    assert hudi.files.committed("w", 2) is None
+    with pytest.raises(UnreadableHudi):
+        hudi.files.committed("another", 2)
+
+
+def test_a_batch_that_is_only_pending_is_not_committed(hudi: Table) -> None:
+    (hudi.timeline / f"{10:017d}.commit.requested").touch()
+    (hudi.timeline / f"{10:017d}.inflight").write_bytes(metadata("w", 0))
+
+    assert hudi.files.committed("w", 0) is None
+
+
+def test_a_table_that_does_not_exist_has_no_batch(tmp_path: Path) -> None:
+    assert HudiFiles(f"file://{tmp_path}/none").committed("w", 0) is None
+
+
+def test_a_commit_that_cannot_be_read_is_an_error_and_not_a_missing_batch(hudi: Table) -> None:
+    hudi.commit(10, "w", 0).write_bytes(b"")
+
+    with pytest.raises(UnreadableHudi):
+        hudi.files.committed("w", 0)
+
+
+def test_a_table_of_an_older_version_is_refused(hudi: Table) -> None:
+    (hudi.root / ".hoodie" / "hoodie.properties").write_text("hoodie.table.version=6\n")
+
+    with pytest.raises(UnreadableHudi, match="table version 6 is not supported"):
+        hudi.files.committed("w", 0)
+
+
+def test_the_plan_and_the_markers_of_a_pending_instant(hudi: Table) -> None:
+    time = f"{10:017d}"
+    (hudi.timeline / f"{time}.commit.requested").touch()
+    assert hudi.files.planned(time) is None
+    stats = {
+        "p=1": [
+            {"fileId": "a-0", "path": None, "prevCommit": "5"},
+            {"fileId": "", "path": None, "prevCommit": "null"},
+        ]
+    }
+    (hudi.timeline / f"{time}.inflight").write_bytes(metadata("w", 0, stats))
+    markers = hudi.root / ".hoodie" / ".temp" / time
+    (markers / "p=2").mkdir(parents=True)
+    (markers / "MARKERS.type").write_text("TIMELINE_SERVER_BASED")
+    (markers / "MARKERS0").write_text(f"p=1/a-0_0-1-2_{time}.parquet.marker.MERGE\n")
+    (markers / "p=2" / f"b-0_0-1-2_{time}.parquet.marker.CREATE").touch()
+    known: dict[str, int] = {}
+
+    assert hudi.files.planned(time) == [Marker(partition="p=1", file_group="a-0", operation="merge")]
+    assert sorted(hudi.files.markers(time, known), key=str) == [
+        Marker(partition="p=1", file_group="a-0", operation="merge"),
+        Marker(partition="p=2", file_group="b-0", operation="create"),
+    ]
+    assert hudi.files.markers(time, known) == [], "each file once, unless it has grown"
+    with (markers / "MARKERS0").open("a") as file:
+        file.write(f"p=3/c-0_0-1-3_{time}.parquet.marker.CREATE\n")
+    assert Marker(partition="p=3", file_group="c-0", operation="create") in hudi.files.markers(time, known)
