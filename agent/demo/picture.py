@@ -108,7 +108,7 @@ def _conflicts(contest: Contest) -> str:
     return f"{contest.conflicts or 'no'} conflict{'' if contest.conflicts == 1 else 's'}"
 
 
-def draw(contests: Sequence[Contest], path: Path) -> Path:
+def draw(contests: Sequence[Contest], path: Path) -> None:
     """Write the picture as PNG: the contests side by side, on the same scale. Without steps a time line is empty."""
     mpl.rcParams["font.family"] = "DejaVu Sans"
     # In the order of the feeds, so that the time lines can be compared.
@@ -133,7 +133,6 @@ def draw(contests: Sequence[Contest], path: Path) -> Path:
         0.012, 1 - 0.30 / height, title(contests), fontsize=14, fontweight="bold", color=INK, va="center"
     )
     figure.savefig(path, format="png")
-    return path
 
 
 class _Span:

@@ -73,8 +73,8 @@ def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
     return TablePlace(f"s3://{bucket}/{prefix}", options)
 
 
-def create_table(place: TablePlace) -> str:
-    """Create the empty table, partitioned by month and day; returns its canonical URI."""
+def create_table(place: TablePlace) -> None:
+    """Create the empty table, partitioned by month and day."""
     catalog = _catalog(place)
     catalog.create_database(_DATABASE, ignore_if_exists=True)
     # No primary key: the queries upsert by rewriting whole partitions, which causes their conflicts.
@@ -82,7 +82,6 @@ def create_table(place: TablePlace) -> str:
         TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options={"bucket": "-1", "file.format": "parquet"}
     )
     catalog.create_table(place.identifier, schema, ignore_if_exists=False)
-    return place.uri
 
 
 def read_table(place: TablePlace) -> pa.Table:

@@ -146,10 +146,6 @@ class Trace:
         """All writers, in the order of their first attempt."""
         return tuple(dict.fromkeys(attempt.writer for attempt in self.attempts))
 
-    def get(self, transaction: str) -> Attempt | None:
-        """The attempt with this transaction id."""
-        return self._attempts.get(transaction)
-
     def of(self, *outcomes: Outcome) -> tuple[Attempt, ...]:
         """The attempts with one of these outcomes."""
         return tuple(attempt for attempt in self.attempts if attempt.outcome in outcomes)

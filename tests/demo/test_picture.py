@@ -50,7 +50,8 @@ def test_the_picture_is_a_readable_png_of_moderate_size(tmp_path: Path) -> None:
     optimistic = contest("optimistic", [*committed("d0", "departures", 0, 10), *lost("a0", 1, 3, 4)])
     auto = contest("auto", [*committed("d0", "departures", 0, 10), *committed("a0", "arrivals", 11, 8)])
 
-    path = draw([optimistic, auto], tmp_path / "demo.png")
+    path = tmp_path / "demo.png"
+    draw([optimistic, auto], path)
 
     with Image.open(path) as opened:
         image = opened.convert("RGB")
@@ -96,4 +97,6 @@ def test_a_picture_of_lost_rows_says_so() -> None:
 
 
 def test_a_run_without_transactions_is_drawn(tmp_path: Path) -> None:
-    assert draw([contest("auto")], tmp_path / "empty.png").exists()
+    draw([contest("auto")], tmp_path / "empty.png")
+
+    assert (tmp_path / "empty.png").exists()
