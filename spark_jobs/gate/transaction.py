@@ -158,9 +158,8 @@ class Transaction:
         self._committed = committed
         if self._committed_version() is None:
             return
-        with (
-            self.commit() as grant
-        ):  # looks again under the grant, reports the batch, and raises AlreadyCommitted
+        # `commit` looks again under the grant, reports the batch, and raises AlreadyCommitted.
+        with self.commit() as grant:
             grant.not_published()
             raise BaseChanged(
                 f"the table contained this batch and no longer does; nothing was published; {self._facts()}"
@@ -341,9 +340,8 @@ class Transaction:
         with self._changed:
             agent_knows = self._progress.abort is not None or self._progress.committed is not None
             self._progress.end()
-        error = self._settled(
-            error
-        )  # a callback may have received its grant meanwhile; from here on none does
+        # A callback may have received its grant meanwhile. From here on none does.
+        error = self._settled(error)
         outcome = self._grant.outcome if self._grant is not None else Outcome.NOT_PUBLISHED
         if outcome is Outcome.UNKNOWN:
             self.notify("failed", outcome="unknown", error=reason_of(error))
