@@ -66,6 +66,8 @@ RECORDS_AT_ONCE = 200
 """Most events that are decided before other tasks run: about 30 ms where each event has 100 markers."""
 TURN_SECONDS = 0.05
 """If deciding takes longer, the next batch is smaller: a heartbeat to the group needs about ten turns of the event loop."""
+FULL_SECONDS = 0.005
+"""How long the agent waits before it looks again whether a full publisher has room."""
 COMMIT_SECONDS = 1.0
 METADATA_SECONDS = 30
 """How often Kafka's metadata is refreshed, and so the longest time until a change of the number of partitions is noticed."""
@@ -263,24 +265,11 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._resume_owners()
                 last = monotonic()
                 continue
-            loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
-            if loading:
-                await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
-                require_not_replaced(self._owners.values())
+            if await self._load_owners():
                 last = monotonic()
-            live = self._assigned and all(
-                owner.phase in ("live", "refused") for owner in self._owners.values()
-            )
-            if live and not self._lasting.ready.is_set():
-                self._lasting.mark_ready()
-                log.info(
-                    "partitions.live",
-                    partitions=sorted(self._owners),
-                    tables=self._tables(),
-                    replay_seconds=round(monotonic() - self._assigned_at, 3),
-                )
+            self._report_ready()
             if self._publisher.full:
-                await anyio.sleep(0.005)
+                await anyio.sleep(FULL_SECONDS)
                 last = monotonic()
                 continue
             batches = await self._consumer.getmany(timeout_ms=200, max_records=at_once)
@@ -297,12 +286,28 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                     await self._require_no_hole(owner, partition, records[0].offset)
                     owner.consume(records, read_at)
                     owner.finish_replay(records[-1].offset + 1)
-            took = monotonic() - read_at
-            if took > TURN_SECONDS:
-                at_once = max(1, at_once // 2)
-            elif took < TURN_SECONDS / 2:
-                at_once = min(RECORDS_AT_ONCE, 2 * at_once)
+            at_once = _next_size(at_once, monotonic() - read_at)
             await anyio.lowlevel.checkpoint()
+
+    async def _load_owners(self) -> bool:
+        """Load the owners of newly assigned partitions. False if there are none."""
+        loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
+        if loading:
+            await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
+            require_not_replaced(self._owners.values())
+        return bool(loading)
+
+    def _report_ready(self) -> None:
+        """Mark the agent as ready when every assigned partition is live for the first time since the assignment."""
+        live = self._assigned and all(owner.phase in ("live", "refused") for owner in self._owners.values())
+        if live and not self._lasting.ready.is_set():
+            self._lasting.mark_ready()
+            log.info(
+                "partitions.live",
+                partitions=sorted(self._owners),
+                tables=sum(len(owner.tables) for owner in self._owners.values()),
+                replay_seconds=round(monotonic() - self._assigned_at, 3),
+            )
 
     async def _require_no_hole(self, owner: PartitionOwner, partition: TopicPartition, first: int) -> None:
         """Raise `LogCutError` if events between the owner's position and `first` were removed before it has read them.
@@ -350,9 +355,6 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             self._checkpoints.forget(numbers)
             await self._release_locks(replaced, self._settings.session_timeout_seconds * REVOKE_SHARE / 3)
 
-    def _tables(self) -> int:
-        return sum(len(owner.tables) for owner in self._owners.values())
-
     async def _commit_periodically(self) -> None:
         while True:
             await anyio.sleep(COMMIT_SECONDS)
@@ -382,6 +384,15 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 raise TaskEndedError(
                     f"the task {name} of an {type(client).__name__} has ended ({end}); without it the agent would be deaf or mute"
                 )
+
+
+def _next_size(at_once: int, seconds: float) -> int:
+    """The most events of the next batch, after deciding the last one took so long."""
+    if seconds > TURN_SECONDS:
+        return max(1, at_once // 2)
+    if seconds < TURN_SECONDS / 2:
+        return min(RECORDS_AT_ONCE, 2 * at_once)
+    return at_once
 
 
 async def _run(name: str, task: Callable[[], Awaitable[None]]) -> None:
