@@ -27,7 +27,13 @@ from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
 
-from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
+from lakewarden.agent.errors import (
+    AgentError,
+    KafkaRefusedError,
+    KafkaUnreachableError,
+    LogCutError,
+    SettingsError,
+)
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
@@ -458,7 +464,8 @@ async def batches_to_end(
 ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
     """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`).
 
-    `max_records`: the most records of all batches that are fetched together.
+    `max_records`: the most records of all batches that are fetched together. Raises `LogCutError` if Kafka loses the end of a
+    partition meanwhile, which would never be reached.
     """
     if not starts:
         return
@@ -473,10 +480,20 @@ async def batches_to_end(
             consumer.seek(partition, max(start or 0, beginnings[partition]))
         unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
         while unread:
-            for partition, records in (
-                await consumer.getmany(*unread, timeout_ms=500, max_records=max_records)
-            ).items():
+            batches = await consumer.getmany(*unread, timeout_ms=500, max_records=max_records)
+            for partition, records in batches.items():
                 yield partition, [record for record in records if record.offset < ends[partition]]
+            if not batches:
+                _require_ends({each: ends[each] for each in unread}, await consumer.end_offsets(list(unread)))
             unread = {each for each in unread if await consumer.position(each) < ends[each]}
     finally:
         await stop_client(consumer)
+
+
+def _require_ends(expected: Mapping[TopicPartition, int], found: Mapping[TopicPartition, int]) -> None:
+    for partition, end in expected.items():
+        if found[partition] < end:
+            raise LogCutError(
+                f"topic {partition.topic} ends at offset {found[partition]} of partition {partition.partition}, and had reached "
+                f"{end} when this began to read it: Kafka has lost records; start it again to find out which"
+            )

@@ -209,7 +209,9 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
                 transaction.phase, transaction.granted = Phase.GRANTED, grant
-                transaction.grant = Grant(grant, now, now + lease_seconds, lock_owner, seq)
+                transaction.grant = Grant(
+                    grant, now, now + lease_seconds, lock_owner, seq, moment=state.moment
+                )
         case RenewGrant(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             running = transaction.grant
             if running is not None and running.id == grant:

@@ -29,7 +29,9 @@ alone, so a restarted agent makes the same decisions.
 **If the log was incomplete** (`log_gaps.py`), the replayed state lacks facts. At the end of the replay:
 
 1. Every open transaction that is not granted is aborted as `unknown-transaction`, retriable. Its markers, its admission or what
-   committed beside it may be missing. A transaction whose grant is there stays granted. An observed one stays open.
+   committed beside it may be missing. An observed one stays open. A transaction whose grant is there stays granted. If several
+   are, the last one does: a table has one grant at a time, so the events that ended the others are missing, and their outcome
+   is unknown.
 2. A grant may run that the state doesn't have. Nothing is admitted until the agent holds the table's lock and no lease of a
    former owner is left (`LockView.quiet_until`), because a grant never outlives the lock lease that covers it. Otherwise a
    transaction could begin before that commit lands and never meet it.
@@ -296,9 +298,16 @@ def restore_losses(state: TableState, lost: RecordLosses) -> None:
 
 
 def _abort_after_incomplete_replay(context: StepContext, missing: str) -> None:
+    state = context.state
     detail = f"the agent can't rebuild this transaction, because {missing}; start it again"
-    for transaction in context.state.stoppable():
+    for transaction in state.stoppable():
         context.abort(transaction, "unknown-transaction", detail=detail)
+    granted = [(each.grant.moment, each) for each in state.open() if each.grant is not None]
+    last = max((moment for moment, _ in granted), default=0)
+    detail = f"the log has a later grant, and lacks how this one ended, because {missing}; check whether the table has the batch"
+    for moment, transaction in granted:
+        if moment < last:
+            context.abort(transaction, "outcome-unknown", detail=detail)
 
 
 def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:

@@ -77,6 +77,8 @@ class Grant:
     seq: int
     """The writer counts the grant lease from when it sent this `seq`."""
     revoked: bool = False
+    moment: int = 0
+    """When it was applied, in the table's moments."""
 
 
 @dataclass(frozen=True, slots=True)

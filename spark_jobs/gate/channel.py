@@ -17,6 +17,8 @@
 - *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched. The
   consumer finds the term in force before it dispatches any decision: it reads its partition backwards, in windows that grow,
   to the last `partition-taken`, at most `MAX_TERM_SEARCH` records. Beyond that, all decisions count until the next take-over.
+  It searches again before it ignores the first decision of a term: if Kafka has lost records that this writer had read, a
+  `partition-taken` may be among those at the same offsets, and the writer would wait for a replaced agent.
 - *A decision counts in its table's partition only.* The agent answers an unreadable record in the partition that has it, and
   any client can send such a record to any partition. (`progress.py` compares the names.)
 """
@@ -112,6 +114,8 @@ class Channel:
         """The term whose decisions count, by partition. Before the first `partition-taken`, all decisions count."""
         self._agent_read: dict[int, int] = {}
         """The offset in `writers` up to which the agent has read, by partition, as the decisions that count say."""
+        self._doubted: set[str | None] = set()
+        """Terms that were not in force when a decision of theirs was read, and for which the log was searched again."""
         self.reading_error: str | None = None
         """The last error of reading decisions; None since a read succeeded."""
         self.undecodable = UndecodableRecords()
@@ -277,10 +281,10 @@ class Channel:
         while where.partition in self._readers:
             try:
                 if not knows_term:
-                    await self._find_term(where, start)
-                    self._readers[where.partition].seek(where, start)
+                    await self._find_term(where, position)
+                    self._readers[where.partition].seek(where, position)
                     knows_term = True
-                position = await self._read_some(where, position)
+                position, knows_term = await self._read_some(where, position)
                 self.reading_error = None
             except ConsumerStoppedError:
                 return  # stopped by `close`
@@ -291,20 +295,24 @@ class Channel:
                 )
                 await anyio.sleep(READ_RETRY_SECONDS)
 
-    async def _read_some(self, where: TopicPartition, position: int) -> int:
-        """Dispatch the next records and return the position after them. Replace a consumer that went quiet."""
+    async def _read_some(self, where: TopicPartition, position: int) -> tuple[int, bool]:
+        """Dispatch the next records. Return the position after them, and whether the term there is known.
+
+        A consumer that went quiet is replaced.
+        """
         consumer = self._readers[where.partition]
         batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
         for record in batches.get(where, ()):
+            if not self._dispatch(record):
+                return record.offset, False
             position = record.offset + 1
-            self._dispatch(record)
         if (
             not batches
             and self._is_used(where, consumer)
             and await self._is_behind(where, consumer, position)
         ):
             await self._replace(where, consumer, position)
-        return position
+        return position, True
 
     def _is_used(self, where: TopicPartition, consumer: Any) -> bool:
         """Whether `close` has not taken this consumer out of use."""
@@ -334,19 +342,22 @@ class Channel:
         )
 
     async def _find_term(self, where: TopicPartition, end: int) -> None:
-        """Find the term in force at offset `end` of the partition."""
+        """Find the term in force at offset `end` of the partition. If the search finds none, the known one stays."""
         beginnings = await self._readers[where.partition].beginning_offsets([where])
         first = max(beginnings[where], end - MAX_TERM_SEARCH)
         stop, window = end, TERM_WINDOW
-        while stop > first and where.partition not in self._terms:
+        while stop > first:
             begin = max(first, stop - window)
-            await self._read_term(where, begin, stop)
+            term = await self._read_term(where, begin, stop)
+            if term is not None:
+                self._terms[where.partition] = term
+                return
             stop, window = begin, window * TERM_WINDOW_GROWTH
 
-    async def _read_term(self, where: TopicPartition, begin: int, stop: int) -> None:
-        """Enter the last term that `partition-taken` announces between two offsets, if any does."""
+    async def _read_term(self, where: TopicPartition, begin: int, stop: int) -> str | None:
+        """The last term that `partition-taken` announces between two offsets, if any does."""
         self._readers[where.partition].seek(where, begin)
-        position = begin
+        position, term = begin, None
         while position < stop:
             consumer = self._readers[where.partition]
             batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
@@ -354,41 +365,47 @@ class Channel:
                 if record.offset < stop and PARTITION_TAKEN in (record.value or b""):
                     taken = decode(DECISION_RECORD, record.value, key=record.key)
                     if isinstance(taken, PartitionTaken):
-                        self._terms[where.partition] = taken.term
+                        term = taken.term
             position = max(position, await consumer.position(where))
             if not batches and position < stop:
                 await self._replace(where, consumer, position)
+        return term
 
-    def _dispatch(self, record: Any) -> None:
+    def _dispatch(self, record: Any) -> bool:
+        """Dispatch a record. Return False if the log must be searched for the term in force first."""
         decision = decode(DECISION_RECORD, record.value, key=record.key)
         if isinstance(decision, Undecodable):
             line = self.undecodable.add(record.topic, record.partition, record.offset, decision)
             if line is not None:
                 log.warning("record.undecodable", **line)
-            return
+            return True
         if isinstance(decision, PartitionTaken):
             self._terms[record.partition] = decision.term
-            return
+            return True
         if isinstance(decision, LocksHandedOver):
-            return  # concerns agents only
+            return True  # concerns agents only
         if not counts(decision, self._terms.get(record.partition)):
+            if decision.term not in self._doubted:
+                self._doubted.add(decision.term)
+                return False
             log.warning(
                 "channel.outdated-agent",
                 transaction=decision.transaction,
                 agent=decision.agent,
                 detail="another agent took the partition over; this decision does not count",
             )
-            return
+            return True
         self._agent_read[record.partition] = max(
             decision.cause_offset, self._agent_read.get(record.partition, 0)
         )
         on_decision = self._subscribers.get(decision.transaction)
         if on_decision is None or self._partition(decision.table) != record.partition:
-            return
+            return True
         try:
             on_decision(decision, record.offset)
         except Exception as error:  # the other transactions must still get their decisions
             log.exception("channel.dispatch-failed", transaction=decision.transaction, error=repr(error))
+        return True
 
     async def _read_back(self, table: str, start: int) -> list[WriterEventUnion]:
         await self._ready_producer()

@@ -4,7 +4,8 @@
 - While the owner runs, it notes the last event that it has read, the last decision and the end of the ledger that Kafka has
   acknowledged. Its checkpoints have them, so that the next owner finds a gap (`handlers/table/log_gaps.py`).
 - A decision that is acknowledged at an offset below an earlier one shows that Kafka has lost records since (`cut`). The session
-  ends, and the take-over of the next one finds out what is missing.
+  ends, and the take-over of the next one finds out what is missing. The last checkpoint still names the decision that was lost:
+  otherwise the log would look complete as soon as it is as long as before.
 
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
@@ -48,7 +49,7 @@ class LogSeen:
         self._read: LastRecord | None = None
         """The last event that it has read."""
         self._published: LastRecord | None = None
-        """Its last decision that Kafka has acknowledged."""
+        """Its last decision that Kafka has acknowledged, before any was lost."""
         self._ledger_end = 0
         """Offset after its last ledger entry that Kafka has acknowledged."""
         self._gaps: tuple[FoundGap, ...] = ()
@@ -109,12 +110,14 @@ class LogSeen:
 
     def on_decision(self, value: bytes, offset: int) -> None:
         """Kafka has acknowledged a decision of the owner."""
-        if offset < self.decisions_end:
+        if self.cut is None and offset < self.decisions_end:
             self.cut = (
                 f"topic {self._topics.decisions} has lost records of partition {self._number}: a decision was acknowledged at "
                 f"offset {offset}, an earlier one at {self.decisions_end - 1}"
             )
-        self.decisions_end = max(self.decisions_end, offset + 1)
+        if self.cut is not None:
+            return  # the last checkpoint must name a decision that is lost
+        self.decisions_end = offset + 1
         self._published = LastRecord(offset, digest(value))
 
     def on_ledger_entry(self, offset: int) -> None:

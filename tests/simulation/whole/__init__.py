@@ -11,6 +11,7 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 | `agents.py` | every seam to the production code, and the owner of a partition, observed |
 | `writers.py` | drivers and executors |
 | `strangers.py`, `errors.py` | forged events, and unexpected exceptions in an agent |
+| `losses.py` | records that Kafka loses |
 | `table.py` | the tables, fenced or not, and their commits |
 
 | module | tests |

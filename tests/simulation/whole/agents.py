@@ -37,6 +37,7 @@ from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
+    WRITER_EVENT,
     Abort,
     CommitIntent,
     DecisionEventUnion,
@@ -220,15 +221,18 @@ class ObservedOwner(PartitionOwner):
         """Transactions that this owner has ended, in the log or on the way to it."""
         self._ignored: set[int] = set()
         """Offsets of strangers' intents that this owner ignored, because it knew the transaction."""
+        self._stale: set[int] = set()
+        """Offsets of lost events that this owner has read."""
+        self._overlooks = False
+        """Whether the log has an event that this owner can't read."""
 
     def _publish(self, record: Outgoing) -> None:
         if record.topic != TOPICS.decisions:
             self._publisher.put(record)
             return
-        writers = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
         caught_up = self._caught_up
         read_until = None if caught_up is None else self.node.clock.when(caught_up.until)
-        self._oracles.on_decision(self.node, record.value, writers, read_until)
+        self._oracles.on_decision(self.node, record.value, read_until)
         decision = decode(DECISION_RECORD, record.value)
         if not isinstance(decision, PartitionTaken | LocksHandedOver | Undecodable):
             self._check_published(decision)
@@ -244,6 +248,34 @@ class ObservedOwner(PartitionOwner):
         if known and isinstance(event, CommitIntent) and event.writer == STRANGER:
             self._ignored.add(record.offset)
         super()._consume_event(record, event, read_at)
+
+    def load(self, *arguments: Any, **more: Any) -> None:
+        self._oracles.on_loaded(self.term)
+        super().load(*arguments, **more)
+
+    def consume(self, records: Iterable[ConsumerRecord], read_at: float) -> None:
+        log = self.broker.logs[TopicPartition(TOPICS.writers, self.number)]
+        records = list(records)
+        for record in records:
+            if record.offset >= len(log):
+                self._stale.add(record.offset)
+            elif log[record.offset] is not record:
+                self._overlook(log[record.offset])
+        super().consume(records, read_at)
+
+    def note_written(self, record: Record) -> None:
+        """A record was written to a log, while records may be lost: this owner may have read another one at its offset."""
+        mine = record.topic == TOPICS.writers and record.partition == self.number
+        if not mine or self.node.state == "dead" or self.phase in ("released", "refused"):
+            return
+        if record.offset < self.position or record.offset in self._stale:
+            self._overlook(record)
+
+    def _overlook(self, record: Record) -> None:
+        self._overlooks = True
+        event = decode(WRITER_EVENT, record.value)
+        if not isinstance(event, Undecodable) and not self.replaced:
+            self._oracles.on_overlooked(event.transaction)
 
     def _check_published(self, decision: DecisionEventUnion) -> None:
         if isinstance(decision, Abort):
@@ -272,6 +304,8 @@ class ObservedOwner(PartitionOwner):
         """Replay the log from the group's committed position, and compare the result with this owner's state."""
         if self.phase != "live" or not self._is_settled():
             return
+        if self._overlooks or self._oracles.lacking(self.number) is not None:
+            return  # the log doesn't have what this owner knows, or has what it doesn't know
         with self._errors.none():
             rebuilt, decisions = _replayed(self)
         replayed_states, live_states = all_states(rebuilt), all_states(self)

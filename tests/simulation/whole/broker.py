@@ -1,10 +1,11 @@
 """Kafka: the logs, the positions committed by a group, and the assignment of partitions to its members.
 
-The broker acts at instants of true time and loses nothing. Replicas, retention, compaction (agents read the whole ledger) and
-transactions are left out, because they don't affect the rules under test.
+The broker acts at instants of true time, and loses records only when a run says so (`losses.py`). Replicas, compaction (agents
+read the whole ledger) and transactions are left out, because they don't affect the rules under test.
 
 - *Producers* are idempotent: each numbers its records per partition. A number that is already in the log is acknowledged
-  again and not written again.
+  again and not written again. If the log has lost some records of a producer and not all, it refuses the producer's later ones.
+- *A fetch* from an offset that the log doesn't have any more, or not yet, is answered with the offset of the first record.
 - *The group* rebalances eagerly, as Kafka's coordinator does for aiokafka. A member that joins, leaves or is silent starts a
   round. The others learn of it with their next heartbeat, and must join again within the rebalance timeout, or they are
   removed. Only members of the current generation can commit positions. A removed member doesn't know until its next request.
@@ -13,7 +14,7 @@ transactions are left out, because they don't affect the rules under test.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeAlias
 
@@ -46,6 +47,17 @@ class Sent(NamedTuple):
 
 
 Fetched: TypeAlias = dict[TopicPartition, list[Record]]
+FetchAnswer: TypeAlias = dict[TopicPartition, list[Record] | int]
+"""By partition: records, or the offset of the first one if the requested offset is out of range."""
+
+
+@dataclass(slots=True)
+class Numbered:
+    """The records of one producer in one partition."""
+
+    first: int = 0
+    """Number of the first."""
+    offsets: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -187,15 +199,18 @@ class Broker:
         self.logs: dict[TopicPartition, list[Record]] = {
             TopicPartition(topic, number): [] for topic, count in counts.items() for number in range(count)
         }
+        """Each record at the index of its offset, also those that retention has removed."""
+        self.beginnings: dict[TopicPartition, int] = dict.fromkeys(self.logs, 0)
+        """Offset of the first record that retention has left."""
         self.group = Group(
             timeline, random, [TopicPartition(group_topic, number) for number in range(counts[group_topic])]
         )
         self.on_record: Callable[[Record], None] = lambda _: None
         """Called with every record that is written."""
         self._timeline = timeline
-        self._numbers: dict[tuple[int, TopicPartition], list[int]] = {}
+        self._numbers: dict[tuple[int, TopicPartition], Numbered] = {}
         self._producers = 0
-        self._waiting_fetches: list[tuple[dict[TopicPartition, int], Callable[[Fetched], None]]] = []
+        self._waiting_fetches: list[tuple[dict[TopicPartition, int], Callable[[FetchAnswer], None]]] = []
 
     def new_producer(self) -> int:
         """Return the id of a new producer."""
@@ -208,43 +223,69 @@ class Broker:
         record = Record(where.topic, where.partition, len(log), key, value, self._timeline.now)
         log.append(record)
         self.on_record(record)
-        for held in [each for each in self._waiting_fetches if where in each[0]]:
-            self._waiting_fetches.remove(held)
-            self._answer(*held)
+        self._answer_waiting(where)
         return record.offset
 
+    def remove_before(self, where: TopicPartition, offset: int) -> None:
+        """Retention removes the records before this offset."""
+        self.beginnings[where] = offset
+        self._answer_waiting(where)
+
+    def remove_from(self, where: TopicPartition, offset: int) -> None:
+        """Lose the records from this offset on. From offset 0 on: the topic was deleted and created again."""
+        del self.logs[where][offset:]
+        self.beginnings[where] = min(self.beginnings[where], offset)
+        for (_, each), numbered in self._numbers.items():
+            if each == where:
+                numbered.offsets = [known for known in numbered.offsets if known < offset]
+        self._answer_waiting(where)
+
     def produce(self, producer: int, where: TopicPartition, batch: Sequence[Sent]) -> list[int]:
-        """Write the records that are not in the log yet, and return the offsets of all."""
-        offsets = self._numbers.setdefault((producer, where), [])
+        """Write the records that are not in the log yet, and return the offsets of all. Empty: a number is out of order.
+
+        As Kafka, it accepts any number of a producer of which the log has no record.
+        """
+        numbered = self._numbers.setdefault((producer, where), Numbered())
+        if not numbered.offsets:
+            numbered.first = batch[0].number
+        if not numbered.first <= batch[0].number <= numbered.first + len(numbered.offsets):
+            return []
         for each in batch:
-            assert each.number <= len(offsets), "a producer keeps its order"
-            if each.number == len(offsets):
-                offsets.append(self.append(where, each.key, each.value))
-        return [offsets[each.number] for each in batch]
+            if each.number == numbered.first + len(numbered.offsets):
+                numbered.offsets.append(self.append(where, each.key, each.value))
+        return [numbered.offsets[each.number - numbered.first] for each in batch]
 
     def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offsets."""
         return {partition: len(self.logs[partition]) for partition in partitions}
 
-    def fetch(self, positions: dict[TopicPartition, int], reply: Callable[[Fetched], None]) -> None:
+    def fetch(self, positions: dict[TopicPartition, int], reply: Callable[[FetchAnswer], None]) -> None:
         """Fetch records from these positions. If there are none, the reply waits for one for `FETCH_WAIT_SECONDS`."""
-        if any(len(self.logs[where]) > position for where, position in positions.items()):
+        if any(len(self.logs[where]) != position for where, position in positions.items()):
             self._answer(positions, reply)
             return
         held = (positions, reply)
         self._waiting_fetches.append(held)
         self._timeline.after(FETCH_WAIT_SECONDS, lambda: self._end_fetch(held))
 
-    def _end_fetch(self, held: tuple[dict[TopicPartition, int], Callable[[Fetched], None]]) -> None:
+    def _end_fetch(self, held: tuple[dict[TopicPartition, int], Callable[[FetchAnswer], None]]) -> None:
         for index, each in enumerate(self._waiting_fetches):
             if each is held:
                 del self._waiting_fetches[index]
                 self._answer(*held)
                 return
 
-    def _answer(self, positions: dict[TopicPartition, int], reply: Callable[[Fetched], None]) -> None:
-        found = {
-            where: self.logs[where][position : position + RECORDS_A_FETCH]
-            for where, position in positions.items()
-        }
-        reply({where: records for where, records in found.items() if records})
+    def _answer_waiting(self, where: TopicPartition) -> None:
+        for held in [each for each in self._waiting_fetches if where in each[0]]:
+            self._waiting_fetches.remove(held)
+            self._answer(*held)
+
+    def _answer(self, positions: dict[TopicPartition, int], reply: Callable[[FetchAnswer], None]) -> None:
+        found: FetchAnswer = {}
+        for where, position in positions.items():
+            log, beginning = self.logs[where], self.beginnings[where]
+            if not beginning <= position <= len(log):
+                found[where] = beginning
+            elif position < len(log):
+                found[where] = log[position : position + RECORDS_A_FETCH]
+        reply(found)

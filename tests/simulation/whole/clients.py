@@ -5,8 +5,9 @@ They reproduce this behaviour of aiokafka 0.12 (`consumer/group_coordinator.py`,
 - A consumer of a group revokes its partitions (`on_partitions_revoked`) before it joins a round. It continues its heartbeats
   meanwhile, and returns no records until it is assigned again. `on_partitions_assigned` is called with the assignment and the
   group's committed positions in place. The consumer fetches ahead, and drops what it fetched when it is assigned again.
-- An idempotent producer sends one batch per partition at a time, and retries until Kafka has it. `stop` waits for that. If the
-  wait is cut short, the producer continues to send in the background.
+- A consumer whose position is out of the log's range continues at the log's beginning.
+- An idempotent producer sends one batch per partition at a time, and retries until Kafka has it or refuses its number. `stop`
+  waits for that. If the wait is cut short, the producer continues to send in the background.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
-from aiokafka.errors import CommitFailedError, IllegalStateError
+from aiokafka.errors import CommitFailedError, IllegalStateError, OutOfOrderSequenceNumber
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
-from tests.simulation.whole.broker import FETCH_WAIT_SECONDS, Fetched, Joined, Record, Sent
+from tests.simulation.whole.broker import (
+    FETCH_WAIT_SECONDS,
+    FetchAnswer,
+    Fetched,
+    Joined,
+    Record,
+    Sent,
+)
 from tests.simulation.whole.connection import ANSWER_SECONDS, RETRY_SECONDS
 from tests.simulation.whole.processes import current_process
 
@@ -122,9 +130,13 @@ class SimProducer:
                 offsets = await self._kafka.call_until_answered(
                     partial(broker.produce, self._id, where, batch), direction="writes"
                 )
-                for (_, future), offset in zip(entries, offsets, strict=True):
-                    if not future.done():
-                        future.set_result(Written(offset))
+                for place, (_, future) in enumerate(entries):
+                    if future.done():
+                        continue
+                    if offsets:
+                        future.set_result(Written(offsets[place]))
+                    else:
+                        future.set_exception(OutOfOrderSequenceNumber())
         finally:
             del self._sending[where]
 
@@ -220,7 +232,8 @@ class SimConsumer:
             await anyio.sleep(RETRY_SECONDS)
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return await self._kafka.call_until_answered(lambda: dict.fromkeys(partitions, 0))
+        beginnings = self._kafka.broker.beginnings
+        return await self._kafka.call_until_answered(lambda: {each: beginnings[each] for each in partitions})
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._kafka.call_until_answered(lambda: self._kafka.broker.ends(partitions))
@@ -269,7 +282,7 @@ class SimConsumer:
                 await self._wanted.wait()
                 continue
             began = self._round
-            found: Fetched | None = await self._kafka.request(
+            found: FetchAnswer | None = await self._kafka.request(
                 partial(self._kafka.broker.fetch, positions),
                 wait=FETCH_WAIT_SECONDS + ANSWER_SECONDS,
                 direction="reads",
@@ -278,7 +291,10 @@ class SimConsumer:
                 await anyio.sleep(RETRY_SECONDS)
             elif began == self._round:
                 for partition, records in found.items():
-                    self._fetched[partition] = deque(records)
+                    if isinstance(records, int):  # as with `auto_offset_reset="earliest"`
+                        self._positions[partition] = records
+                    else:
+                        self._fetched[partition] = deque(records)
                 if found:
                     self._arrived.set()
                     self._arrived = anyio.Event()

@@ -22,9 +22,22 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | forged events change nothing | a decision relies on a forged event, or blames a transaction for one |
 | a hung body owns no table | a grant is extended beyond `max_grant_seconds` and one lease, while its writer publishes |
 | limits are waited out | an abort is `lock-refused` or `timed-out` before `refusal_seconds` or `max_transaction_seconds` |
+| an incomplete log is noticed | after a loss, an owner goes on with what was open, tells its writer nothing, or hides the loss |
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
+
+*After a loss of records* (`losses.py`) the oracles judge by what the log still has (docs/decisions/0016):
+
+- An open transaction may be aborted as unknown by an owner whose log was incomplete at its take-over, and by each owner if its
+  intent is lost. It must not be granted later.
+- A batch counts as reported if the ledger has it. Another completion counts only while the log has it and its grant, and
+  its owner has read it: otherwise no agent can know of it.
+- An owner can't read an event that is written at an offset that it has already read another one from. A transaction with such
+  an event, *overlooked*, may overlap with others, because its markers are unknown (the limit that docs/recovery.md names).
+- The offset of a lost event proves nothing any more.
+
+Everything else holds as ever: no commit without a grant, one grant, no overlap, and every batch commits.
 
 The *window*: without a fenced publish, a commit that lands after its grant's end is no violation, because no lock can prevent
 it. `windows` counts these commits.
@@ -33,7 +46,7 @@ it. `windows` counts these commits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -42,10 +55,12 @@ from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
+    LEDGER_EVENT,
     WRITER_EVENT,
     Abort,
     Admitted,
     AlreadyCommitted,
+    BatchCommitted,
     CommitCompleted,
     CommitGranted,
     CommitIntent,
@@ -95,14 +110,26 @@ class History:
     batch: int | None
     sequence: int
     priority: int
+    order: int
+    """Its place among all transactions, in the order of their intents."""
+    opened_at: float
+    intent_lost: bool = False
+    unreported: bool = False
+    """No agent can know of its completion."""
+    granted_at: int | None = None
+    """Offset of the grant in `decisions`, -1 once it is lost."""
     requested: int | None = None
     admitted: bool = False
     granted: CommitGranted | None = None
     ended: Abort | None = None
     """The abort that ended it."""
+    ended_at: int | None = None
+    """Its offset in `decisions`."""
+    told: bool = False
+    """Whether the log has had an abort of it, even if that is lost."""
     lost_to: set[str] = field(default_factory=set)
-    event_offsets: list[int] = field(default_factory=list)
-    """Offsets of all its writer's events."""
+    events: list[tuple[int, float]] = field(default_factory=list)
+    """Offset and time of all its writer's events."""
     seqs: list[tuple[int, int]] = field(default_factory=list)
     """Offset and `seq` of its writer's events that have one."""
     touched: set[tuple[str, str]] = field(default_factory=set)
@@ -116,6 +143,18 @@ class History:
         self.touched.update((each.partition, each.file_group) for each in markers)
 
 
+@dataclass(slots=True)
+class TakeOver:
+    """The first `partition-taken` of an owner."""
+
+    partition: int
+    at: float
+    lacking: str | None
+    """The topic that lacks something which the checkpoint relies on."""
+    sure: bool = False
+    """Whether the owner has read the log, and that was the same until then."""
+
+
 class Oracles(ViolationRecorder):
     """The oracles of the whole system."""
 
@@ -125,11 +164,13 @@ class Oracles(ViolationRecorder):
         settings: Settings,
         tables: Mapping[str, LakeTable],
         refusals: FaultPeriod | None,
+        partition_of: Callable[[str], int],
     ) -> None:
-        """`refusals`: when the store refuses locks."""
+        """`refusals`: when the store refuses locks. `partition_of`: the one of a table."""
         super().__init__(timeline)
         self._settings = settings
         self._refusals = refusals
+        self._partition_of = partition_of
         self.windows = 0
         self.unknown_twice = 0
         self._max_losses = settings.max_losses
@@ -137,6 +178,16 @@ class Oracles(ViolationRecorder):
         self._extended_since: dict[tuple[str, str | None], float] = {}
         """By grant and term: when an owner decided on the grant first. An owner counts its age from its own replay."""
         self._tables = tables
+        self.lacking: Callable[[int], str | None] = lambda _: None
+        """The topic of which a partition lacks something that its checkpoint relies on."""
+        self._takeovers: dict[str, TakeOver] = {}
+        """By term."""
+        self._lost_at: dict[int, float] = {}
+        """By partition: when records were lost last."""
+        self._overlooked: set[str] = set()
+        """Transactions with an event that its owner can't read."""
+        self._in_ledger: dict[tuple[str, str], int] = {}
+        """By table and writer: the largest batch in the ledger."""
         self._terms: dict[int, str] = {}
         self._taken_over_at: dict[int, float] = {}
         self._histories: dict[str, History] = {}
@@ -164,6 +215,8 @@ class Oracles(ViolationRecorder):
             self._on_writer_record(record)
         elif record.topic == TOPICS.decisions:
             self._on_decision_record(record)
+        elif record.topic == TOPICS.ledger:
+            self._on_ledger_record(record)
 
     def _on_writer_record(self, record: Record) -> None:
         event = decode(WRITER_EVENT, record.value)
@@ -176,12 +229,20 @@ class Oracles(ViolationRecorder):
         if isinstance(event, CommitIntent):
             self._histories.setdefault(
                 event.transaction,
-                History(event.table, event.writer, event.batch_id, record.offset, event.priority),
+                History(
+                    event.table,
+                    event.writer,
+                    event.batch_id,
+                    record.offset,
+                    event.priority,
+                    len(self._histories),
+                    record.at,
+                ),
             ).touch(event.scope)
         history = self._histories.get(event.transaction)
         if history is None:
             return
-        history.event_offsets.append(record.offset)
+        history.events.append((record.offset, record.at))
         if isinstance(event, CommitRequested | WriterHeartbeat):
             history.seqs.append((record.offset, event.seq))
         if isinstance(event, CommitRequested | MarkerCreated):
@@ -191,13 +252,18 @@ class Oracles(ViolationRecorder):
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
         if isinstance(event, CommitCompleted):
             history.completed = history.completed or record.offset
-            if event.batch_id is not None:
+            overlooked = event.transaction in self._overlooked or history.granted_at == -1
+            history.unreported = history.unreported or overlooked
+            if event.batch_id is not None and not history.unreported:
                 self._committed[history.table, history.writer].append((record.offset, event.batch_id))
 
     def _on_decision_record(self, record: Record) -> None:
         event = decode(DECISION_RECORD, record.value)
         assert not isinstance(event, Undecodable)
         if isinstance(event, PartitionTaken):
+            if event.term not in self._takeovers:
+                lacking = self.lacking(record.partition)
+                self._takeovers[event.term] = TakeOver(record.partition, record.at, lacking)
             self._terms[record.partition] = event.term
             self._taken_over_at[record.partition] = record.at
             self._timeline.log("log", f"decisions-{record.partition} {record.offset}: taken by {event.agent}")
@@ -217,7 +283,85 @@ class Oracles(ViolationRecorder):
         )
         history = self._histories.get(event.transaction)
         if counted and history is not None and (event.table, event.writer) == (history.table, history.writer):
+            if isinstance(event, CommitGranted) and history.granted_at is None:
+                history.granted_at = record.offset
+            ended = history.ended
             self._check_decision(event, history)
+            if history.ended is not ended:
+                history.ended_at, history.told = record.offset, True
+
+    def _on_ledger_record(self, record: Record) -> None:
+        event = decode(LEDGER_EVENT, record.value)
+        if isinstance(event, BatchCommitted) and event.batch_id is not None:
+            key = event.table, event.writer
+            self._in_ledger[key] = max(event.batch_id, self._in_ledger.get(key, -1))
+
+    # -- lost records ------------------------------------------------------------------------------------------------
+
+    def on_loss(self, topic: str, partition: int, beginning: int, end: int) -> None:
+        """A log has lost its records before `beginning` and from `end` on."""
+        self._lost_at[partition] = self._timeline.now
+        for history in self._histories.values():
+            if self._partition_of(history.table) != partition:
+                continue
+            if topic == TOPICS.writers:
+                _forget_events(history, beginning, end)
+            else:
+                if history.granted_at is not None and not beginning <= history.granted_at < end:
+                    history.granted_at = -1
+                if history.ended_at is not None and not beginning <= history.ended_at < end:
+                    history.ended = history.ended_at = None
+            key = history.table, history.writer
+            if history.completed is not None and -1 in (history.completed, history.granted_at):
+                history.unreported = (history.batch or 0) > self._in_ledger.get(key, -1)
+        for key, committed in self._committed.items():
+            if self._partition_of(key[0]) == partition:
+                known = self._in_ledger.get(key, -1)
+                reported = {
+                    each.batch
+                    for each in self._histories.values()
+                    if (each.table, each.writer) == key and each.completed is not None and not each.unreported
+                }
+                committed[:] = [each for each in committed if each[1] <= known or each[1] in reported]
+
+    def on_overlooked(self, transaction: str) -> None:
+        """The owner of the partition has already read another record at the offset of an event of this transaction."""
+        self._overlooked.add(transaction)
+
+    def on_loaded(self, term: str) -> None:
+        """An owner has read decisions and ledger."""
+        taken = self._takeovers.get(term or "")
+        if taken is not None:
+            lost_since = self._lost_at.get(taken.partition, -1.0) >= taken.at
+            taken.sure = not lost_since and self.lacking(taken.partition) == taken.lacking
+
+    def _may_lack(self, term: str | None) -> bool:
+        taken = self._takeovers.get(term or "")
+        return taken is not None and (taken.lacking is not None or not taken.sure)
+
+    def check_incomplete(self, partition: int, shown: Collection[str]) -> None:
+        """Check at the end what followed from a loss. `shown`: the topics of which the checkpoint names a gap."""
+        taken = [each for each in self._takeovers.values() if each.partition == partition]
+        noticed = [each for each in taken if each.sure and each.lacking is not None]
+        if not noticed or self.lacking(partition) is not None:
+            return
+        for each in noticed:
+            if each.lacking not in shown:
+                self.violated(
+                    "an incomplete log is noticed",
+                    f"the checkpoint of partition {partition} doesn't name what {each.lacking} had lost",
+                )
+        for name, history in self._histories.items():
+            over = history.told or history.granted or history.skipped or history.abandoned
+            if (
+                self._partition_of(history.table) == partition
+                and history.opened_at < noticed[-1].at
+                and not (over or history.intent_lost or history.completed is not None)
+                and name not in self._overlooked
+            ):
+                self.violated(
+                    "an incomplete log is noticed", f"{name} was open, and nobody told its writer anything"
+                )
 
     def check_owner(self, partition: int, term: str, agent: str) -> None:
         """Check that the take-over of a live owner is the last in the log at the end of the run."""
@@ -279,7 +423,7 @@ class Oracles(ViolationRecorder):
             self.violated("forged events change nothing", f"{name} is refused: {event.detail}")
         where = (history.table, history.writer)
         later = any(
-            (other.table, other.writer) == where and other.sequence > history.sequence
+            (other.table, other.writer) == where and other.order > history.order
             for other in self._histories.values()
         )
         committed = any(batch >= (history.batch or 0) for _, batch in self._committed[where])
@@ -303,6 +447,12 @@ class Oracles(ViolationRecorder):
 
     def _check_grant(self, event: CommitGranted, history: History) -> None:
         name = event.transaction
+        taken = self._takeovers.get(event.term or "")
+        if taken is not None and taken.lacking and taken.sure and history.opened_at < taken.at:
+            self.violated(
+                "an incomplete log is noticed",
+                f"{name} is granted; it was open at the take-over by {event.agent}, which lacked records of {taken.lacking}",
+            )
         if history.granted is not None:
             self.violated(
                 "consistent decisions", f"{name} is granted twice: {history.granted.grant} and {event.grant}"
@@ -323,7 +473,10 @@ class Oracles(ViolationRecorder):
         self._check_forged_abort(event, history)
         if event.reason == "unknown-transaction":
             if history.ended is None and history.completed is None and not history.abandoned:
-                self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
+                if not (history.intent_lost or self._may_lack(event.term)):
+                    self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
+                elif history.granted is None:
+                    history.ended = event
             return
         if (event.detail or "").startswith(STOPPED) and history.ended is not None:
             return  # a late event of a transaction that its owner has forgotten since
@@ -358,7 +511,7 @@ class Oracles(ViolationRecorder):
         """Check the victim by design.md §4. While it is unclear whether a writer is protected, either may lose."""
         if self._lost(other) >= self._max_losses:
             return
-        mine, theirs = (history.priority, -history.sequence), (other.priority, -other.sequence)
+        mine, theirs = (history.priority, -history.order), (other.priority, -other.order)
         if self._lost(history) >= self._max_losses and not self._has_committed_since(history):
             self.violated("right victim", f"{event.transaction} is protected, and loses to {name}")
         elif mine > theirs:
@@ -373,7 +526,7 @@ class Oracles(ViolationRecorder):
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def on_decision(self, node: Node, value: bytes, writers: list[Record], read_until: float | None) -> None:
+    def on_decision(self, node: Node, value: bytes, read_until: float | None) -> None:
         """An agent decides. Whether the decision counts is known once it is in the log.
 
         `read_until`: the agent claims to have read every event that was in the log at this true time (None: no claim).
@@ -390,10 +543,10 @@ class Oracles(ViolationRecorder):
             key = (event.grant, event.seq)
             self._deadlines[key] = max(until, self._deadlines.get(key, 0.0))
         if isinstance(event, Abort):
-            self._check_limits(node, event, writers)
-            self._check_lag(event, writers, self._timeline.now if read_until is None else read_until)
+            self._check_limits(node, event)
+            self._check_lag(event, self._timeline.now if read_until is None else read_until)
 
-    def _check_limits(self, node: Node, event: Abort, writers: list[Record]) -> None:
+    def _check_limits(self, node: Node, event: Abort) -> None:
         """A refusal of the store is a doubt until it lasts, and a transaction is overdue no sooner than its limit."""
         now, history = self._timeline.now, self._histories.get(event.transaction)
         if event.reason == "lock-refused":
@@ -402,7 +555,7 @@ class Oracles(ViolationRecorder):
             lasted = now - refusals.since if refusals is not None and refused else 0.0
             limit = self._settings.refusal_seconds
         elif event.reason == "timed-out" and history is not None:
-            lasted, limit = now - writers[history.sequence].at, self._settings.max_transaction_seconds
+            lasted, limit = now - history.opened_at, self._settings.max_transaction_seconds
         else:
             return
         if lasted < CLOCK_RATE * limit:
@@ -411,16 +564,17 @@ class Oracles(ViolationRecorder):
                 f"{event.transaction} gets {event.reason} after {lasted:.1f} s, the limit is {limit:g} s",
             )
 
-    def _check_lag(self, event: Abort, writers: list[Record], read_until: float) -> None:
+    def _check_lag(self, event: Abort, read_until: float) -> None:
         """An abort for silence must know every event that was in the log then. A repeated abort is not judged again."""
         history = self._histories.get(event.transaction)
         lapse = event.reason == "outcome-unknown" and not event.conflicts
         if history is None or history.ended is not None or not (lapse or event.reason == "writer-lost"):
             return
-        completed = [] if history.completed is None else [history.completed]
-        for offset in completed if lapse else history.event_offsets:
-            if offset > event.cause_offset and writers[offset].at < read_until:
-                old = self._timeline.now - writers[offset].at
+        for offset, at in history.events:
+            if lapse and offset != history.completed:
+                continue
+            if offset > event.cause_offset and at < read_until:
+                old = self._timeline.now - at
                 self.violated(
                     "lag loses no writer",
                     f"{event.transaction} gets {event.reason}; its event at {offset} has been in the log for {old:.3f} s",
@@ -507,6 +661,8 @@ class Oracles(ViolationRecorder):
                 continue
             if other.commit.writer == commit.writer and other.commit.batch == commit.batch:
                 self._twice(table, landed, other)
+            elif not {commit.transaction, other.commit.transaction}.isdisjoint(self._overlooked):
+                continue
             elif other.at > commit.began and conflict(commit.touched, commit.rule, other.commit):
                 self.violated(
                     "no overlap",
@@ -517,7 +673,7 @@ class Oracles(ViolationRecorder):
     def _twice(self, table: LakeTable, landed: Landed, other: Landed) -> None:
         """Judge a repeated batch. It is allowed if the table records no batches and the first commit was not reported."""
         first, again = self._histories[other.commit.transaction], self._histories[landed.commit.transaction]
-        known = first.completed is not None and again.granted is not None
+        known = first.completed is not None and again.granted is not None and not first.unreported
         reported = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
         if table.records_batches or reported:
             batch = landed.commit.batch
@@ -527,6 +683,17 @@ class Oracles(ViolationRecorder):
             )
         else:
             self.unknown_twice += 1
+
+
+def _forget_events(history: History, beginning: int, end: int) -> None:
+    """Forget the events that `writers` has lost. Those whose offsets matter later count as read long ago."""
+    history.intent_lost = history.intent_lost or not beginning <= history.sequence < end
+    history.events = [each for each in history.events if beginning <= each[0] < end]
+    history.seqs = [(offset if offset < end else -1, seq) for offset, seq in history.seqs]
+    if history.requested is not None and history.requested >= end:
+        history.requested = -1
+    if history.completed is not None and not beginning <= history.completed < end:
+        history.completed = -1
 
 
 class LockWatch(LockOracles):

@@ -27,6 +27,9 @@
 | a refusal is final | limits are waited out | a refusal of the store is a doubt until it lasts |
 | open without limit | every batch commits | a transaction that is open for longer than `max_transaction_seconds` is aborted |
 | aborts matched by id | replay matches | a replay matches decisions by table, transaction and writer |
+| an incomplete log not noticed | an incomplete log is noticed | a take-over compares the log with the checkpoint |
+| gaps not shown | an incomplete log is noticed | the checkpoints name the gaps that were found |
+| a lost decision forgotten | replay matches | the last checkpoint of a session names the decision that was lost meanwhile |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
 """
@@ -34,8 +37,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
+from lakewarden.agent.serving import takeover
+from lakewarden.agent.serving.checkpoint import Checkpoint, digest
+from lakewarden.agent.serving.partition import log_seen
 from lakewarden.agent.serving.partition import replay as replay_module
+from lakewarden.agent.serving.partition.log_seen import LogSeen
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
@@ -44,13 +52,15 @@ from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
 from lakewarden.handlers.lease.types import Step
-from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory, replay
+from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory
 from lakewarden.handlers.table import machine as table
+from lakewarden.handlers.table import replay as replay_rules
 from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.log_gaps import LastRecord
 from lakewarden.handlers.table.machine import EventRead, step
-from lakewarden.handlers.table.replay import Subject
+from lakewarden.handlers.table.replay import Position, Subject
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Closed, Phase, Transaction
@@ -67,7 +77,7 @@ def _terms_ignored() -> list[Patch]:
     def any_decision(_: DecisionEvent, __: str | None) -> bool:
         return True
 
-    return [(replay, "counts", any_decision), (writers, "counts", any_decision)]
+    return [(replay_rules, "counts", any_decision), (writers, "counts", any_decision)]
 
 
 def _unfenced_publish() -> list[Patch]:
@@ -269,6 +279,29 @@ def _aborts_matched_by_id() -> list[Patch]:
     return [(replay_module, "subject", by_id), (memory, "subject", by_id)]
 
 
+def _an_incomplete_log_not_noticed() -> list[Patch]:
+    return [(takeover, "find_gap", lambda *_: None), (log_seen, "missing_events", lambda *_: None)]
+
+
+def _gaps_not_shown() -> list[Patch]:
+    checkpoint = LogSeen.checkpoint
+
+    def without_gaps(self: LogSeen, offset: int, decisions: Position) -> Checkpoint:
+        return replace(checkpoint(self, offset, decisions), gaps=())
+
+    return [(LogSeen, "checkpoint", without_gaps)]
+
+
+def _a_lost_decision_forgotten() -> list[Patch]:
+    def forget(self: LogSeen, value: bytes, offset: int) -> None:
+        if offset < self.decisions_end:
+            self.cut = "lost records"
+        self.decisions_end = max(self.decisions_end, offset + 1)
+        self._published = LastRecord(offset, digest(value))
+
+    return [(LogSeen, "on_decision", forget)]
+
+
 def _an_error_ends_the_session() -> list[Patch]:
     def failing(_: Tables, __: str, error: Exception, *___: object) -> None:
         raise error
@@ -306,6 +339,9 @@ BUGS: Bugs = {
     "a refusal is final": ("limits are waited out", _a_refusal_is_final),
     "open without limit": ("every batch commits", _open_without_limit),
     "aborts matched by id": ("replay matches", _aborts_matched_by_id),
+    "an incomplete log not noticed": ("an incomplete log is noticed", _an_incomplete_log_not_noticed),
+    "gaps not shown": ("an incomplete log is noticed", _gaps_not_shown),
+    "a lost decision forgotten": ("replay matches", _a_lost_decision_forgotten),
     "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
     "writers of a stopped table not told": (
         "an error stops one table",
@@ -328,6 +364,9 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "a refusal is final": "refusals",
     "open without limit": "hung_bodies",
     "aborts matched by id": "used_ids",
+    "an incomplete log not noticed": "losses",
+    "gaps not shown": "losses",
+    "a lost decision forgotten": "losses",
     "an error ends the session": "errors",
     "writers of a stopped table not told": "errors",
 }

@@ -25,6 +25,7 @@ from tests.simulation.whole.agents import ObservedOwner, simulated
 from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.errors import PLANNED, Errors
+from tests.simulation.whole.losses import Losses
 from tests.simulation.whole.oracles import LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
@@ -89,7 +90,9 @@ class World:
             )
             for plan in scenario.tables
         }
-        self.oracles = Oracles(self.timeline, scenario.settings, self.tables, scenario.additions.refusals)
+        self.oracles = Oracles(
+            self.timeline, scenario.settings, self.tables, scenario.additions.refusals, self._partition_of
+        )
         counts = {each.name: each.partitions for each in TOPICS.settings(scenario.partitions)}
         self.broker = Broker(self.timeline, stream(seed, "broker"), counts, TOPICS.writers)
         self.broker.on_record = self._on_record
@@ -125,6 +128,16 @@ class World:
             stream(seed, "used ids in records"),
             chance=scenario.additions.used_ids,
         )
+        self.losses = Losses(
+            self.timeline,
+            self.broker,
+            scenario.additions.losses,
+            until=scenario.fault_free_from,
+            partition_of=lambda loss: self._partition_of(scenario.tables[loss.table].uri),
+            on_loss=self.oracles.on_loss,
+            kill_owner=self._kill_owner,
+        )
+        self.oracles.lacking = self.losses.lacking
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -180,6 +193,9 @@ class World:
         return self.timeline.now > self.scenario.fault_free_from and all(job.done for job in self._jobs)
 
     def _on_record(self, record: Record) -> None:
+        if self.scenario.additions.losses:
+            for owner in self.owners:
+                owner.note_written(record)
         self.oracles.on_record(record)
         self._strangers.on_record(record)
         self._used_ids.on_record(record)
@@ -208,6 +224,8 @@ class World:
         for owner in self.owners:
             if owner.phase == "live" and owner.node.state == "running":
                 self.oracles.check_owner(owner.number, owner.term, owner.node.name)
+        for number in range(self.scenario.partitions):
+            self.oracles.check_incomplete(number, self.losses.gaps_shown(number))
         for job in self._jobs:
             if not job.done:
                 self.oracles.violated(
@@ -366,6 +384,12 @@ class World:
     def _draws_stop(self, node: Node, chance: float) -> bool:
         over = self.timeline.now >= self.scenario.fault_free_from or node.name.startswith("hudi")
         return not over and self._stops.random() < chance
+
+    def _kill_owner(self, number: int, restart: float) -> None:
+        """Kill the agents that believe to own a partition."""
+        alive = [each for each in self.owners if each.number == number and each.node.state == "running"]
+        for node in dict.fromkeys(each.node for each in alive if each.phase != "released"):
+            self._stop(node, self._machine(node), Stop(self.timeline.now, None, restart=restart))
 
     def _draw_hang(self) -> float:
         """How long the publish of a driver hangs, while its heartbeats continue."""

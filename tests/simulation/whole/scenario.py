@@ -31,8 +31,14 @@ Every tenth seed, beginning with 7, has other ones (`draw_later_additions`):
 | hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
 | used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
 
-`VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, and
-one of the first kind what it meant in version 3.
+Every tenth seed, beginning with 9, has faults of the log (`draw_log_faults`):
+
+| addition | what goes wrong |
+| --- | --- |
+| losses | Kafka loses records that a checkpoint relies on (`losses.py`) |
+
+`VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
+of the first kind what it meant in version 3, and one of the second kind what it meant in version 4.
 """
 
 from __future__ import annotations
@@ -50,7 +56,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 4
+VERSION = 5
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -66,6 +72,8 @@ ADDITIONS_EVERY = 5
 """One of so many seeds has additions. None of the seeds that failed before there were any has."""
 LATER_ADDITIONS_EVERY, LATER_ADDITIONS_FROM = 10, 7
 """None of the seeds that failed before there were any has later additions."""
+LOG_FAULTS_FROM = 9
+"""Likewise, one of `LATER_ADDITIONS_EVERY` seeds has faults of the log."""
 MAX_TRANSACTION_SECONDS = 30.0
 """In seeds with hung bodies: longer than most transactions take."""
 REFUSAL_SECONDS = (3.0, 120.0)
@@ -146,6 +154,22 @@ class PlannedError:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """Kafka loses records of one partition, or of a whole topic."""
+
+    at: float
+    """Not before this time."""
+    topic: Literal["writers", "decisions"]
+    what: Literal["beginning", "end", "everything"]
+    table: int
+    """The one whose partition is concerned, by its place in the scenario."""
+    records: int
+    """How many the log keeps at its end, or loses before the last one that the checkpoint names."""
+    restart: float | None
+    """The owner of the partition is killed, and restarted after so many seconds; None: it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Additions:
     """The faults that only some seeds have."""
 
@@ -160,6 +184,7 @@ class Additions:
     """Probability that the work of a transaction hangs after a marker."""
     used_ids: float = 0.0
     """Probability that markers are followed by some with the same id on another table."""
+    losses: tuple[Loss, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +278,8 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     scenario = draw(stream("scenario"))
     if seed % LATER_ADDITIONS_EVERY == LATER_ADDITIONS_FROM:
         return _with_later_additions(stream, scenario)
+    if seed % LATER_ADDITIONS_EVERY == LOG_FAULTS_FROM:
+        return replace(scenario, additions=draw_log_faults(stream, scenario))
     if seed % ADDITIONS_EVERY:
         return scenario
     additions = draw_additions(stream, scenario.fault_free_from)
@@ -296,6 +323,24 @@ def draw_later_additions(stream: Callable[[str], Random], scenario: Scenario) ->
         refusals=period if refusals.random() < 0.6 else None,
         hung_bodies=stream("hung bodies").choice((0.0, 0.1)),
         used_ids=stream("used ids").choice((0.0, 0.2)),
+    )
+
+
+def draw_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
+    """Draw the faults of the log, each from a stream of its own."""
+    losses = stream("losses")
+    return Additions(
+        losses=tuple(
+            Loss(
+                losses.uniform(1.5, scenario.fault_free_from * 0.8),
+                losses.choice(("writers", "decisions")),
+                losses.choice(("beginning", "end", "everything")),
+                losses.randrange(len(scenario.tables)),
+                losses.choice((0, 1, 3, 8)),
+                losses.choice((None, 0.1, 1.0, 5.0)),
+            )
+            for _ in range(losses.choice((1, 1, 2)))
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from tests.simulation.whole.run import run, stream
 from tests.simulation.whole.scenario import (
     ADDITIONS_EVERY,
     LATER_ADDITIONS_FROM,
+    LOG_FAULTS_FROM,
     SHARES,
     Additions,
     draw,
@@ -118,7 +119,12 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     drawn = {seed: scenario_of(seed, partial(stream, seed)).additions for seed in range(SEEDS)}
     with_errors = [error.where for each in drawn.values() for error in each.errors]
 
-    assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == {0, 5, LATER_ADDITIONS_FROM}
+    losses = [loss for each in drawn.values() for loss in each.losses]
+
+    residues = {0, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
+    assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
+    assert len({(loss.topic, loss.what) for loss in losses}) == 6
+    assert {loss.restart is None for loss in losses} == {False, True}
     assert {each.refusals is None for each in drawn.values()} == {False, True}
     assert {each.hung_bodies for each in drawn.values()} == {0.0, 0.1}
     assert {each.used_ids for each in drawn.values()} == {0.0, 0.2}
@@ -126,7 +132,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 
 
-@pytest.mark.parametrize("seed", [2 * ADDITIONS_EVERY, LATER_ADDITIONS_FROM])
+@pytest.mark.parametrize("seed", [2 * ADDITIONS_EVERY, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM])
 def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:
     require_reproducible(SIMULATION, seed)
 

@@ -7,7 +7,7 @@ production events. The code around it is modelled here, because in production it
 | --- | --- |
 | `transaction.py` | `Attempt` |
 | `event_publisher.py` | heartbeats, the shared `seq`, `commit-completed` published twice |
-| `channel.py` | the term that counts; a producer is discarded when a send takes too long |
+| `channel.py` | the term that counts; a producer is discarded when a send fails or takes too long |
 | `batches.py` | retries with `queued` admission and everything touched as scope |
 | `sinks/paimon/` | the order of its queries: the batch, the base, the grant; then publish and read back |
 
@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
+from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from lakewarden.events import (
@@ -103,6 +104,7 @@ class Channel:
         self._producer: SimProducer | None = None
         self._handlers: dict[str, Callable[[DecisionEventUnion, int], None]] = {}
         self._term: str | None = None
+        self._doubted: set[str | None] = set()
         self._opening = anyio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -130,7 +132,7 @@ class Channel:
         self._handlers.pop(transaction, None)
 
     async def send(self, event: WriterEventUnion) -> int:
-        """Publish and wait for the acknowledgement. Raises `DriverFailed` if it takes too long."""
+        """Publish and wait for the acknowledgement. Raises `DriverFailed` if Kafka refuses it, or it takes too long."""
         return await self.acknowledged(await self.publish(event))
 
     async def publish(self, event: WriterEventUnion) -> Awaitable[Any]:
@@ -143,28 +145,46 @@ class Channel:
 
     async def acknowledged(self, sent: Awaitable[Any]) -> int:
         """Return the offset once it is acknowledged."""
+        problem = "Kafka did not acknowledge in time"
         with anyio.move_on_after(self._timeout):
-            return int((await sent).offset)
+            try:
+                return int((await sent).offset)
+            except KafkaError as error:
+                problem = f"Kafka refuses an event: {error}"
         producer, self._producer = self._producer, None
         if producer is not None:
             self.spawn(_stop(producer))
-        raise DriverFailed("Kafka did not acknowledge in time")
+        raise DriverFailed(problem)
 
     async def _read(self, consumer: SimConsumer) -> None:
         while True:
             for records in (await consumer.getmany(timeout_ms=2_000)).values():
                 for record in records:
-                    self._dispatch(record.value, record.offset)
+                    if not self._dispatch(record.value, record.offset):
+                        await self._find_term(record.offset)
+                        self._dispatch(record.value, record.offset)
 
-    def _dispatch(self, value: bytes, offset: int) -> None:
+    async def _find_term(self, end: int) -> None:
+        kafka, where = self._process.kafka, TopicPartition(TOPICS.decisions, self._job.partition)
+        first = kafka.broker.beginnings[where]
+        for record in await kafka.call_until_answered(lambda: kafka.broker.logs[where][first:end]):
+            decision = decode(DECISION_RECORD, record.value)
+            if isinstance(decision, PartitionTaken):
+                self._term = decision.term
+
+    def _dispatch(self, value: bytes, offset: int) -> bool:
+        """Dispatch a decision. Return False if the log must be searched for the term in force first."""
         decision = decode(DECISION_RECORD, value)
         assert not isinstance(decision, Undecodable)
         if isinstance(decision, PartitionTaken):
             self._term = decision.term
-        elif isinstance(decision, LocksHandedOver):
-            return
-        elif counts(decision, self._term) and (handler := self._handlers.get(decision.transaction)):
-            handler(decision, offset)
+        elif not isinstance(decision, LocksHandedOver):
+            if not counts(decision, self._term) and decision.term not in self._doubted:
+                self._doubted.add(decision.term)
+                return False
+            if counts(decision, self._term) and (handler := self._handlers.get(decision.transaction)):
+                handler(decision, offset)
+        return True
 
 
 async def _stop(producer: SimProducer) -> None:

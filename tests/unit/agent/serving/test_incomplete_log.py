@@ -383,6 +383,25 @@ async def test_decisions_that_are_truncated_while_the_owner_runs_end_its_session
     assert TOPICS.decisions in owner.cut
 
 
+async def test_decisions_that_were_lost_before_the_last_checkpoint_are_missed_by_the_next_owner(
+    scene: Scene,
+) -> None:
+    """Seed 39 of the simulation: the session that noticed it ended with a checkpoint that named the decision written since."""
+    owner = await with_history(scene)
+    scene.kafka.topics[TOPICS.decisions].truncate(1)
+    for transaction in ("A", "B", "C", "D", "E", "F"):
+        scene.send(CommitIntent, transaction)
+    scene.consume(owner)
+    scene.commit(owner)
+    end = scene.kafka.topics[TOPICS.decisions].end
+
+    with capture_logs() as lines:
+        await scene.take_over()
+
+    assert [each["problem"] for each in lines if each["event"] == "log.incomplete"] == ["replaced"]
+    assert {"T1", "T3"} <= set(scene.decisions(Abort, end))
+
+
 async def test_a_long_ledger_leaves_the_event_loop_to_other_tasks(scene: Scene) -> None:
     """Meanwhile the locks of other partitions are renewed, and heartbeats to the group are sent."""
     await scene.take_over()

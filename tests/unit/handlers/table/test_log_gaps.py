@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lakewarden.events import CommitCompleted
 from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, Problem, find_gap, replay_start
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableSettings
@@ -93,6 +94,23 @@ def test_a_grant_that_the_log_still_has_survives_an_incomplete_replay() -> None:
     assert w.aborted == {"open": "unknown-transaction"}
     assert w.phase("granted") is Phase.GRANTED
     assert w.of(AcquireLock) == [AcquireLock(adopt="agent-1")]
+
+
+def test_of_two_grants_that_the_log_still_has_the_last_one_survives_an_incomplete_replay() -> None:
+    """Seed 319 of the simulation: the completion before the second grant was lost, and the table stopped for good."""
+    w = world().intent("first", batch_id=7).lock().commits("first")
+    w = w.intent("second").lock().request("second").intent("open")
+    lost = [each for each in w.log if isinstance(each, tuple) and each[0].event_id == "e-2-first"]
+    assert isinstance(lost[0][0], CommitCompleted)
+    w = w.rebuilt([each for each in w.log if each not in lost])
+    w.state.unseen_grant = True
+
+    w.replayed(missing="writers ends at 2")
+
+    assert w.aborted == {"first": "outcome-unknown", "open": "unknown-transaction"}
+    assert w.phase("second") is Phase.GRANTED
+    assert w.tick().aborted == {}
+    assert w.complete("first").state.ledger["w-first"].batch_id == 7
 
 
 @pytest.mark.parametrize("hold", ["while-active", "per-commit"])

@@ -16,7 +16,14 @@ import pytest
 from aiokafka.errors import ConsumerStoppedError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from lakewarden.events import Admitted, DecisionEventUnion, Topics, encode
+from lakewarden.events import (
+    Admitted,
+    DecisionEventUnion,
+    PartitionTaken,
+    Topics,
+    encode,
+    partition_name,
+)
 from lakewarden.spark_jobs.gate import channel as channel_module
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.refusals import ConnectionErrors, not_granted
@@ -36,7 +43,13 @@ class Broker:
     refuses_new: int = 0
     """How many of the next consumers can't be started."""
 
-    def publish(self, transaction: str, cause_offset: int = 0) -> None:
+    def take_over(self, term: str) -> None:
+        taken = PartitionTaken(
+            event_id="p", table=partition_name(0), at=datetime.now(UTC), agent="a", term=term
+        )
+        self.records.append(encode(taken))
+
+    def publish(self, transaction: str, term: str | None = None, cause_offset: int = 0) -> None:
         decision = Admitted(
             event_id="d",
             table=TABLE,
@@ -45,6 +58,7 @@ class Broker:
             at=datetime.now(UTC),
             agent="a",
             cause_offset=cause_offset,
+            term=term,
         )
         self.records.append(encode(decision))
 
@@ -92,7 +106,7 @@ class FakeConsumer:
         found = [] if self.quiet else self.broker.records[self.at :]
         start, self.at = self.at, self.at + len(found)
         records: list[Any] = [
-            ConsumerRecord(where.topic, 0, start + n, 0, 0, TABLE.encode(), value, None, 0, 0, ())
+            ConsumerRecord(where.topic, 0, start + n, 0, 0, _key(value), value, None, 0, 0, ())
             for n, value in enumerate(found)
         ]
         return {where: records} if records else {}
@@ -100,6 +114,10 @@ class FakeConsumer:
     def _raise(self) -> None:
         if self.broker.errors:
             raise self.broker.errors.popleft()
+
+
+def _key(value: bytes) -> bytes:
+    return (partition_name(0) if channel_module.PARTITION_TAKEN in value else TABLE).encode()
 
 
 @dataclass
@@ -195,6 +213,32 @@ def test_decisions_about_other_transactions_show_how_far_an_agent_has_read(scene
     scene.require(("A", 1))
 
     assert scene.channel.agent_read_up_to(TABLE) == 7
+
+
+def test_a_take_over_at_an_offset_that_was_read_before_is_found(scene: Scene) -> None:
+    """Seed 2099 of the simulation: Kafka lost the end of the topic and went on. The writer believed no decision any more."""
+    scene.broker.take_over("one")
+    scene.subscribe("A")
+    scene.broker.publish("A", "one")
+    scene.require(("A", 1))
+
+    del scene.broker.records[:]
+    scene.broker.take_over("two")
+    scene.broker.publish("B", "two")
+    scene.broker.publish("A", "two")
+
+    scene.require(("A", 1), ("A", 2))
+
+
+def test_a_replaced_agent_is_not_believed_and_the_term_is_searched_once(scene: Scene) -> None:
+    scene.broker.take_over("one")
+    scene.broker.take_over("two")
+    scene.subscribe("A")
+    for term in ("one", "one", "two", "one", "two"):
+        scene.broker.publish("A", term)
+
+    scene.require(("A", 4), ("A", 6))
+    assert scene.channel._doubted == {"one"}
 
 
 def test_the_error_of_a_timeout_names_why_decisions_could_not_be_read() -> None:

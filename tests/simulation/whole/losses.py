@@ -1,0 +1,140 @@
+"""Kafka loses records that it had acknowledged, at the times that the scenario has.
+
+| what | how | what the log lacks then |
+| --- | --- | --- |
+| beginning | retention by size, or a person, removes the oldest records | records from which the next owner must replay |
+| end | a replica that lacked the newest records became the leader | the record that the checkpoint names as the last one |
+| everything | the topic was deleted and created again | the same |
+
+A loss that would concern nothing that a checkpoint relies on waits for a later checkpoint: it would prove nothing. The agent that
+owns the partition may be killed with it, so that a take-over follows.
+
+`lacking` is the simulation's own account of what the log lacks: written from docs/decisions/0016, not from the code under test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
+
+from aiokafka.structs import TopicPartition
+
+from tests.simulation.timeline import Timeline
+from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.scenario import TOPICS, Loss
+
+RETRY_SECONDS = 0.3
+"""Delay until a loss is tried again that would concern nothing yet."""
+
+
+class Losses:
+    """Carries out the planned losses, and knows what each partition lacks."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        broker: Broker,
+        planned: Sequence[Loss],
+        *,
+        until: float,
+        partition_of: Callable[[Loss], int],
+        on_loss: Callable[[str, int, int, int], None],
+        kill_owner: Callable[[int, float], None],
+    ) -> None:
+        """`on_loss`: called with topic, partition, and the offsets of the first and the last record that are left.
+
+        `kill_owner`: called with a partition and the delay of the restart.
+        """
+        self._timeline = timeline
+        self._broker = broker
+        self._until = until
+        self._partition_of = partition_of
+        self._on_loss = on_loss
+        self._kill_owner = kill_owner
+        for each in planned:
+            timeline.plan(each.at, partial(self._try, each))
+
+    def lacking(self, number: int) -> str | None:
+        """The topic of which a partition lacks something that its checkpoint relies on, or None."""
+        for topic in (TOPICS.writers, TOPICS.decisions):
+            where = TopicPartition(topic, number)
+            log, beginning = self._broker.logs[where], self._broker.beginnings[where]
+            needed, last = self._relied_on(topic, number)
+            if not beginning <= (needed or 0) <= len(log):
+                return topic
+            if last is not None:
+                offset, known = last
+                if offset >= len(log) or (offset >= beginning and _digest(log[offset]) != known):
+                    return topic
+        return None
+
+    def gaps_shown(self, number: int) -> set[str]:
+        """The topics of which the checkpoint of a partition names a gap, as `lakewarden status` shows it."""
+        known = self._broker.group.committed.get(TopicPartition(TOPICS.writers, number))
+        return set() if known is None else {topic for _, topic, *_ in json.loads(known.metadata)["gaps"]}
+
+    def _relied_on(self, topic: str, number: int) -> tuple[int | None, tuple[int, str] | None]:
+        """What the checkpoint relies on: from where the replay reads, and the last record with its digest."""
+        known = self._broker.group.committed.get(TopicPartition(TOPICS.writers, number))
+        if known is None:
+            return None, None
+        fields = json.loads(known.metadata)
+        if topic == TOPICS.writers:
+            return known.offset, fields["read"]
+        return fields["decisions"], fields["published"]
+
+    def _try(self, loss: Loss) -> None:
+        if self._timeline.now >= self._until:
+            return
+        number = self._partition_of(loss)
+        topic = TOPICS.writers if loss.topic == "writers" else TOPICS.decisions
+        if not self._lose(loss, topic, number):
+            self._timeline.after(RETRY_SECONDS, partial(self._try, loss))
+            return
+        if loss.restart is not None:
+            self._kill_owner(number, loss.restart)
+
+    def _lose(self, loss: Loss, topic: str, number: int) -> bool:
+        """Whether something that a checkpoint relies on is lost."""
+        where = TopicPartition(topic, number)
+        end = len(self._broker.logs[where])
+        needed, last = self._relied_on(topic, number)
+        if self.lacking(number) is not None or needed is None:
+            return False
+        match loss.what:
+            case "beginning":
+                if needed >= end:
+                    return False
+                beginning = max(end - loss.records, needed + 1)
+                self._broker.remove_before(where, beginning)
+                self._lost(loss, where)
+            case "end":
+                if last is None or last[0] < self._broker.beginnings[where]:
+                    return False
+                self._broker.remove_from(where, max(last[0] - loss.records, self._broker.beginnings[where]))
+                self._lost(loss, where)
+            case "everything":
+                every = [each for each in self._broker.logs if each.topic == topic]
+                if any(self._broker.logs[each] and not self._is_known(each) for each in every):
+                    return False
+                for each in every:
+                    self._broker.remove_from(each, 0)
+                    self._lost(loss, each)
+        return True
+
+    def _is_known(self, where: TopicPartition) -> bool:
+        """Whether the checkpoint names a record of this log."""
+        return self._relied_on(where.topic, where.partition)[1] is not None
+
+    def _lost(self, loss: Loss, where: TopicPartition) -> None:
+        beginning, end = self._broker.beginnings[where], len(self._broker.logs[where])
+        self._timeline.log(
+            "log", f"{loss.topic}-{where.partition} loses its {loss.what}: {beginning} to {end} are left"
+        )
+        self._on_loss(where.topic, where.partition, beginning, end)
+
+
+def _digest(record: Record) -> str:
+    return blake2b(record.value, digest_size=8).hexdigest()

@@ -1,0 +1,54 @@
+"""Reading a topic up to its end, whose end Kafka may lose meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+
+from lakewarden.agent import kafka
+from lakewarden.agent.errors import LogCutError
+from lakewarden.agent.kafka import read_to_end
+from lakewarden.agent.settings import KafkaSettings
+
+WHERE = TopicPartition("lakewarden.decisions", 3)
+
+
+class Cut:
+    """A consumer of a partition that ends at offset 9 when it is asked first, and at 4 from then on."""
+
+    def __init__(self) -> None:
+        self.ends = [9]
+
+    def assign(self, _: list[TopicPartition]) -> None:
+        return
+
+    def seek(self, _: TopicPartition, __: int) -> None:
+        return
+
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 0)
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.ends.pop() if self.ends else 4)
+
+    async def getmany(self, *_: TopicPartition, **__: Any) -> dict[TopicPartition, list[Any]]:
+        return {}
+
+    async def position(self, _: TopicPartition) -> int:
+        return 4
+
+
+async def test_an_end_that_kafka_has_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 1389 of the simulation: a take-over waited for ever, as a member of the group that held the partition."""
+
+    async def nothing(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(kafka, "reader", lambda _: Cut())
+    monkeypatch.setattr(kafka, "start_client", nothing)
+    monkeypatch.setattr(kafka, "stop_client", nothing)
+
+    with pytest.raises(LogCutError, match=r"decisions ends at offset 4 of partition 3, and had reached 9"):
+        await read_to_end(KafkaSettings(), {WHERE: 0})
