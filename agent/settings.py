@@ -353,6 +353,27 @@ class Settings(KafkaSettings):
         description="most tables of one Kafka partition with an event in the last ten minutes; further tables are refused",
     )
 
+    watch: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="Hudi tables for `lakewarden watch`: URIs, or globs with a wildcard in the last segment, comma-separated",
+    )
+    watch_seconds: Seconds = Field(
+        default=1.0, description="time between two looks of a watcher at a table with pending instants"
+    )
+    watch_idle_seconds: Seconds = Field(
+        default=5.0, description="time between two looks of a watcher at a table without pending instants"
+    )
+    watch_grace_seconds: float = Field(
+        default=2.0,
+        ge=0,
+        le=3600,
+        description="a watcher reports an instant this long after it has seen it first, so that the gate's writers have "
+        "announced theirs",
+    )
+    watch_timeout_seconds: Seconds = Field(
+        default=10.0, description="timeout of one listing or read of a watcher"
+    )
+
     shutdown_seconds: Seconds = Field(default=10.0, description="time limit of an orderly shutdown")
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto", description="log format; auto: text on a terminal, else JSON"
@@ -361,7 +382,7 @@ class Settings(KafkaSettings):
         default="info", description="lowest level that is logged"
     )
 
-    @field_validator("allow", "lock_places", mode="before")
+    @field_validator("allow", "lock_places", "watch", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -370,7 +391,7 @@ class Settings(KafkaSettings):
             else value
         )
 
-    @field_validator("allow")
+    @field_validator("allow", "watch")
     @classmethod
     def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_canonical_glob(glob) for glob in value)

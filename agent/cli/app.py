@@ -47,6 +47,7 @@ from lakewarden.agent.operators.explain_json import explanation_json
 from lakewarden.agent.operators.status import AUDIT_WINDOW, TableView, conflicts, status
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.agent.watching.foreground import watch_until_signal
 from lakewarden.events import ConflictDetected, canonical_table
 
 EXIT_FAILED = 1
@@ -181,6 +182,33 @@ def dev(
             s3_endpoint=s3_endpoint,
         )
     )
+
+
+@app.command(short_help="Report writers that don't use the gate.")
+def watch(
+    tables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table",
+            metavar="TABLE_GLOB",
+            help="URI of a Hudi table, or a glob with a wildcard in the last segment; repeatable.  [env: LAKEWARDEN_WATCH]",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    s3_endpoint: S3Endpoint = None,
+    config: Config = None,
+) -> None:
+    """Watch the timelines of Hudi tables, and report their writers to the agents, until SIGTERM or Ctrl-C.
+
+    Writers of the gate that touch the same file groups are stopped at once. The watcher reads the tables and writes nothing
+    but events. Several watchers of one table do no harm. See docs/watch.md.
+    """
+    settings = Settings.load(
+        config, bootstrap_servers=bootstrap_servers, watch=tuple(tables or ()), s3_endpoint=s3_endpoint
+    )
+    configure_logging(settings.log_format, settings.log_level)
+    ready = structlog.get_logger()
+    run(lambda: watch_until_signal(settings, lambda: ready.info("watch.ready", tables=list(settings.watch))))
 
 
 @app.command(name="conflicts", short_help="Print the conflicts between transactions.")

@@ -27,6 +27,7 @@ _GROUPS = (
         "Conflicts, grants and writers",
         ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
     ),
+    ("Watching tables (`lakewarden watch`)", ("watch",)),
     ("The process", ("agent_id", "instance", "shutdown_", "log_")),
 )
 _FLAGS = {"bootstrap_servers", "allow", "lock_root", "s3_endpoint"}

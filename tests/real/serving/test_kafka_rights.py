@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from aiokafka.protocol.admin import CreateAclsRequest
 from lakewarden.agent.cli import app
 from lakewarden.agent.cli import migrate as migrate_cli
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import KafkaSettings
+from lakewarden.agent.watching.foreground import publishing
 from lakewarden.events import (
     BatchCommitted,
     CommitGranted,
+    CommitIntent,
     ConflictDetected,
     DeadLetter,
 )
@@ -63,6 +67,7 @@ REQUESTS = {
 JOB = "`conflicts_job`"
 SPARK_SECONDS = 600.0
 """For a Spark program, most of it for its start on a busy machine."""
+WATCH = "`watch`"
 MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
 
 Right = tuple[str, str]
@@ -222,7 +227,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB, WATCH}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -278,6 +283,30 @@ def test_an_executor_needs_exactly_its_rights(guarded: Guarded, case: Case) -> N
     )
 
     _works_or_names_what_is_missing(lambda: channel.touch("p", "x", "merge"), case)
+
+
+@pytest.mark.parametrize("case", _of(WATCH), ids=str)
+def test_a_watcher_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    instant = "hudi:20261122135446024"
+    event = CommitIntent(
+        event_id=case.user,
+        table=f"{guarded.shared.table}-{case.user}",
+        transaction=instant,
+        writer=instant,
+        at=datetime.now(UTC),
+        observed=True,
+    )
+
+    async def report() -> None:
+        async with publishing(guarded.shared.settings(**guarded.settings(case))) as publish:
+            await publish([event])
+
+    if case.missing is None:
+        anyio.run(report)
+        return
+    with pytest.raises(AgentError) as failure:
+        anyio.run(report)
+    _names_what_is_missing(str(failure.value), SHARED, case.missing)
 
 
 @pytest.mark.parametrize("case", _of(*COMMANDS), ids=str)

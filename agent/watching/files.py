@@ -1,0 +1,209 @@
+"""Lists and reads the files of tables, through obstore: local disk, S3, Google Cloud Storage, Azure. It never writes.
+
+- One client per bucket or container. Credentials come from each cloud's standard chain; for S3 from that of botocore, as for the
+  agent's locks.
+- obstore repeats no request: a watcher looks again a second later anyway.
+- Every failure is an `UnreadableTableError` with a text for people. A listing is whole or an error, never a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import anyio
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.port import shorten
+from lakewarden.handlers.hudi.watching import File
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Credential
+
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Of one file that is read. A commit of 100,000 files has metadata of about 60 MB."""
+MAX_FILES = 300_000
+"""Of one listing. A write with direct markers has one file for each data file."""
+
+_Store: TypeAlias = S3Store | GCSStore | AzureStore | LocalStore
+_Result = TypeVar("_Result")
+_DEBUG = "\n\nDebug source:\n"
+
+
+class UnreadableTableError(AgentError):
+    """A listing or a read has failed. The watcher tries again in its next round."""
+
+
+class AbsentFileError(UnreadableTableError):
+    """The file is not there."""
+
+
+class TableFiles:
+    """The files below one table. Paths are relative to the table's root."""
+
+    def __init__(self, store: _Store, root: str, timeout: float) -> None:
+        self._store, self._root, self._timeout = store, root, timeout
+        self.requests = 0
+        """How many listings and reads were sent. A listing of many files counts once."""
+
+    async def folder(self, path: str) -> dict[str, File]:
+        """The files directly in a folder."""
+
+        async def listed() -> list[Any]:
+            found = await obstore.list_with_delimiter_async(self._store, self._root + path.rstrip("/"))
+            return list(found["objects"])
+
+        return self._files(await self._request(listed))
+
+    async def below(self, path: str) -> dict[str, File]:
+        """All files below a folder."""
+
+        async def listed() -> list[Any]:
+            found: list[Any] = []
+            async for page in obstore.list(self._store, self._root + path.rstrip("/"), chunk_size=1_000):
+                found += page
+                if len(found) > MAX_FILES:
+                    raise UnreadableTableError(f"more than {MAX_FILES:,} files below {path}")
+            return found
+
+        return self._files(await self._request(listed))
+
+    async def folders(self, path: str) -> list[str]:
+        """The names of the folders directly in a folder."""
+
+        async def listed() -> list[str]:
+            found = await obstore.list_with_delimiter_async(
+                self._store, (self._root + path.rstrip("/")).rstrip("/")
+            )
+            return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
+
+        return await self._request(listed)
+
+    async def read(self, path: str) -> bytes:
+        """The content of a file. Raises `AbsentFileError` if it is not there."""
+
+        async def got() -> bytes:
+            found = await obstore.get_async(self._store, self._root + path)
+            if found.meta["size"] > MAX_FILE_BYTES:
+                raise UnreadableTableError(f"{path} has more than {MAX_FILE_BYTES:,} bytes")
+            return bytes(await found.bytes_async())
+
+        return await self._request(got)
+
+    def _files(self, found: list[Any]) -> dict[str, File]:
+        files: dict[str, File] = {}
+        for each in found:
+            path = each["path"].removeprefix(self._root)
+            modified = each["last_modified"].timestamp()
+            files[path] = File(path, each["size"], each["e_tag"] or f"{modified}:{each['size']}", modified)
+        return files
+
+    async def _request(self, request: Callable[[], Awaitable[_Result]]) -> _Result:
+        self.requests += 1
+        try:
+            with anyio.fail_after(self._timeout):
+                return await request()
+        except FileNotFoundError as error:
+            raise AbsentFileError(_why(error)) from error
+        except TimeoutError as error:
+            raise UnreadableTableError(f"no answer within {self._timeout:g} s") from error
+        except (BaseError, OSError, NotImplementedError) as error:
+            raise UnreadableTableError(_why(error)) from error
+
+
+class Buckets:
+    """The clients of all buckets, made when they are first used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._stores: dict[str, _Store] = {}
+
+    def table(self, uri: str) -> TableFiles:
+        """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials."""
+        location = parse_location(uri)
+        bucket = f"{location.scheme}://{location.authority}"
+        store = self._stores.get(bucket)
+        if store is None:
+            try:
+                store = self._stores[bucket] = self._connect(location.scheme, location.authority, bucket)
+            except (BaseError, ValueError) as error:
+                raise UnreadableTableError(_why(error)) from error
+        return TableFiles(store, location.key + "/", self._settings.watch_timeout_seconds)
+
+    def _connect(self, scheme: str, authority: str, bucket: str) -> _Store:
+        settings = self._settings
+        endpoints = {
+            "s3": settings.s3_endpoint,
+            "gs": settings.gcs_endpoint,
+            "az": settings.azure_endpoint,
+            "abfs": settings.azure_endpoint,
+        }
+        endpoint = endpoints.get(scheme)
+        options: ClientConfig = {
+            "allow_http": endpoint is not None and endpoint.startswith("http://"),
+            "timeout": timedelta(seconds=settings.watch_timeout_seconds),
+        }
+        retry: RetryConfig = {"max_retries": 0}
+        match scheme:
+            case "file":
+                return LocalStore()
+            case "s3":
+                return self._s3(authority, endpoint, options, retry)
+            case "gs":
+                config: Any = {"base_url": endpoint} if endpoint else {}
+                return GCSStore(authority, config=config, client_options=options, retry_config=retry)
+            case "az" | "abfs":
+                config = {"use_emulator": False, **({"endpoint": endpoint} if endpoint else {})}
+                return AzureStore.from_url(bucket, config=config, client_options=options, retry_config=retry)
+            case _:
+                raise ValueError(f"tables of {scheme}:// can't be watched; use file, s3, gs, az or abfs")
+
+    def _s3(self, bucket: str, endpoint: str | None, options: ClientConfig, retry: RetryConfig) -> S3Store:
+        # Imported here because it takes half a second, which tables elsewhere don't need.
+        from aiobotocore.session import AioSession
+
+        session = AioSession()
+        settings = self._settings
+        region = settings.s3_region or session.get_config_variable("region")
+        path_style = settings.s3_addressing == "path" or (settings.s3_addressing == "auto" and bool(endpoint))
+
+        async def credentials() -> S3Credential:
+            found = await session.get_credentials()
+            if found is None:
+                raise UnreadableTableError(
+                    "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile in "
+                    "AWS_PROFILE, or run with an IAM role"
+                )
+            frozen = await found.get_frozen_credentials()
+            made: S3Credential = {
+                "access_key_id": frozen.access_key,
+                "secret_access_key": frozen.secret_key,
+                "token": frozen.token,
+                # botocore renews what expires; asking it again every minute costs nothing.
+                "expires_at": datetime.now(UTC) + timedelta(minutes=6),
+            }
+            return made
+
+        config: Any = {
+            "region": region or "us-east-1",
+            "virtual_hosted_style_request": not path_style,
+            **({"endpoint": endpoint} if endpoint else {}),
+        }
+        return S3Store(
+            bucket,
+            config=config,
+            client_options=options,
+            retry_config=retry,
+            credential_provider=credentials,
+        )
+
+
+def _why(error: BaseException) -> str:
+    """The error on one line, without the parts for developers of obstore."""
+    return shorten(str(error).partition(_DEBUG)[0])

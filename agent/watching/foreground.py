@@ -1,0 +1,85 @@
+"""The watcher as a foreground process: connects to Kafka, watches, and stops on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
+from lakewarden.agent.kafka import partitions_of, producer, start_client, stop_client
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.watcher import Publish, Watcher
+from lakewarden.events import WriterEventUnion, encode
+
+log = structlog.get_logger(__name__)
+
+RETRY_SECONDS = 5.0
+"""Between two tries to reach Kafka."""
+
+
+async def watch_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
+    """Watch the tables of `settings.watch` until SIGINT or SIGTERM. Calls `on_ready` when Kafka is connected."""
+    if not settings.watch:
+        raise SettingsError("no table to watch; name one with --table, or set LAKEWARDEN_WATCH")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, tasks.cancel_scope)
+        async with publishing(settings) as publish:
+            on_ready()
+            await Watcher(settings, settings.watch, publish).run()
+    log.info("watch.stopped")
+
+
+@asynccontextmanager
+async def publishing(settings: Settings) -> AsyncGenerator[Publish]:
+    """A function that publishes a watcher's events, and retries until Kafka has acknowledged them."""
+    client = await _connect(settings)
+
+    async def publish(events: list[WriterEventUnion]) -> None:
+        while True:
+            try:
+                sent = [
+                    await client.send(settings.topics.writers, key=each.table.encode(), value=encode(each))
+                    for each in events
+                ]
+                await asyncio.gather(*sent)
+                return
+            except KafkaError as error:
+                # Sent again as a whole: a repeated event changes nothing.
+                log.warning("watch.not-published", events=len(events), why=repr(error))
+                await anyio.sleep(RETRY_SECONDS)
+
+    try:
+        yield publish
+    finally:
+        await stop_client(client)
+
+
+async def _connect(settings: Settings) -> AIOKafkaProducer:
+    while True:
+        try:
+            await partitions_of(settings, settings.topics.writers)
+            client = producer(settings)
+            await start_client(client, settings)
+            return client
+        except KafkaUnreachableError as error:
+            log.warning("watch.kafka-unreachable", why=str(error))
+            await anyio.sleep(RETRY_SECONDS)
+        except KafkaRefusedError:
+            raise
+        except AgentError as error:
+            raise AgentError(f"{error}; a watcher needs write on it, and no other right") from error
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("watch.stopping", signal=signal.Signals(number).name)
+            scope.cancel()
+            return

@@ -1,0 +1,363 @@
+"""From what a Hudi table shows, round by round, to what a watcher reports of its writers.
+
+The shell lists the timeline once a period, and while an instant is pending also the markers and heartbeats. It reads the files
+that `wanted` names, and passes all of it to `advance`, which returns what to report. Nothing else changes the state.
+
+| seen | reported |
+| --- | --- |
+| a write is requested | `Opened`, after `grace` seconds: the gate's own writers announce their instants meanwhile |
+| a compaction or a clustering is inflight | `Opened`, with the file groups of its plan; a plan that waits is not reported |
+| file groups in the inflight file, in markers | `Touched` |
+| a newer time of modification on any of the instant's files | `Alive`, at most every `BEAT_SECONDS` |
+| the completed file, and it can be read | `Completed`, with all file groups that it names |
+| an instant is gone without having completed, and the table is still there | `Ended` |
+
+Rules:
+
+1. **No clock is compared with another one.** An instant is alive when the store's own time of modification of one of its files
+   moves. How long it may be silent is the agent's business.
+2. **The first round** is where a watcher begins. Instants that are pending then may be corpses, so each is reported when it
+   moves. The last `MAX_REPEATED` commits are reported as completed: the agent ignores those that it doesn't know as open.
+3. **No guess.** A completed file that is empty or can't be read completes nothing; it is read again in each round. If the table
+   is gone, nothing has ended. An instant that is gone and older than the whole timeline may have been archived: nothing is
+   reported of its end, and the agent finds its outcome unknown.
+4. What is reported depends on the table alone, so any number of watchers report the same.
+5. A compaction permits appends beside it: its rule is `deleted-file`. A clustering doesn't permit updates of what it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from lakewarden.events import ConflictRule, Marker
+from lakewarden.handlers.hudi.errors import UnreadableHudi
+from lakewarden.handlers.hudi.markers import (
+    each_once,
+    is_direct_marker,
+    is_markers_file,
+    parse_marker,
+    read_markers_file,
+)
+from lakewarden.handlers.hudi.metadata import Metadata, read_metadata
+from lakewarden.handlers.hudi.properties import HudiTable, read_properties
+from lakewarden.handlers.hudi.timeline import (
+    HEARTBEAT_FOLDER,
+    MARKER_FOLDER,
+    PROPERTIES,
+    Instant,
+    TimelineFile,
+    instants,
+)
+
+MAX_REPEATED = 10
+"""Commits of the first round that are reported. A watcher that is restarted within so many commits misses none."""
+BEAT_SECONDS = 15.0
+"""Between two `Alive` of one instant. The agent waits for three minutes before an outcome is unknown."""
+MAX_PENDING = 1_000
+"""Pending instants per table, as many as the agent keeps open. The oldest ones are reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a listing."""
+
+    path: str
+    """Relative to the table's root."""
+    size: int
+    version: str
+    """Changes with the content: an ETag."""
+    modified: float
+    """By the store's clock, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round has found."""
+
+    now: float
+    """Monotonic seconds of the watcher."""
+    timeline: Mapping[str, File]
+    """The files of the timeline's folder, by path."""
+    active: Mapping[str, File]
+    """The files of the marker folder and the heartbeat folder, by path. Empty if they were not listed."""
+    bodies: Mapping[str, bytes] = field(default_factory=dict)
+    """The files that were read, by path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A writer is at work."""
+
+    instant: str
+    rule: ConflictRule
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """It is going to write these file groups."""
+
+    instant: str
+    markers: tuple[Marker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """One of its files was written at `sign`, by the store's clock."""
+
+    instant: str
+    sign: float
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """It has committed, and written these file groups."""
+
+    instant: str
+    markers: tuple[Marker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """It has ended without a commit."""
+
+    instant: str
+    reason: str
+
+
+Observation: TypeAlias = Opened | Touched | Alive | Completed | Ended
+
+_Key: TypeAlias = tuple[str, str]
+"""An instant's time, and what it completes as."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """An instant that has not ended."""
+
+    first_seen: float
+    silent: bool
+    """It was pending when the watcher began, and has not moved since (rule 2)."""
+    opened: bool = False
+    is_service: bool = False
+    sign: float = 0.0
+    reported_at: float = 0.0
+    read: dict[str, str] = field(default_factory=dict)
+    """The version in which each of its files was read."""
+    known: dict[tuple[str, str], Marker] = field(default_factory=dict)
+    """What it touches."""
+    unreported: list[Marker] = field(default_factory=list)
+    completed: Metadata | None = None
+    """What its completed file says."""
+
+    def touch(self, markers: Iterable[Marker]) -> None:
+        for each in markers:
+            place = (each.partition, each.file_group)
+            if place not in self.known:
+                self.known[place] = each
+                self.unreported.append(each)
+
+
+@dataclass(slots=True)
+class WatchedTable:
+    """What a watcher knows of one table."""
+
+    table: HudiTable
+    grace: float
+    """Seconds between the first sight of an instant and its report."""
+    pending: dict[_Key, _Pending] = field(default_factory=dict)
+    finished: set[_Key] = field(default_factory=set)
+    """Instants of the timeline of which nothing is to be reported any more."""
+    began: bool = False
+    """Whether the first round is over."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """Of the last round: files that could not be read, and why."""
+    _parsed: tuple[Mapping[str, File], list[Instant]] | None = None
+
+    def is_active(self, timeline: Mapping[str, File]) -> bool:
+        """Whether the markers and heartbeats must be listed: an instant of this listing is pending."""
+        return any(each.state != "completed" for each in self._unfinished(timeline))
+
+    def wanted(self, timeline: Mapping[str, File], active: Mapping[str, File]) -> list[str]:
+        """The files to read in this round, in the order of their importance."""
+        found: list[str] = []
+        folders = _by_instant(active)
+        present: set[_Key] = set()
+        for instant in self._unfinished(timeline):
+            present.add(_key(instant))
+            pending = self.pending.get(_key(instant))
+            read = {} if pending is None else pending.read
+            files = [self._path(each) for each in instant.files if self._matters(instant, each)]
+            files += [
+                each for each in folders.get(instant.time, ()) if is_markers_file(each.rpartition("/")[2])
+            ]
+            for path in files:
+                file = timeline.get(path) or active[path]
+                if file.size and read.get(path) != file.version:
+                    found.append(path)
+        if any(key not in present for key in self.pending):
+            found.insert(0, PROPERTIES)
+        return found
+
+    def advance(self, seen: Round) -> list[Observation]:
+        """Apply a round and return what to report, in this order."""
+        self.problems = []
+        current = self._instants(seen.timeline)
+        if not self.began:
+            self._begin(current)
+        keys = {_key(each) for each in current}
+        self.finished &= keys
+        reports: list[Observation] = []
+        folders = _by_instant(seen.active)
+        for instant in self._unfinished(seen.timeline):
+            reports += self._advance_instant(instant, folders.get(instant.time, {}), seen)
+        reports += self._end_vanished(keys, current, seen)
+        self.began = True
+        return reports
+
+    def _begin(self, current: list[Instant]) -> None:
+        """Leave out what had completed before the watcher began, but for the last commits (rule 2)."""
+        completed = [each for each in current if each.state == "completed"]
+        completed.sort(key=lambda each: each.completion or each.time)
+        last = {_key(each) for each in [each for each in completed if each.writes][-MAX_REPEATED:]}
+        self.finished |= {_key(each) for each in completed if _key(each) not in last}
+
+    def _instants(self, timeline: Mapping[str, File]) -> list[Instant]:
+        """The instants of a listing, parsed once a round."""
+        if self._parsed is None or self._parsed[0] is not timeline:
+            found = instants((path.rpartition("/")[2] for path in timeline), self.table.layout)
+            self._parsed = timeline, found
+        return self._parsed[1]
+
+    def _unfinished(self, timeline: Mapping[str, File]) -> list[Instant]:
+        found = self._instants(timeline)
+        writes = [each for each in found if each.writes and _key(each) not in self.finished]
+        pending = [each for each in writes if each.state != "completed"][:MAX_PENDING]
+        return [*pending, *(each for each in writes if each.state == "completed")]
+
+    def _path(self, file: TimelineFile) -> str:
+        return self.table.timeline + file.name
+
+    def _matters(self, instant: Instant, file: TimelineFile) -> bool:
+        """Whether the file says something about what the instant touches."""
+        if instant.state == "completed":
+            return file.state == "completed"
+        if file.state == "requested":
+            return instant.is_table_service or file.action == "replacecommit"
+        return not instant.is_table_service
+
+    def _advance_instant(
+        self, instant: Instant, active: Mapping[str, File], seen: Round
+    ) -> list[Observation]:
+        key = _key(instant)
+        pending = self.pending.get(key)
+        files = [*(seen.timeline[self._path(each)] for each in instant.files), *active.values()]
+        sign = max(each.modified for each in files)
+        if pending is None:
+            silent = not self.began
+            repeated = silent and instant.state == "completed"
+            pending = _Pending(seen.now, silent and not repeated, opened=repeated, sign=sign)
+            pending.is_service = instant.is_table_service
+            self.pending[key] = pending
+        moved = sign > pending.sign
+        pending.sign = max(sign, pending.sign)
+        pending.silent = pending.silent and not moved and instant.state != "completed"
+        self._read(instant, pending, active, seen)
+        completed = pending.completed
+        due = seen.now - pending.first_seen >= self.grace or pending.opened
+        waits = pending.is_service and instant.state == "requested"
+        if pending.silent or waits or not due or (instant.state == "completed" and completed is None):
+            return []
+        reports: list[Observation] = []
+        time = instant.time
+        if not pending.opened:
+            rule: ConflictRule = "deleted-file" if "compaction" in instant.action else "file-group"
+            reports.append(Opened(time, rule, instant.action))
+            pending.opened, pending.reported_at = True, seen.now
+        if completed is not None:
+            reports.append(Completed(time, each_once((*completed.touched, *pending.unreported))))
+            self.finished.add(key)
+            del self.pending[key]
+            return reports
+        if pending.unreported:
+            reports.append(Touched(time, tuple(pending.unreported)))
+            pending.unreported, pending.reported_at = [], seen.now
+        elif moved and seen.now - pending.reported_at >= BEAT_SECONDS:
+            reports.append(Alive(time, sign))
+            pending.reported_at = seen.now
+        return reports
+
+    def _read(self, instant: Instant, pending: _Pending, active: Mapping[str, File], seen: Round) -> None:
+        """Enter what the files of this round say."""
+        for file in instant.files:
+            path = self._path(file)
+            body = seen.bodies.get(path)
+            if body is None or not self._matters(instant, file):
+                continue
+            try:
+                metadata = read_metadata(body)
+            except UnreadableHudi as error:
+                self.problems.append((path, str(error)))
+                continue
+            pending.read[path] = seen.timeline[path].version
+            pending.is_service = pending.is_service or metadata.operation == "CLUSTER"
+            if file.state == "completed":
+                pending.completed = metadata
+            else:
+                pending.touch(metadata.touched)
+        for path, file_found in active.items():
+            if path.startswith(MARKER_FOLDER):
+                self._read_markers(path, file_found, pending, seen)
+
+    def _read_markers(self, path: str, file: File, pending: _Pending, seen: Round) -> None:
+        below = path.removeprefix(MARKER_FOLDER).partition("/")[2]
+        body = seen.bodies.get(path)
+        if is_markers_file(below) and body is not None:
+            lines = read_markers_file(body)
+            pending.touch(lines.markers)
+            pending.read[path] = file.version
+            self.problems += [(path, f"not a marker: {each[:200]!r}") for each in lines.unreadable[:3]]
+        elif is_direct_marker(below):
+            try:
+                pending.touch([parse_marker(below)])
+            except UnreadableHudi as error:
+                self.problems.append((path, str(error)))
+
+    def _end_vanished(self, keys: set[_Key], current: list[Instant], seen: Round) -> list[Observation]:
+        """Report the instants that are gone as ended, if the table is still there and they can't be archived (rule 3)."""
+        gone = [key for key in self.pending if key not in keys]
+        if not gone or PROPERTIES not in seen.bodies:
+            return []
+        try:
+            read_properties(seen.bodies[PROPERTIES])
+        except UnreadableHudi as error:
+            self.problems.append((PROPERTIES, str(error)))
+            return []
+        oldest = min((each.time for each in current if each.state == "completed"), default="")
+        reports: list[Observation] = []
+        for key in gone:
+            pending = self.pending.pop(key)
+            if key[0] < oldest:
+                self.problems.append(
+                    (key[0], "the instant is gone and older than the timeline; its outcome is unknown")
+                )
+            elif pending.opened:
+                reports.append(Ended(key[0], "the instant is gone from the timeline: it was rolled back"))
+        return reports
+
+
+def _key(instant: Instant) -> _Key:
+    return instant.time, instant.completes_as
+
+
+def _by_instant(active: Mapping[str, File]) -> dict[str, dict[str, File]]:
+    """The markers and the heartbeat of each instant, by its time."""
+    found: dict[str, dict[str, File]] = {}
+    for path, file in active.items():
+        for folder in (MARKER_FOLDER, HEARTBEAT_FOLDER):
+            if path.startswith(folder):
+                time = path.removeprefix(folder).partition("/")[0]
+                found.setdefault(time, {})[path] = file
+    return found

@@ -1,0 +1,223 @@
+"""`lakewarden watch` with a real broker, a real agent, and files that Hudi wrote, on a local disk and on an S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+import pytest_asyncio
+
+from lakewarden.agent.operators.status import status
+from lakewarden.agent.watching.foreground import publishing
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import (
+    WRITER_EVENT,
+    Abort,
+    Admitted,
+    CommitCompleted,
+    CommitIntent,
+    ConflictDetected,
+    MarkerCreated,
+    WriterEvent,
+    decode,
+)
+from tests.kafka_fixture import KafkaServer
+from tests.real.lock_places import Place
+from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.recorded_hudi import recorded
+
+pytestmark = [pytest.mark.real]
+
+FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
+TIME = "20261122135643314"
+DONE = "20261122135643314_20261122135847753.commit"
+OBSERVED = f"hudi:{TIME}"
+
+Reported = TypeVar("Reported", bound=WriterEvent)
+
+
+@dataclass
+class Scene:
+    """A table in a store, and the topics."""
+
+    world: World
+    place: Place
+
+    def put(self, path: str, body: bytes = b"") -> None:
+        """Write a file below the table's `.hoodie`."""
+        if self.place.server is None:
+            file = Path(self.place.table.removeprefix("file://"), ".hoodie", path)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            written = file.with_name(f"{file.name}.written")
+            written.write_bytes(body)
+            written.rename(file)
+            return
+        bucket, _, key = self.place.table.removeprefix("s3://").partition("/")
+        client = self.place.server.new_client()
+        try:
+            client.put_object(Bucket=bucket, Key=f"{key}/.hoodie/{path}", Body=body)
+        finally:
+            client.close()
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.place.settings, "allow": (self.place.table,)}
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[Watcher]:
+        """Run a watcher in this process. It has looked at the table once at the start of the block."""
+        settings = self.world.settings(
+            **self.settings(), watch_seconds=0.1, watch_idle_seconds=0.1, watch_grace_seconds=0.0
+        )
+        async with publishing(settings) as publish, anyio.create_task_group() as tasks:
+            watcher = Watcher(settings, (self.place.table,), publish)
+            tasks.start_soon(watcher.run)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not (
+                    (found := watcher.tables.get(self.place.table)) and found.watched and found.watched.began
+                ):
+                    await anyio.sleep(0.05)
+            yield watcher
+            tasks.cancel_scope.cancel()
+
+    async def reported(self, kind: type[Reported], count: int = 1) -> list[Reported]:
+        """Wait until watchers have published so many events of this type. Return them."""
+        topic = self.world.settings().topics.writers
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while True:
+                records = (await self.world.read_log())[topic]
+                found: list[Reported] = []
+                for each in records:
+                    event = decode(WRITER_EVENT, each.value)
+                    if isinstance(event, kind) and event.transaction == OBSERVED:
+                        found.append(event)
+                if len(found) >= count:
+                    return found
+                await anyio.sleep(0.1)
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place) -> AsyncIterator[Scene]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        found = Scene(made, place)
+        found.put("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+        yield found
+
+
+async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same(scene: Scene) -> None:
+    """The gate's writer is stopped by the inflight file, the next one by the commit. A queued one waits until then."""
+    w = scene.world
+    async with w.agent(**scene.settings()), scene.watched():
+        early, late = w.writer("early", scene.place.table), w.writer("late", scene.place.table)
+        await early.begin()
+        await late.begin()
+        await early.touch(FIRST, partition="p=d1")
+
+        scene.put(f"timeline/{TIME}.commit.requested")
+        scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        abort = await early.wait_for(Abort)
+        (shown,) = [each for table in await status(w.settings(**scene.settings())) for each in table.transactions
+                    if each.transaction == OBSERVED]  # fmt: skip
+        queued = w.writer("queued", scene.place.table)
+        await queued.send_intent(
+            admission="queued", scope=({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
+        )
+
+        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        await queued.wait_for(Admitted)
+        await late.touch(FIRST, partition="p=d1")
+        after_commit = await late.wait_for(Abort)
+        conflicts = await w.wait_for(ConflictDetected, count=2)
+
+    assert abort.reason == "conflict"
+    (entry,) = abort.conflicts
+    assert (entry.other_transaction, entry.other_writer) == (OBSERVED, OBSERVED)
+    assert (entry.partition, entry.file_group, entry.kind) == ("p=d1", FIRST, "marker")
+    assert shown.phase == "observed"
+    assert after_commit.conflicts[0].kind == "commit"
+    assert {each.winner for each in conflicts} == {OBSERVED}
+
+
+async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: Scene) -> None:
+    """The second one finds a commit that happened while no watcher ran. The third one has nothing new to say."""
+    w = scene.world
+    async with w.agent(**scene.settings()):
+        first = w.writer("first", scene.place.table)
+        await first.begin()
+        await first.touch(FIRST, partition="p=d1")
+        async with scene.watched():
+            scene.put(f"timeline/{TIME}.commit.requested")
+            await scene.reported(CommitIntent)
+        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        async with scene.watched():
+            abort = await first.wait_for(Abort)
+        second = w.writer("second", scene.place.table)
+        await second.begin()
+        await second.touch(FIRST, partition="p=d1")
+        async with scene.watched():
+            completions = await scene.reported(CommitCompleted, count=2)
+            await w.settle(scene.place.table)
+        assert not [each for each in w.events(Abort) if each.transaction == second.transaction]
+
+    assert abort.conflicts[0].kind == "commit"
+    assert len({each.event_id for each in completions}) == 1
+
+
+async def test_the_gates_own_instant_is_left_alone(scene: Scene) -> None:
+    w = scene.world
+    async with w.agent(**scene.settings()), scene.watched():
+        gate = w.writer("gate", scene.place.table)
+        await gate.begin()
+        markers = ({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
+        await w.send(gate.event(MarkerCreated, markers=markers, instant=TIME))
+
+        scene.put(f"timeline/{TIME}.commit.requested")
+        scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        await scene.reported(MarkerCreated)
+        grant = await gate.obtain_grant()
+        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        await gate.complete(grant.grant, TIME)
+        await scene.reported(CommitCompleted)
+        await w.settle(scene.place.table)
+
+    assert not w.events(ConflictDetected)
+
+
+async def test_the_command_watches_and_stops_on_a_signal(scene: Scene) -> None:
+    """What an operator starts as a service."""
+    w = scene.world
+    values = {**w.values(**scene.settings()), "watch_idle_seconds": 0.2, "watch_grace_seconds": 0.0}
+    log = w.root / "watch.log"
+    async with w.agent(**scene.settings()):
+        command = [sys.executable, "-m", "lakewarden.agent", "watch", "--table", scene.place.table]
+        out = log.open("wb")
+        process = await anyio.open_process(
+            command, env={**os.environ, **environment(values)}, stdout=out, stderr=out
+        )
+        try:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while '"watch.table"' not in log.read_text():
+                    assert process.returncode is None, log.read_text()
+                    await anyio.sleep(0.1)
+            scene.put(f"timeline/{TIME}.commit.requested")
+            scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+            await scene.reported(CommitIntent)
+            process.send_signal(signal.SIGTERM)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                code = await process.wait()
+        finally:
+            out.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    assert code == 0, log.read_text()
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()][-1] == "watch.stopped"

@@ -1,0 +1,81 @@
+"""The events of an observation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from lakewarden.agent.watching.reports import reports
+from lakewarden.events import (
+    MAX_EVENT_BYTES,
+    CommitCompleted,
+    CommitIntent,
+    Marker,
+    MarkerCreated,
+    WriterHeartbeat,
+    encode,
+)
+from lakewarden.handlers.hudi.watching import Alive, Completed, Observation, Opened, Touched
+
+pytestmark = [pytest.mark.unit]
+
+TABLE, INSTANT = "s3://lake/trips", "20261122135643314"
+EARLY, LATE = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def many(count: int, length: int) -> tuple[Marker, ...]:
+    return tuple(
+        Marker(partition="p" * length, file_group=f"{n:06}" + "g" * length, operation="merge")
+        for n in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        Opened(INSTANT, "file-group", "commit"),
+        Touched(INSTANT, many(3, 4)),
+        Alive(INSTANT, 1_795_000_000.25),
+        Completed(INSTANT, many(3, 4)),
+    ],
+    ids=lambda seen: type(seen).__name__,
+)
+def test_the_ids_of_a_report_follow_from_what_it_says(seen: Observation) -> None:
+    """Another watcher that sees the same later publishes the same ids, and the agent takes them for repeated deliveries."""
+    first, second = (list(reports(TABLE, seen, at)) for at in (EARLY, LATE))
+    (elsewhere,) = reports("s3://lake/orders", seen, EARLY)
+
+    assert [each.event_id for each in first] == [each.event_id for each in second]
+    assert elsewhere.event_id != first[0].event_id
+
+
+def test_an_intent_is_observed_and_names_the_instant() -> None:
+    (intent,) = reports(TABLE, Opened(INSTANT, "deleted-file", "compaction"), EARLY)
+
+    assert isinstance(intent, CommitIntent)
+    assert intent.observed
+    assert (intent.transaction, intent.writer) == (f"hudi:{INSTANT}", f"hudi:{INSTANT}")
+    assert intent.conflict_rule == "deleted-file"
+
+
+def test_a_heartbeat_counts_by_the_stores_clock() -> None:
+    (earlier,), (later,) = (list(reports(TABLE, Alive(INSTANT, sign), EARLY)) for sign in (5.0, 5.25))
+
+    assert isinstance(earlier, WriterHeartbeat)
+    assert isinstance(later, WriterHeartbeat)
+    assert earlier.seq < later.seq
+    assert earlier.event_id != later.event_id
+
+
+@pytest.mark.parametrize(("count", "length"), [(25_000, 4), (3_000, 1_000)])
+def test_a_long_footprint_is_split_into_events_that_fit(count: int, length: int) -> None:
+    """A commit may have 100,000 file groups. The last part is in the completion itself."""
+    found = list(reports(TABLE, Completed(INSTANT, many(count, length)), EARLY))
+
+    *before, completed = found
+    assert isinstance(completed, CommitCompleted)
+    parts = [each.markers for each in before if isinstance(each, MarkerCreated)]
+    assert sum((*parts, completed.markers), ()) == many(count, length)
+    assert all(len(encode(each)) < MAX_EVENT_BYTES for each in found)
+    assert len({each.event_id for each in found}) == len(found)

@@ -1,0 +1,219 @@
+"""The watcher on a local disk: what it publishes, and what it logs when it can't read."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from lakewarden.agent.errors import SettingsError
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.files import AbsentFileError, Buckets
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import (
+    CommitCompleted,
+    CommitIntent,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+)
+from tests.recorded_hudi import recorded
+
+pytestmark = [pytest.mark.unit]
+
+PATIENCE_SECONDS = 120.0
+TIME = "20261122135643314"
+DONE = "20261122135643314_20261122135847753.commit"
+FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
+
+
+@dataclass
+class Table:
+    """A table on the local disk, and the events that a watcher published of it."""
+
+    root: Path
+    published: list[WriterEventUnion] = field(default_factory=list)
+    heard: anyio.Event = field(default_factory=anyio.Event)
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self.root}"
+
+    def create(self) -> Table:
+        return self.put("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+
+    def put(self, path: str, body: bytes = b"") -> Table:
+        """Write a file below `.hoodie`."""
+        file = self.root / ".hoodie" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_name(f"{file.name}.written")
+        written.write_bytes(body)
+        written.rename(file)
+        return self
+
+    async def publish(self, events: list[WriterEventUnion]) -> None:
+        self.published += events
+        self.heard.set()
+        self.heard = anyio.Event()
+
+    async def until(self, kind: type[WriterEventUnion], count: int = 1) -> list[WriterEventUnion]:
+        """Wait until so many events of a type are published."""
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while len(found := [each for each in self.published if isinstance(each, kind)]) < count:
+                await self.heard.wait()
+        return found
+
+    @asynccontextmanager
+    async def watched(self, *globs: str) -> AsyncIterator[Watcher]:
+        settings = Settings(watch_seconds=0.01, watch_idle_seconds=0.01, watch_grace_seconds=0.0)
+        watcher = Watcher(settings, globs or (self.uri,), self.publish)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watcher.run)
+            yield watcher
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path.resolve() / "trips")
+
+
+async def first_round(watcher: Watcher, uri: str) -> None:
+    """Wait until the watcher has looked at the table once."""
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while not ((found := watcher.tables.get(uri)) and found.watched and found.watched.began):
+            await anyio.sleep(0.005)
+
+
+async def test_a_write_is_reported_from_its_request_to_its_commit(table: Table) -> None:
+    table.create()
+    async with table.watched() as watcher:
+        await first_round(watcher, table.uri)
+        table.put(f"timeline/{TIME}.commit.requested")
+        (intent,) = await table.until(CommitIntent)
+        table.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        await table.until(MarkerCreated)
+        table.put(f".temp/{TIME}/p=d9/{FIRST}_0-28-28_{TIME}.parquet.marker.MERGE")
+        *_, direct = await table.until(MarkerCreated, 2)
+        table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        (completed,) = await table.until(CommitCompleted)
+
+    assert isinstance(intent, CommitIntent)
+    assert (intent.observed, intent.transaction, intent.writer) == (True, f"hudi:{TIME}", f"hudi:{TIME}")
+    assert isinstance(direct, MarkerCreated)
+    assert [(each.partition, each.file_group) for each in direct.markers] == [("p=d9", FIRST)]
+    assert isinstance(completed, CommitCompleted)
+    assert (completed.grant, completed.version) == (None, TIME)
+    assert {each.partition for each in completed.markers} == {"p=d0", "p=d1"}
+
+
+async def test_two_watchers_publish_events_with_the_same_ids(table: Table) -> None:
+    """The agent takes the second report for a repeated delivery."""
+    table.create()
+    other = Table(table.root)
+    async with table.watched() as one, other.watched() as two:
+        await first_round(one, table.uri)
+        await first_round(two, table.uri)
+        table.put(f"timeline/{TIME}.commit.requested")
+        await table.until(CommitIntent)
+        await other.until(CommitIntent)
+        table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        await table.until(CommitCompleted)
+        await other.until(CommitCompleted)
+
+    ids = [{each.event_id: each.type for each in found.published} for found in (table, other)]
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 2
+
+
+async def test_a_table_that_is_not_there_yet_is_watched_when_it_appears(table: Table) -> None:
+    with capture_logs() as logs:
+        async with table.watched() as watcher:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not any(each["event"] == "watch.table-unreadable" for each in logs):
+                    await anyio.sleep(0.005)
+            table.create()
+            await first_round(watcher, table.uri)
+
+    events = [each["event"] for each in logs]
+    assert events.count("watch.table-unreadable") == 1
+    assert "watch.table-readable" in events
+
+
+async def test_a_table_that_vanishes_ends_no_transaction(table: Table) -> None:
+    """It may be on a disk that was unmounted. Its writer goes on elsewhere."""
+    table.create()
+    with capture_logs() as logs:
+        async with table.watched() as watcher:
+            await first_round(watcher, table.uri)
+            table.put(f"timeline/{TIME}.commit.requested")
+            await table.until(CommitIntent)
+            away = table.root.rename(table.root.with_name("away"))
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not any(each["event"] == "watch.file-unreadable" for each in logs):
+                    await anyio.sleep(0.005)
+            away.rename(table.root)
+            table.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+            await table.until(CommitCompleted)
+
+    assert not [each for each in table.published if isinstance(each, TransactionAbandoned)]
+
+
+async def test_an_instant_that_is_rolled_back_is_abandoned(table: Table) -> None:
+    table.create()
+    async with table.watched() as watcher:
+        await first_round(watcher, table.uri)
+        table.put(f"timeline/{TIME}.commit.requested")
+        await table.until(CommitIntent)
+        (table.root / f".hoodie/timeline/{TIME}.commit.requested").unlink()
+        (ended,) = await table.until(TransactionAbandoned)
+
+    assert isinstance(ended, TransactionAbandoned)
+    assert ended.transaction == f"hudi:{TIME}"
+
+
+async def test_an_unknown_table_version_is_logged_once_with_what_is_known(table: Table) -> None:
+    table.put("hoodie.properties", b"hoodie.table.version=10\n")
+    with capture_logs() as logs:
+        async with table.watched() as watcher:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while (found := watcher.tables.get(table.uri)) is None or found.files.requests < 4:
+                    await anyio.sleep(0.005)
+
+    (line,) = [each for each in logs if each["event"] == "watch.table-unreadable"]
+    assert line["why"] == "table version 10 is unknown; known are 6, 8, 9"
+
+
+async def test_tables_below_a_glob_are_found(table: Table) -> None:
+    table.create()
+    (table.root.parent / "no-table").mkdir()
+    async with table.watched(f"file://{table.root.parent}/*") as watcher:
+        await first_round(watcher, table.uri)
+
+        assert set(watcher.tables) == {table.uri}
+
+
+@pytest.mark.parametrize("glob", ["s3://lake/*/trips", "s3://*"])
+async def test_a_glob_that_can_not_be_listed_is_refused(table: Table, glob: str) -> None:
+    with pytest.raises(SettingsError, match="wildcards stand in the last segment only"):
+        await Watcher(Settings(), (glob,), table.publish).run()
+
+
+async def test_files_are_listed_and_read_below_the_table_only(table: Table) -> None:
+    table.create().put("timeline/a.commit", b"x").put("timeline/history/b", b"y").put(".temp/1/p/m", b"")
+    shutil.copytree(table.root, table.root.with_name("trips2"))
+    files = Buckets(Settings()).table(table.uri)
+
+    assert set(await files.folder(".hoodie/timeline/")) == {".hoodie/timeline/a.commit"}
+    assert set(await files.below(".hoodie/.temp/")) == {".hoodie/.temp/1/p/m"}
+    assert await files.below(".hoodie/.heartbeat/") == {}
+    assert await files.read(".hoodie/timeline/a.commit") == b"x"
+    assert await files.folders(".hoodie") == [".temp", "timeline"]
+    with pytest.raises(AbsentFileError):
+        await files.read(".hoodie/nothing")
