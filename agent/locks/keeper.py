@@ -231,8 +231,7 @@ def store_at(root: str, settings: Settings) -> ConditionalStore:
 
 def _folder(root: str) -> str:
     """The folder's path, decoded as the store does: a URI escapes some characters with percent signs."""
-    # A glob such as file:///* allows the whole disk, whose URI has no path.
-    return "/" if root == "file://" else "/" + parse_location(root).key
+    return "/" + parse_location(root).key
 
 
 class Stores:
@@ -322,6 +321,7 @@ class Stores:
             return f"{scheme}://{rest.split('/', 1)[0]}"
         for glob in self._settings.allow:
             fixed = re.split(r"[*?\[]", glob)[0].rsplit("/", 1)[0] if re.search(r"[*?\[]", glob) else glob
-            if fixed.startswith("file://") and uri.startswith(fixed + "/"):
+            # A glob such as file:///* allows the whole disk, and the disk's root is no folder for a probe.
+            if fixed.startswith("file:///") and uri.startswith(fixed + "/"):
                 return fixed
         return uri.rsplit("/", 1)[0]

@@ -29,7 +29,7 @@ from lakewarden.events import (
     LockReleased,
     TransactionAbandoned,
 )
-from lakewarden.handlers.lease.conditional import ReadOutcome, Refused, Unknown, WriteOutcome
+from lakewarden.handlers.lease.conditional import IfAbsent, ReadOutcome, Refused, Unknown, Won, WriteOutcome
 from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES
 from lakewarden.handlers.table.replay import Position
 from tests.own_task import in_own_task
@@ -303,3 +303,14 @@ async def test_a_glob_may_cover_the_whole_disk(tmp_path: Path, glob: str) -> Non
         missing = await stores.read(f"file://{tmp_path}/u{HUDI_PROPERTIES}")
 
     assert [type(each).__name__ for each in (found, missing)] == ["Found", "Absent"]
+
+
+@pytest.mark.parametrize("glob", ["file:///*", "/*"])
+async def test_hudis_lock_has_a_store_where_a_glob_covers_the_whole_disk(tmp_path: Path, glob: str) -> None:
+    """The probe writes into the lock's folder, not into the root of the disk."""
+    lock = f"file://{tmp_path}/t{HUDI_LOCK}"
+    async with AsyncExitStack() as stack:
+        store = await Stores(Settings.load(allow=(glob,)), stack).for_lock(lock)
+        written = await store.write(lock, b"{}", IfAbsent())
+
+    assert isinstance(written, Won)
