@@ -19,6 +19,7 @@ SPARK35_STAMP := build/venv-spark35/.set-up
 SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_foreach_batch.py \
 	tests/spark/sinks/test_contract.py tests/spark/sinks/test_hudi_sink.py tests/spark/sinks/test_merge.py \
 	tests/spark/sinks/test_partition_paths.py \
+	'tests/spark/sinks/test_exactly_once.py::test_a_driver_killed_at_any_step_leaves_each_batch_once[hudi-hardest]' \
 	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
 	--ignore tests/spark/gate/test_paimon_processes_example.py
 
@@ -56,6 +57,7 @@ test-spark35: jdk $(SPARK35_STAMP)
 # What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
 test-matrix: jdk $(STAMP)
 	$(BIN)/pytest -n 2 -m matrix $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks")
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.

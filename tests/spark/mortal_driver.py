@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ SHORT_LIVED_JVM: dict[str, Any] = {
 
 STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
 """In the order in which a batch goes through them. All but two are steps of the gate. At `staging`, one task has written its
-file and another has not. At `published`, the snapshot is durable and not yet reported."""
+file and another has not; Hudi's tasks may have written both. At `published`, the snapshot is durable and not yet reported."""
 
 
 def die() -> None:
@@ -103,6 +104,39 @@ def parquet_dies_while_staging(sink: Any, batch: int, table: Path) -> None:
     kind.__call__ = write_half
 
 
+def hudi_dies_once_published(batch: int) -> None:
+    """Die when Hudi has completed the instant and released its lock, before the sink learns of it."""
+    write: Any = importlib.import_module("lakewarden.spark_jobs.sinks.hudi.write").HudiWrite
+    answer = write.answer
+
+    def answer_or_die(self: Any, event: str, section: str) -> Any:
+        if event == "committed" and self._txn.batch_id == batch:
+            die()
+        return answer(self, event, section)
+
+    write.answer = answer_or_die
+
+
+def hudi_dies_while_staging(batch: int, table: Path) -> None:
+    """Die when the first data file of this batch is there."""
+    write: Any = importlib.import_module("lakewarden.spark_jobs.sinks.hudi.write").HudiWrite
+    begin = write.begin
+
+    def begin_and_die(self: Any, answer: Any) -> None:
+        if self._txn.batch_id == batch:
+            before = len(list(table.rglob("*.parquet")))
+            threading.Thread(target=die_at_a_new_file, args=(table, before), daemon=True).start()
+        begin(self, answer)
+
+    write.begin = begin_and_die
+
+
+def die_at_a_new_file(table: Path, before: int) -> None:
+    while len(list(table.rglob("*.parquet"))) == before:
+        time.sleep(0.01)
+    die()
+
+
 def die_half_staged(rows: DataFrame, table: Path) -> DataFrame:
     """Let the task with the row of day 2 wait until the other one has written its file; then die."""
     before = len(list(table.rglob("*.parquet")))
@@ -127,15 +161,22 @@ def main() -> None:
     step, _, number = options.die_at.partition(":")
     batch = int(number or -1)
     sink = make_sink(options.sink, options.table)
-    table, parquet = Path(options.table), options.sink == "parquet"
-    if step == "published" and parquet:
-        parquet_dies_once_published(sink, batch)
-    elif step == "published":
-        paimon_dies_once_published(batch)
-    elif step == "staging" and parquet:
-        parquet_dies_while_staging(sink, batch, table)
-    elif step == "staging":
-        paimon_dies_while_staging(batch, table)
+    table = Path(options.table)
+    match step, options.sink:
+        case "published", "parquet":
+            parquet_dies_once_published(sink, batch)
+        case "published", "hudi":
+            hudi_dies_once_published(batch)
+        case "published", _:
+            paimon_dies_once_published(batch)
+        case "staging", "parquet":
+            parquet_dies_while_staging(sink, batch, table)
+        case "staging", "hudi":
+            hudi_dies_while_staging(batch, table)
+        case "staging", _:
+            paimon_dies_while_staging(batch, table)
+        case _:
+            pass  # the gate's observer kills it
     gate = CommitGate(
         options.bootstrap_servers,
         topic_prefix=options.topic_prefix,
@@ -144,7 +185,9 @@ def main() -> None:
         observer=record_and_die(Path(options.events), step, batch),
     )
 
-    spark = spark_session("mortal", master="local[2,4]", **SHORT_LIVED_JVM)
+    hudi = options.sink == "hudi"
+    memory = "1g" if hudi else "512m"
+    spark = spark_session("mortal", master="local[2,4]", memory=memory, hudi=hudi, **SHORT_LIVED_JVM)
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)
