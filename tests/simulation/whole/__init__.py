@@ -10,8 +10,8 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 | `processes.py` | which process runs, so that production code finds its own clock and Kafka |
 | `agents.py` | every seam to the production code, and the owner of a partition, observed |
 | `writers.py` | drivers and executors |
-| `strangers.py`, `errors.py` | forged events, and unexpected exceptions in an agent |
-| `losses.py` | records that Kafka loses |
+| `strangers.py`, `errors.py` | forged and misplaced events, and unexpected exceptions in an agent |
+| `losses.py`, `copying.py` | records that Kafka loses, and a copied ledger |
 | `table.py` | the tables, fenced or not, and their commits |
 
 | module | tests |

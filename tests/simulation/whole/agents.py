@@ -57,7 +57,7 @@ from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import current_process
-from tests.simulation.whole.scenario import STRANGER, TOPICS
+from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
 from tests.simulation.whole.strangers import FORBIDDEN
 from tests.unit.handlers.table.world import facts
 
@@ -274,7 +274,8 @@ class ObservedOwner(PartitionOwner):
     def _overlook(self, record: Record) -> None:
         self._overlooks = True
         event = decode(WRITER_EVENT, record.value)
-        if not isinstance(event, Undecodable) and not self.replaced:
+        misplaced = FORGED.encode() in record.value
+        if not isinstance(event, Undecodable) and not self.replaced and not misplaced:
             self._oracles.on_overlooked(event.transaction)
 
     def _check_published(self, decision: DecisionEventUnion) -> None:
@@ -316,6 +317,8 @@ class ObservedOwner(PartitionOwner):
                     "replay matches", f"{uri} {_difference(live.get(uri), replayed.get(uri))}"
                 )
                 return
+        # An owner that has not read the first event of a transaction that it refuses answers a later one.
+        decisions = [each for each in decisions if b"belongs to partition" not in each]
         # A repeated request of a transaction that has ended looks like one that no agent has answered. Its writer has ended, too.
         decisions = [each for each in decisions if b'"reason":"unknown-transaction"' not in each]
         if decisions:

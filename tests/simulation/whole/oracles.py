@@ -23,6 +23,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | a hung body owns no table | a grant is extended beyond `max_grant_seconds` and one lease, while its writer publishes |
 | limits are waited out | an abort is `lock-refused` or `timed-out` before `refusal_seconds` or `max_transaction_seconds` |
 | an incomplete log is noticed | after a loss, an owner goes on with what was open, tells its writer nothing, or hides the loss |
+| one partition per table | an owner decides about a table of another partition, except that an event is not allowed there |
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
@@ -35,6 +36,8 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
   its owner has read it: otherwise no agent can know of it.
 - An owner can't read an event that is written at an offset that it has already read another one from. A transaction with such
   an event, *overlooked*, may overlap with others, because its markers are unknown (the limit that docs/recovery.md names).
+- An owner of an incomplete log may not know which terms were in force, and so believe a grant of a replaced agent. It then lets
+  it lapse.
 - The offset of a lost event proves nothing any more.
 
 Everything else holds as ever: no commit without a grant, one grant, no overlap, and every batch commits.
@@ -282,6 +285,13 @@ class Oracles(ViolationRecorder):
             f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
         )
         history = self._histories.get(event.transaction)
+        if self._partition_of(event.table) != record.partition and event.table in self._tables:
+            if not (isinstance(event, Abort) and event.reason == "not-allowed"):
+                self.violated(
+                    "one partition per table",
+                    f"{event.agent} decides {event.type} of {event.transaction} in partition {record.partition}",
+                )
+            return
         if counted and history is not None and (event.table, event.writer) == (history.table, history.writer):
             if isinstance(event, CommitGranted) and history.granted_at is None:
                 history.granted_at = record.offset
@@ -323,6 +333,14 @@ class Oracles(ViolationRecorder):
                     if (each.table, each.writer) == key and each.completed is not None and not each.unreported
                 }
                 committed[:] = [each for each in committed if each[1] <= known or each[1] in reported]
+
+    def on_copied(self, transaction: str, table: str, writer: str, batch: int) -> None:
+        """A batch was committed before the run, and the ledger has it or will have it by a copy."""
+        history = History(table, writer, batch, -1, 0, len(self._histories), 0.0, intent_lost=True)
+        history.completed = -1
+        self._histories[transaction] = history
+        self._committed[table, writer].append((-1, batch))
+        self._in_ledger[table, writer] = batch
 
     def on_overlooked(self, transaction: str) -> None:
         """The owner of the partition has already read another record at the offset of an event of this transaction."""
@@ -489,6 +507,8 @@ class Oracles(ViolationRecorder):
             self._losses[history.table, history.writer] = (event.losses, event.cause_offset)
         if history.granted is None and history.ended is None:
             history.ended = event
+        elif history.ended is not None and event.reason == "outcome-unknown" and self._may_lack(event.term):
+            pass  # the lapse of a grant that doesn't count
         elif history.ended is not None and history.ended.reason != event.reason:
             self.violated(
                 "consistent decisions", f"{name} is aborted for {event.reason} after {history.ended.reason}"

@@ -13,6 +13,7 @@
 | decisions during replay | replay matches | nothing is decided during a replay |
 | published decisions ignored | consistent decisions | a published decision is a fact for later owners |
 | take-overs ignored | last take-over owns | an owner whose partition was taken over later restarts its session |
+| a kept partition goes on | consistent decisions | an owner whose partition another agent took meanwhile doesn't resume |
 | expiry while lagging | lag loses no writer | silence counts only while the agent has read the whole log |
 | lapse too early | one grant | nothing is granted before the running grant's end |
 | grant without lock | no foreign holder | a grant needs the lock |
@@ -30,6 +31,8 @@
 | an incomplete log not noticed | an incomplete log is noticed | a take-over compares the log with the checkpoint |
 | gaps not shown | an incomplete log is noticed | the checkpoints name the gaps that were found |
 | a lost decision forgotten | replay matches | the last checkpoint of a session names the decision that was lost meanwhile |
+| misplaced events accepted | one partition per table | an event counts only in the partition of its table |
+| an incomplete copy accepted | committed batch skipped | a partition whose ledger is an incomplete copy is refused |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
 """
@@ -38,16 +41,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Literal
+from unittest.mock import ANY
 
 from lakewarden.agent.serving import takeover
 from lakewarden.agent.serving.checkpoint import Checkpoint, digest
 from lakewarden.agent.serving.partition import log_seen
+from lakewarden.agent.serving.partition import owner as owner_module
 from lakewarden.agent.serving.partition import replay as replay_module
+from lakewarden.agent.serving.partition import tables as tables_module
 from lakewarden.agent.serving.partition.log_seen import LogSeen
 from lakewarden.agent.serving.partition.owner import PartitionOwner
+from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import DecisionEvent, DecisionEventUnion, WriterEventUnion
+from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
@@ -302,6 +311,24 @@ def _a_lost_decision_forgotten() -> list[Patch]:
     return [(LogSeen, "on_decision", forget)]
 
 
+def _misplaced_events_accepted() -> list[Patch]:
+    return [(tables_module, "partition_of", lambda *_: ANY)]
+
+
+def _an_incomplete_copy_accepted() -> list[Patch]:
+    return [(Replay, "incomplete_copy_of", None)]
+
+
+def _a_kept_partition_goes_on() -> list[Patch]:
+    def unless_unread(takeovers: TakeOvers, read_until: int) -> Literal["yes", "unknown yet"]:
+        if takeovers.again < 0 or read_until <= takeovers.again:
+            return "unknown yet"
+        takeovers.others = -1
+        return "yes"
+
+    return [(owner_module, "may_resume", unless_unread)]
+
+
 def _an_error_ends_the_session() -> list[Patch]:
     def failing(_: Tables, __: str, error: Exception, *___: object) -> None:
         raise error
@@ -325,6 +352,7 @@ BUGS: Bugs = {
     "decisions during replay": ("replay matches", _decisions_during_replay),
     "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
     "take-overs ignored": ("last take-over owns", _takeovers_ignored),
+    "a kept partition goes on": ("consistent decisions", _a_kept_partition_goes_on),
     "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
     "lapse too early": ("one grant", _lapse_too_early),
     "grant without lock": ("no foreign holder", _grant_without_lock),
@@ -342,6 +370,8 @@ BUGS: Bugs = {
     "an incomplete log not noticed": ("an incomplete log is noticed", _an_incomplete_log_not_noticed),
     "gaps not shown": ("an incomplete log is noticed", _gaps_not_shown),
     "a lost decision forgotten": ("replay matches", _a_lost_decision_forgotten),
+    "misplaced events accepted": ("one partition per table", _misplaced_events_accepted),
+    "an incomplete copy accepted": ("committed batch skipped", _an_incomplete_copy_accepted),
     "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
     "writers of a stopped table not told": (
         "an error stops one table",
@@ -367,6 +397,8 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "an incomplete log not noticed": "losses",
     "gaps not shown": "losses",
     "a lost decision forgotten": "losses",
+    "misplaced events accepted": "misplaced",
+    "an incomplete copy accepted": "copied_again",
     "an error ends the session": "errors",
     "writers of a stopped table not told": "errors",
 }

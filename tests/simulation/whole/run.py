@@ -24,6 +24,7 @@ from tests.simulation.timeline import Timeline
 from tests.simulation.whole.agents import ObservedOwner, simulated
 from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.connection import Connection
+from tests.simulation.whole.copying import InterruptedCopy
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.losses import Losses
 from tests.simulation.whole.oracles import LockWatch, Oracles
@@ -43,7 +44,7 @@ from tests.simulation.whole.scenario import (
     draw_suspension_before_publish,
     scenario_of,
 )
-from tests.simulation.whole.strangers import Strangers, UsedIds
+from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
@@ -128,6 +129,13 @@ class World:
             stream(seed, "used ids in records"),
             chance=scenario.additions.used_ids,
         )
+        self._misplaced = Misplaced(
+            self.timeline,
+            self.broker,
+            stream(seed, "misplaced records"),
+            chance=scenario.additions.misplaced,
+            until=scenario.fault_free_from,
+        )
         self.losses = Losses(
             self.timeline,
             self.broker,
@@ -154,6 +162,9 @@ class World:
             timeline.plan(machine.starts, partial(self._start_agent, machine, machine.name, first=True))
         for plan in scenario.tables:
             self._start_writers(plan)
+        if scenario.additions.copied_again is not None:
+            copy = InterruptedCopy(timeline, self.broker, self.oracles, self._jobs)
+            copy.begin(scenario.additions.copied_again, self._restart_agents)
         for at in scenario.checks:
             timeline.plan(at, self._compare)
         if scenario.additions.errors:
@@ -199,6 +210,7 @@ class World:
         self.oracles.on_record(record)
         self._strangers.on_record(record)
         self._used_ids.on_record(record)
+        self._misplaced.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -384,6 +396,15 @@ class World:
     def _draws_stop(self, node: Node, chance: float) -> bool:
         over = self.timeline.now >= self.scenario.fault_free_from or node.name.startswith("hudi")
         return not over and self._stops.random() < chance
+
+    def _restart_agents(self) -> None:
+        """An operator kills all agents, and restarts them some seconds later."""
+        for process in list(self._processes):
+            node = process.node
+            if node.name in self._programs and node.state != "dead":
+                node.kill()
+                restart = partial(self._restart, node, self._machine(node), kill=True)
+                self.timeline.after(RESTART_SECONDS / 2, restart)
 
     def _kill_owner(self, number: int, restart: float) -> None:
         """Kill the agents that believe to own a partition."""

@@ -31,14 +31,17 @@ Every tenth seed, beginning with 7, has other ones (`draw_later_additions`):
 | hung bodies | the work of a transaction hangs until it is aborted, while the heartbeats continue |
 | used ids | markers on a table that is not allowed bear the transaction and writer of markers before them |
 
-Every tenth seed, beginning with 9, has faults of the log (`draw_log_faults`):
+Every tenth seed, beginning with 9, has one of these faults (`draw_log_faults`), but every fortieth of them the other two:
 
 | addition | what goes wrong |
 | --- | --- |
 | losses | Kafka loses records that a checkpoint relies on (`losses.py`) |
+| misplaced | writers' events reach another Kafka partition, too, as by a producer with another partitioner |
+| copied again | the copy of the ledger was interrupted, and agents are started; an operator copies it again (`copying.py`) |
 
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
-of the first kind what it meant in version 3, and one of the second kind what it meant in version 4.
+of the first kind what it meant in version 3, one of the second kind what it meant in version 4, and one with losses what it meant
+in version 5.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 5
+VERSION = 6
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -74,6 +77,8 @@ LATER_ADDITIONS_EVERY, LATER_ADDITIONS_FROM = 10, 7
 """None of the seeds that failed before there were any has later additions."""
 LOG_FAULTS_FROM = 9
 """Likewise, one of `LATER_ADDITIONS_EVERY` seeds has faults of the log."""
+OTHER_LOG_FAULTS_EVERY = 40
+"""One of so many seeds, beginning with `LOG_FAULTS_FROM`, has faults of the log other than losses."""
 MAX_TRANSACTION_SECONDS = 30.0
 """In seeds with hung bodies: longer than most transactions take."""
 REFUSAL_SECONDS = (3.0, 120.0)
@@ -185,6 +190,10 @@ class Additions:
     used_ids: float = 0.0
     """Probability that markers are followed by some with the same id on another table."""
     losses: tuple[Loss, ...] = ()
+    misplaced: float = 0.0
+    """Probability that a copy of a writer's event reaches another Kafka partition."""
+    copied_again: float | None = None
+    """When an interrupted copy of the ledger is repeated; None: the ledger is no copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +288,9 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     if seed % LATER_ADDITIONS_EVERY == LATER_ADDITIONS_FROM:
         return _with_later_additions(stream, scenario)
     if seed % LATER_ADDITIONS_EVERY == LOG_FAULTS_FROM:
-        return replace(scenario, additions=draw_log_faults(stream, scenario))
+        others = seed % OTHER_LOG_FAULTS_EVERY == LOG_FAULTS_FROM
+        faults = draw_other_log_faults if others else draw_log_faults
+        return replace(scenario, additions=faults(stream, scenario))
     if seed % ADDITIONS_EVERY:
         return scenario
     additions = draw_additions(stream, scenario.fault_free_from)
@@ -327,7 +338,7 @@ def draw_later_additions(stream: Callable[[str], Random], scenario: Scenario) ->
 
 
 def draw_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
-    """Draw the faults of the log, each from a stream of its own."""
+    """Draw when Kafka loses what."""
     losses = stream("losses")
     return Additions(
         losses=tuple(
@@ -341,6 +352,16 @@ def draw_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Addi
             )
             for _ in range(losses.choice((1, 1, 2)))
         ),
+    )
+
+
+def draw_other_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
+    """Draw the other faults of the log, each from a stream of its own."""
+    copied_again = stream("copied again")
+    at = copied_again.uniform(1.0, scenario.fault_free_from / 2)
+    return Additions(
+        misplaced=0.3 if scenario.partitions > 1 else 0.0,
+        copied_again=at if scenario.partitions == 1 or copied_again.random() < 0.5 else None,
     )
 
 

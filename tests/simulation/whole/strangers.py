@@ -13,6 +13,8 @@ after the record that it forges from, or some time later.
 | the same transaction id, opened and requested on another table | its decisions are about another table |
 | bytes | they are no event |
 
+`Misplaced` publishes true events, in a partition that is not their table's.
+
 `UsedIds` does so on a table that no agent serves, each time with an answer that bears the names of the writer's transaction.
 
 Each forged event has an id that begins with `FORGED`, by which the oracles know it.
@@ -205,5 +207,42 @@ class UsedIds:
 
         def publish() -> None:
             self._broker.append(where, FORBIDDEN.encode(), value)
+
+        self._timeline.after(0.0, publish)
+
+
+class Misplaced:
+    """Publishes copies of writers' events in another Kafka partition, as a producer with another partitioner would.
+
+    Each has an id of its own that begins with `FORGED`. Its owner must answer the transaction once, as not allowed.
+    """
+
+    def __init__(
+        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float
+    ) -> None:
+        """`chance`: for each event. `until`: no copy is published later."""
+        self._timeline = timeline
+        self._broker = broker
+        self._random = random
+        self._chance = chance
+        self._until = until
+        self._count = 0
+
+    def on_record(self, record: Record) -> None:
+        """A record was written to a log."""
+        late = self._timeline.now >= self._until
+        if not self._chance or late or record.topic != TOPICS.writers or FORGED.encode() in record.value:
+            return
+        event = decode(WRITER_EVENT, record.value)
+        if isinstance(event, Undecodable) or self._random.random() >= self._chance:
+            return
+        self._count += 1
+        partitions = self._broker.counts[TOPICS.writers]
+        other = (record.partition + self._random.randrange(1, partitions)) % partitions
+        value = encode(event.model_copy(update={"event_id": f"{FORGED}misplaced-{self._count}"}))
+        where = TopicPartition(TOPICS.writers, other)
+
+        def publish() -> None:
+            self._broker.append(where, event.table.encode(), value)
 
         self._timeline.after(0.0, publish)

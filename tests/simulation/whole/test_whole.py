@@ -124,6 +124,8 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     residues = {0, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
     assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
     assert len({(loss.topic, loss.what) for loss in losses}) == 6
+    assert {each.copied_again is None for each in drawn.values()} == {False, True}
+    assert {each.misplaced for each in drawn.values()} == {0.0, 0.3}
     assert {loss.restart is None for loss in losses} == {False, True}
     assert {each.refusals is None for each in drawn.values()} == {False, True}
     assert {each.hung_bodies for each in drawn.values()} == {0.0, 0.1}
@@ -132,7 +134,9 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 
 
-@pytest.mark.parametrize("seed", [2 * ADDITIONS_EVERY, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM])
+@pytest.mark.parametrize(
+    "seed", [2 * ADDITIONS_EVERY, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM, LOG_FAULTS_FROM + 10]
+)
 def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:
     require_reproducible(SIMULATION, seed)
 
