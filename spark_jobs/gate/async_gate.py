@@ -157,6 +157,10 @@ class AsyncTransaction:
         """Publish markers. Returns when Kafka has acknowledged all of them."""
         await self._call(lambda: self._txn.touch_all(markers))
 
+    async def announce_instant(self, instant: str) -> None:
+        """Publish the table format's own name of this transaction, as `Transaction.announce_instant` does."""
+        await self._call(lambda: self._txn.announce_instant(instant))
+
     async def recognise(self, committed: Callable[[str, int], str | Awaitable[str | None] | None]) -> None:
         """Look up whether the table has this batch, as `Transaction.recognise` does. `committed` may be `async`."""
         lookup: Callable[[str, int], str | None] = self._thread.calling(committed)

@@ -116,6 +116,10 @@ class EventPublisher:
         """Publish the markers of one event."""
         self._channel.send(MarkerCreated(**self._header(), markers=markers))
 
+    def publish_instant(self, instant: str) -> None:
+        """Publish the table format's own name of the transaction."""
+        self._channel.send(MarkerCreated(**self._header(), markers=(), instant=instant))
+
     def publish_request(self) -> None:
         """Request the grant."""
 

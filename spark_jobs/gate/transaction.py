@@ -191,6 +191,14 @@ class Transaction:
             notify(self._observer, event)
         self.check()
 
+    def announce_instant(self, instant: str) -> None:
+        """Publish the table format's own name of this transaction, such as Hudi's instant.
+
+        Returns when Kafka has acknowledged it. Call it as soon as the instant is in the table. A watcher may see it there too,
+        and the agent would abort this transaction for itself (docs/watch.md).
+        """
+        self._publisher.publish_instant(instant)
+
     def on_abort(self, callback: Callable[[CommitAborted], None]) -> None:
         """Run `callback` on another thread the moment an abort arrives, or at once if it has arrived."""
         self._callbacks.add(callback)

@@ -14,7 +14,8 @@ That calls `answer` here, in the thread that writes:
 Rules:
 
 1. *Own instant.* Files of the timeline name no writer. The instant is the one for which a client of this transaction has a
-   heartbeat (`LakewardenClients`). If there is none, the write is refused.
+   heartbeat (`LakewardenClients`). If there is none, the write is refused. It is announced at once, so that a watcher of the
+   table (docs/watch.md) doesn't report this write as that of another writer.
 2. *Markers* come from the inflight file, which names file groups that get updates, and from the marker files, which name all
    (`handlers/hudi`). All of them are published before the grant is requested.
 3. *Two locks.* If the table's other writers use Hudi's storage-based lock, its object is the agent's lock, and the grant is that
@@ -121,6 +122,7 @@ class HudiWrite:
             case "leave":
                 if self.instant is None and section.endswith(".startCommit"):
                     self.instant = self._own_instant()
+                    self._txn.announce_instant(self.instant)
                     self._markers.start()
             case "commit":
                 return self._begin_commit()

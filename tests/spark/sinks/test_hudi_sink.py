@@ -92,6 +92,20 @@ def test_a_table_has_the_rows_of_each_operation(
     assert Marker(partition="day=1", file_group="*", operation="merge") in touched(harness, agent, 4)
 
 
+def test_an_instant_is_announced_before_its_first_marker(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink
+) -> None:
+    """A watcher sees the instant on the timeline, too. Unannounced, it would be another writer that touches the same."""
+    agent = harness.agent(grant_everything)
+    sink = make_sink()
+
+    harness.gate().foreach_batch(sink, writer="w", admission="optimistic")(rows(spark, (1, 1, "08:00")), 0)
+
+    first, *rest = [event for event in agent.events if event.type == "marker-created"]
+    assert (first.instant, first.markers) == (sink.committed("w", 0), ())
+    assert rest
+
+
 def test_an_unpartitioned_table_is_one_partition(
     harness: Harness, spark: SparkSession, make_sink: MakeSink
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from lakewarden.events import CommitIntent, encode
+from lakewarden.events import CommitIntent, MarkerCreated, encode
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import MAX_REASON, EventPublisher, Intent, Timing
 
@@ -46,3 +46,16 @@ def test_an_intent_has_the_reason_of_its_admission_bounded_and_on_one_line(
     assert isinstance(sent, CommitIntent)
     assert sent.admission_reason == published
     assert encode(sent)
+
+
+def test_an_instant_is_announced_without_markers() -> None:
+    """A watcher may see the instant in the table before the first marker is published."""
+    channel = SentEvents()
+    intent = Intent(table="s3://lake/trips", writer="ingest")
+    publisher = EventPublisher(cast("Channel", channel), intent, "t1", Timing(), lambda: 0)
+
+    publisher.publish_instant("20261122135446024")
+
+    (event,) = channel.sent
+    assert isinstance(event, MarkerCreated)
+    assert (event.instant, event.markers) == ("20261122135446024", ())
