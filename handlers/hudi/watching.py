@@ -28,8 +28,9 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.handlers.hudi.errors import UnreadableHudi
@@ -59,9 +60,8 @@ MAX_PENDING = 1_000
 """Pending instants per table, as many as the agent keeps open. The oldest ones are reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """One file of a listing."""
+class File(NamedTuple):
+    """One file of a listing. Thousands are made a second, which a tuple makes cheap."""
 
     path: str
     """Relative to the table's root."""
@@ -174,15 +174,21 @@ class WatchedTable:
     """Whether the first round is over."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Of the last round: files that could not be read, and why."""
-    _parsed: tuple[Mapping[str, File], list[Instant]] | None = None
+    _parsed: tuple[AbstractSet[str], list[Instant]] | None = None
+    _quiet: AbstractSet[str] | None = None
+    """The files of the last listing, if nothing followed from them and nothing is pending: then nothing follows again."""
 
     def is_active(self, timeline: Mapping[str, File]) -> bool:
         """Whether the markers and heartbeats must be listed: an instant of this listing is pending."""
+        if timeline.keys() == self._quiet:
+            return False
         return any(each.state != "completed" for each in self._unfinished(timeline))
 
     def wanted(self, timeline: Mapping[str, File], active: Mapping[str, File]) -> list[str]:
         """The files to read in this round, in the order of their importance."""
         found: list[str] = []
+        if timeline.keys() == self._quiet:
+            return found
         folders = _by_instant(active)
         present: set[_Key] = set()
         for instant in self._unfinished(timeline):
@@ -204,6 +210,8 @@ class WatchedTable:
     def advance(self, seen: Round) -> list[Observation]:
         """Apply a round and return what to report, in this order."""
         self.problems = []
+        if seen.timeline.keys() == self._quiet:
+            return []
         current = self._instants(seen.timeline)
         if not self.began:
             self._begin(current)
@@ -215,6 +223,7 @@ class WatchedTable:
             reports += self._advance_instant(instant, folders.get(instant.time, {}), seen)
         reports += self._end_vanished(keys, current, seen)
         self.began = True
+        self._quiet = None if self.pending else seen.timeline.keys()
         return reports
 
     def _begin(self, current: list[Instant]) -> None:
@@ -225,10 +234,10 @@ class WatchedTable:
         self.finished |= {_key(each) for each in completed if _key(each) not in last}
 
     def _instants(self, timeline: Mapping[str, File]) -> list[Instant]:
-        """The instants of a listing, parsed once a round."""
-        if self._parsed is None or self._parsed[0] is not timeline:
+        """The instants of a listing, parsed when its names have changed."""
+        if self._parsed is None or self._parsed[0] != timeline.keys():
             found = instants((path.rpartition("/")[2] for path in timeline), self.table.layout)
-            self._parsed = timeline, found
+            self._parsed = timeline.keys(), found
         return self._parsed[1]
 
     def _unfinished(self, timeline: Mapping[str, File]) -> list[Instant]:
