@@ -43,6 +43,7 @@ from tests.bench import (
     stores,
     volume,
     waste,
+    watching,
 )
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import over_runs
@@ -62,6 +63,7 @@ PARTS = (
     "failover",
     "rolling",
     "stores",
+    "watching",
     "locks",
 )
 REMOTE_DELAY_SECONDS = 0.015
@@ -96,6 +98,9 @@ class Size:
     failovers: int
     rolling_tables: int
     """0: the part is left out."""
+    watched_tables: int
+    watched_seconds: float
+    watched_trials: int
 
 
 FULL = Size(
@@ -122,6 +127,9 @@ FULL = Size(
     renew_seconds=3.0,
     failovers=3,
     rolling_tables=200,
+    watched_tables=100,
+    watched_seconds=20.0,
+    watched_trials=30,
 )
 QUICK = Size(
     trials=10,
@@ -147,6 +155,9 @@ QUICK = Size(
     renew_seconds=2.5,
     failovers=0,
     rolling_tables=0,
+    watched_tables=3,
+    watched_seconds=1.0,
+    watched_trials=2,
 )
 
 
@@ -230,6 +241,18 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             report["rolling"] = _measure_rolling(size, servers, f"{prefix}-rolling", folder)
         if "stores" in parts:
             report["stores"] = _measure_stores(size, folder)
+        if "watching" in parts:
+            _progress(f"watching {size.watched_tables} tables")
+            with running_s3_server() as server, _environment(server.environment):
+                report["watching"] = watching.measure(
+                    server,
+                    servers,
+                    f"{prefix}-watching",
+                    folder / "watching",
+                    tables=size.watched_tables,
+                    seconds=size.watched_seconds,
+                    trials=size.watched_trials,
+                )
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
     return report
@@ -382,6 +405,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from failover.rows(report["failover"])
     if "rolling" in report:
         yield from rolling.rows(report["rolling"])
+    if "watching" in report:
+        yield from watching.rows(report["watching"])
     if "check" in report:
         yield from _check_rows(report["check"])
     if "steps" in report:

@@ -81,6 +81,8 @@ def test_the_benchmark_runs_and_reports_every_figure(
     for kind in ("memory", "local disk", "S3"):
         assert report["stores"][kind].keys() == {"write_ms", "read_ms"}
     _check_locks(report["locks"])
+    assert report["watching"]["marker_to_abort_ms"]["count"] == 2
+    assert report["watching"]["active"]["requests_per_second"] > 0
     assert "8 contenders" in done.stdout
     assert _started_with(tmp_path) == []
 
