@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,16 +13,20 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.events import Marker
+from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
-from tests.spark.fake_agent import grant_everything
+from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
+from tests.spark.fake_agent import grant_everything, granted
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of
 from tests.spark.sinks.test_contract import At
 
 pytestmark = [pytest.mark.real]
+
+LEASE_SECONDS = 4.0
+"""Of the grant in the middle of which the JVM is suspended."""
 
 COLUMNS = "month int, day int, flight long, departure string"
 
@@ -59,13 +67,23 @@ def touched(harness: Harness, agent: Any, batch: int) -> set[Marker]:
     }
 
 
-@pytest.mark.parametrize("kind", ["COPY_ON_WRITE", "MERGE_ON_READ"])
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("COPY_ON_WRITE", {"hoodie.index.type": "BLOOM"}),
+        ("MERGE_ON_READ", {"hoodie.index.type": "SIMPLE", "hoodie.metadata.enable": "true"}),
+    ],
+)
 def test_a_table_has_the_rows_of_each_operation(
-    harness: Harness, spark: SparkSession, make_sink: MakeSink, kind: str
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, kind: str, more: dict[str, str]
 ) -> None:
-    """The markers name exactly the file groups that the commits changed, and compaction never runs in the writer."""
+    """Markers name the file groups that a commit changes, and compaction never runs in the writer."""
     agent = harness.agent(grant_everything)
-    options = {"hoodie.datasource.write.table.type": kind, "hoodie.compact.inline.max.delta.commits": "1"}
+    options = {
+        "hoodie.datasource.write.table.type": kind,
+        "hoodie.compact.inline.max.delta.commits": "1",
+        **more,
+    }
     gate = harness.gate()
 
     def write(sink: HudiSink, batch_id: int, *values: tuple[int, int, str]) -> None:
@@ -139,6 +157,54 @@ def test_a_conflict_that_hudi_finds_is_computed_again(
     reasons = [event.reason for event in agent.events if event.type == "transaction-abandoned"]
     assert [reason.partition(":")[0] for reason in reasons] == ["BaseChanged"]
     assert case.orphans() == set()
+
+
+def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch_once(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it resumes, the commit is interrupted. Whatever it still published is found, and nothing is written twice."""
+    case = HudiCase(tmp_path / "hudi", spark)
+
+    def grant_shortly(event: WriterEventUnion) -> list[DecisionEventUnion]:
+        assert isinstance(event, CommitRequested)
+        return [granted(event, lease_seconds=LEASE_SECONDS)]
+
+    agent = harness.agent(At("commit-requested", grant_shortly))
+    answer = HudiWrite.answer
+    suspended: list[threading.Thread] = []
+
+    def suspending(write: HudiWrite, event: str, section: str) -> str:
+        said = answer(write, event, section)
+        if event == "locked" and not suspended:
+            lapsed = time.monotonic() + LEASE_SECONDS
+            suspended.append(threading.Thread(target=suspend, args=(jvm_of(spark), lapsed)))
+            suspended[0].start()
+        return said
+
+    monkeypatch.setattr(HudiWrite, "answer", suspending)
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1), 0)
+
+    suspended[0].join()
+    assert case.flights() == [1]
+    assert [(writer, batch) for writer, batch, _ in case.commits()] == [("w", 0)]
+    assert [event.version for event in agent.wait_for("commit-completed")] == [case.sink.committed("w", 0)]
+
+
+def jvm_of(spark: SparkSession) -> int:
+    """The process id of the session's JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    name = jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getName()
+    return int(name.partition("@")[0])
+
+
+def suspend(process: int, until: float) -> None:
+    """Suspend the process until this moment of the monotonic clock has passed."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        while time.monotonic() < until:
+            time.sleep(0.05)
+    finally:
+        os.kill(process, signal.SIGCONT)
 
 
 def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, make_sink: MakeSink) -> None:
