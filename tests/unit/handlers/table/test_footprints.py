@@ -156,3 +156,23 @@ def test_after_a_replay_a_footprint_without_a_conflict_is_not_visited(
     monkeypatch.setattr(Footprints, "overlaps", visited)
 
     assert w.replayed().effects == [AcquireLock()]
+
+
+def test_the_pairs_of_removed_transactions_are_dropped_in_parts() -> None:
+    """One transaction ends a thousand others: freeing their million pairs took half of the step's time."""
+    transactions = [a_transaction(f"t{number}") for number in range(30)]
+    footprints = Footprints()
+    for each in transactions:
+        footprints.add(each, [m("p/0")])
+    for each in transactions[:20]:
+        footprints.remove(each)
+    kept = [sum(map(len, removed.pairs)) for removed in footprints.garbage]
+    footprints.collect(60)
+    left = [sum(map(len, removed.pairs)) for removed in footprints.garbage]
+
+    assert kept == [29] * 20
+    assert left == [29] * 18
+    assert all(len(list(footprints.others(each))) == 9 for each in transactions[20:])
+    while footprints.garbage:
+        footprints.collect(60)
+    assert list(footprints.pairs) == [each.touches["merge"][0] for each in transactions[20:]]
