@@ -461,11 +461,12 @@ async def batches_to_end(
     stops: Mapping[TopicPartition, int] | None = None,
     *,
     max_records: int | None = None,
+    complete: bool = False,
 ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
     """As `read_to_end`, one batch at a time, for a topic too long for memory. Close the generator (`aclosing`).
 
-    `max_records`: the most records of all batches that are fetched together. Raises `LogCutError` if Kafka loses the end of a
-    partition meanwhile, which would never be reached.
+    `max_records`: the most records of all batches that are fetched together. `complete`: a partition must still have its start.
+    Raises `LogCutError` if it hasn't, or if Kafka loses the end of a partition meanwhile, which would never be reached.
     """
     if not starts:
         return
@@ -477,6 +478,11 @@ async def batches_to_end(
         ends = await consumer.end_offsets(list(starts))
         ends = {each: min(end, (stops or {}).get(each, end)) for each, end in ends.items()}
         for partition, start in starts.items():
+            if complete and start is not None and start < beginnings[partition]:
+                raise LogCutError(
+                    f"topic {partition.topic} begins at offset {beginnings[partition]} of partition {partition.partition}, and "
+                    f"is needed from {start} on: records were removed before they were read"
+                )
             consumer.seek(partition, max(start or 0, beginnings[partition]))
         unread = {each for each in starts if ends[each] > max(starts[each] or 0, beginnings[each])}
         while unread:

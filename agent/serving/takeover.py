@@ -6,7 +6,8 @@ The order of the steps matters:
    don't count (`handlers/table/replay.py`).
 2. The checkpoints determine from which event and from which decision on the owners replay. If the log lacks something that a
    checkpoint relies on, `handlers/table/log_gaps.py` says what, and where the replay starts instead.
-3. Decisions and ledger are read to their ends, as a stream: an owner keeps the entries in force, not the records.
+3. Decisions and ledger are read to their ends, as a stream: an owner keeps the entries in force, not the records. If decisions
+   were removed since step 2 that the replay needs, the session ends, and the next take-over finds the gap.
 4. Only then the end offsets of `writers` are requested, up to which the owners decide nothing. Every decision that was read has
    its cause before these ends.
 """
@@ -103,7 +104,8 @@ async def _read(
 ) -> None:
     """Pass decisions and ledger to their owners, a few records at a time, so that other tasks run between them."""
     by_number = {owner.number: owner for owner in owners}
-    async with aclosing(batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE)) as batches:
+    reading = batches_to_end(settings, spans, max_records=RECORDS_READ_AT_ONCE, complete=True)
+    async with aclosing(reading) as batches:
         async for partition, records in batches:
             owner = by_number[partition.partition]
             for start in range(0, len(records), RECORDS_AT_ONCE):

@@ -9,7 +9,7 @@ from aiokafka import TopicPartition
 
 from lakewarden.agent import kafka
 from lakewarden.agent.errors import LogCutError
-from lakewarden.agent.kafka import read_to_end
+from lakewarden.agent.kafka import batches_to_end, read_to_end
 from lakewarden.agent.settings import KafkaSettings
 
 WHERE = TopicPartition("lakewarden.decisions", 3)
@@ -20,6 +20,7 @@ class Cut:
 
     def __init__(self) -> None:
         self.ends = [9]
+        self.beginning = 0
 
     def assign(self, _: list[TopicPartition]) -> None:
         return
@@ -28,7 +29,7 @@ class Cut:
         return
 
     async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        return dict.fromkeys(partitions, 0)
+        return dict.fromkeys(partitions, self.beginning)
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(partitions, self.ends.pop() if self.ends else 4)
@@ -40,15 +41,31 @@ class Cut:
         return 4
 
 
-async def test_an_end_that_kafka_has_lost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 1389 of the simulation: a take-over waited for ever, as a member of the group that held the partition."""
+@pytest.fixture(autouse=True)
+def consumer(monkeypatch: pytest.MonkeyPatch) -> Cut:
+    """In place of the reading consumer."""
+    made = Cut()
 
     async def nothing(*_: object) -> None:
         return
 
-    monkeypatch.setattr(kafka, "reader", lambda _: Cut())
+    monkeypatch.setattr(kafka, "reader", lambda _: made)
     monkeypatch.setattr(kafka, "start_client", nothing)
     monkeypatch.setattr(kafka, "stop_client", nothing)
+    return made
 
+
+async def test_an_end_that_kafka_has_lost_is_not_waited_for() -> None:
+    """Seed 1389 of the simulation: a take-over waited for ever, as a member of the group that held the partition."""
     with pytest.raises(LogCutError, match=r"decisions ends at offset 4 of partition 3, and had reached 9"):
         await read_to_end(KafkaSettings(), {WHERE: 0})
+
+
+async def test_a_take_over_does_not_skip_records_that_were_removed_before_it_reads_them(
+    consumer: Cut,
+) -> None:
+    """It has compared the log with its checkpoint before."""
+    consumer.beginning = 6
+
+    with pytest.raises(LogCutError, match=r"begins at offset 6 of partition 3, and is needed from 5 on"):
+        await anext(batches_to_end(KafkaSettings(), {WHERE: 5}, complete=True))

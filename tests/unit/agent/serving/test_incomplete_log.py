@@ -126,8 +126,9 @@ class Kafka:
         }
 
     async def batches_to_end(
-        self, settings: object, starts: dict[TopicPartition, int | None], *, max_records: int
+        self, settings: object, starts: dict[TopicPartition, int | None], *, max_records: int, complete: bool
     ) -> AsyncGenerator[tuple[TopicPartition, list[ConsumerRecord]]]:
+        assert complete
         for partition, records in (await self.read_to_end(settings, starts)).items():
             for start in range(0, len(records), max_records):
                 yield partition, records[start : start + max_records]
