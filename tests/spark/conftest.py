@@ -34,7 +34,9 @@ HAS_HUDI = pyspark.__version__.startswith("3.5.")
 """Maven Central has no bundle of Hudi 1.2 for another PySpark."""
 
 # These tests run with PySpark 3.5: `make test-spark35`.
-collect_ignore = [] if HAS_HUDI else ["sinks/test_hudi_sink.py", "sinks/test_hudi_on_s3.py", "sinks/test_hudi_watched.py"]
+collect_ignore = (
+    [] if HAS_HUDI else ["sinks/test_hudi_sink.py", "sinks/test_hudi_on_s3.py", "sinks/test_hudi_watched.py"]
+)
 
 
 @pytest.fixture(scope="session")
