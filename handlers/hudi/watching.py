@@ -160,6 +160,16 @@ class _Pending:
                 self.unreported.append(each)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    """A listing of the timeline."""
+
+    names: AbstractSet[str]
+    instants: list[Instant]
+    writes: dict[_Key, Instant]
+    """Those that change the table's files."""
+
+
 @dataclass(slots=True)
 class WatchedTable:
     """What a watcher knows of one table."""
@@ -174,7 +184,7 @@ class WatchedTable:
     """Whether the first round is over."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Of the last round: files that could not be read, and why."""
-    _parsed: tuple[AbstractSet[str], list[Instant]] | None = None
+    _parsed: _Parsed | None = None
     _quiet: AbstractSet[str] | None = None
     """The files of the last listing, if nothing followed from them and nothing is pending: then nothing follows again."""
 
@@ -212,7 +222,7 @@ class WatchedTable:
         self.problems = []
         if seen.timeline.keys() == self._quiet:
             return []
-        current = self._instants(seen.timeline)
+        current = self._instants(seen.timeline).instants
         if not self.began:
             self._begin(current)
         keys = {_key(each) for each in current}
@@ -233,16 +243,18 @@ class WatchedTable:
         last = {_key(each) for each in [each for each in completed if each.writes][-MAX_REPEATED:]}
         self.finished |= {_key(each) for each in completed if _key(each) not in last}
 
-    def _instants(self, timeline: Mapping[str, File]) -> list[Instant]:
+    def _instants(self, timeline: Mapping[str, File]) -> _Parsed:
         """The instants of a listing, parsed when its names have changed."""
-        if self._parsed is None or self._parsed[0] != timeline.keys():
+        if self._parsed is None or self._parsed.names != timeline.keys():
             found = instants((path.rpartition("/")[2] for path in timeline), self.table.layout)
-            self._parsed = timeline.keys(), found
-        return self._parsed[1]
+            self._parsed = _Parsed(
+                timeline.keys(), found, {_key(each): each for each in found if each.writes}
+            )
+        return self._parsed
 
     def _unfinished(self, timeline: Mapping[str, File]) -> list[Instant]:
-        found = self._instants(timeline)
-        writes = [each for each in found if each.writes and _key(each) not in self.finished]
+        found = self._instants(timeline).writes
+        writes = [each for key, each in found.items() if key not in self.finished]
         pending = [each for each in writes if each.state != "completed"][:MAX_PENDING]
         return [*pending, *(each for each in writes if each.state == "completed")]
 
