@@ -62,8 +62,8 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # The Python worker of a cancelled task is killed after this time: the retry needs its core.
-        "spark.python.task.killTimeout": "300ms",
+        # The Python worker of a cancelled task is killed so long after Spark noticed it: the retry needs its core.
+        "spark.python.task.killTimeout": "50ms",
     }
     packages = [kafka_package(pyspark.__version__)] if kafka else []
     if hudi:

@@ -5,7 +5,8 @@
 - *Threads of the body.* The tag is a local property of the thread. A `pyspark.InheritableThread`, or a function wrapped by
   `pyspark.inheritable_thread_target`, inherits it. Other threads don't, and their jobs aren't cancelled.
 - *Cancelling is repeated.* One call cancels the jobs that run at that moment. It is repeated until the body has ended and no
-  tagged job is left, so a job that starts right after the first call is cancelled too.
+  tagged job is left, so a job that starts right after the first call is cancelled too. The pauses grow, because the next job
+  starts soon, if the abort came between two jobs, or after a long step of the driver.
 - *A job ends before its tasks.* Spark calls a cancelled job failed at once; its tasks end when they notice. Until then a task
   may write a file, after what was staged has been discarded. So a job is gone when its stages have no active task.
 """
@@ -22,10 +23,11 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+FIRST_PAUSE_SECONDS = 0.01
 CANCEL_AGAIN_SECONDS = 0.1
-"""Between two cancel calls: the longest run of a job that starts in between."""
+"""Between two cancel calls at first, and at most: the longest run of a job that starts in between."""
 
-STOPPED_POLL_SECONDS = 0.02
+STOPPED_POLL_SECONDS = 0.01
 """Between two checks whether a tagged job is left."""
 
 STOPPED_TIMEOUT_SECONDS = 15.0
@@ -41,6 +43,8 @@ class TaggedJobs:
         self._context = spark_context
         self.tag = tag
         self._ended = threading.Event()
+        self._gone: set[int] = set()
+        """Jobs that have ended, with their tasks. A batch may have many, and each question about one is a call into the JVM."""
 
     def __enter__(self) -> Self:
         self._context.addJobTag(self.tag)
@@ -59,9 +63,9 @@ class TaggedJobs:
 
     def cancel_until_ended(self) -> None:
         """Cancel the jobs repeatedly until the block ends. Call it from another thread."""
-        while True:
-            if not self._cancel() or self._ended.wait(CANCEL_AGAIN_SECONDS):
-                return
+        pause = FIRST_PAUSE_SECONDS
+        while self._cancel() and not self._ended.wait(pause):
+            pause = min(2 * pause, CANCEL_AGAIN_SECONDS)
 
     def wait_until_gone(self) -> bool:
         """Cancel until no tagged job or task is left. Return False if one still runs after `STOPPED_TIMEOUT_SECONDS`."""
@@ -79,7 +83,9 @@ class TaggedJobs:
         """Return the number of tagged jobs that have not ended, or have a task that has not ended."""
         # PySpark's tracker has no tags; the JVM's has.
         tracker: Any = self._context._jsc.sc().statusTracker()  # noqa: SLF001
-        return sum(_runs(tracker, job) for job in tracker.getJobIdsForTag(self.tag))
+        jobs = set(tracker.getJobIdsForTag(self.tag)) - self._gone
+        self._gone.update(job for job in jobs if not _runs(tracker, job))
+        return len(jobs - self._gone)
 
     def _cancel(self) -> bool:
         try:

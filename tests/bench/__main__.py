@@ -40,6 +40,7 @@ from tests.bench import (
     renewals,
     rolling,
     steps,
+    stopping,
     stores,
     volume,
     waste,
@@ -62,6 +63,7 @@ PARTS = (
     "ledger",
     "failover",
     "rolling",
+    "stop",
     "stores",
     "watching",
     "locks",
@@ -101,6 +103,8 @@ class Size:
     watched_tables: int
     watched_seconds: float
     watched_trials: int
+    aborts: int
+    """Of each kind of batch. 0: the part is left out."""
 
 
 FULL = Size(
@@ -130,6 +134,7 @@ FULL = Size(
     watched_tables=100,
     watched_seconds=20.0,
     watched_trials=30,
+    aborts=20,
 )
 QUICK = Size(
     trials=10,
@@ -158,6 +163,7 @@ QUICK = Size(
     watched_tables=3,
     watched_seconds=1.0,
     watched_trials=2,
+    aborts=0,
 )
 
 
@@ -239,6 +245,9 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             report["failover"] = _measure_failover(size, servers, f"{prefix}-failover", folder)
         if "rolling" in parts and size.rolling_tables:
             report["rolling"] = _measure_rolling(size, servers, f"{prefix}-rolling", folder)
+        if "stop" in parts and size.aborts:
+            _progress(f"stopping Spark batches, {size.aborts} aborts of each kind")
+            report["stop"] = stopping.measure(servers, f"{prefix}-stop", folder / "stop", aborts=size.aborts)
         if "stores" in parts:
             report["stores"] = _measure_stores(size, folder)
         if "watching" in parts:
@@ -484,6 +493,8 @@ def _print(report: dict[str, Any]) -> None:
     if "waste" in report:
         _print_table(list(waste.rows(report["waste"])))
         _print_table(list(waste.admission_rows(report["waste"])))
+    if "stop" in report:
+        _print_table(list(stopping.rows(report["stop"])))
     if "stores" in report:
         _print_table(list(stores.rows(report["stores"])))
     if "locks" in report:

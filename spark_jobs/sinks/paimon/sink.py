@@ -220,11 +220,13 @@ class PaimonSink(Sink):
                 txn.touch_all(_whole_partition(path) for path in work.paths)
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             work.base = read_base(table, work.partitions)
+            if txn is not None:
+                txn.check()  # no Spark job runs in these steps, so an abort finds none to cancel
             merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
             if table.partition_keys:
                 merged = merged.repartition(*table.partition_keys)
             if txn is not None:
-                txn.check()  # planning takes a while, and an abort during it finds no Spark job to cancel
+                txn.check()
             self._discard_later(table, work, txn)
             work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
         finally:
