@@ -23,15 +23,18 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
 	--ignore tests/spark/gate/test_paimon_processes_example.py
 
+# The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
+PYTHONS ?= $(shell command -v python3.12) $(shell command -v python3.13)
+
 # uv doesn't read pip's configuration; what it says of certificates holds for uv too.
 export UV_SYSTEM_CERTS ?= true
 export UV_PYTHON_DOWNLOADS ?= never
 
-.PHONY: help setup demo dev check unit test test-spark35 test-matrix soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
+.PHONY: help setup demo dev check unit test test-spark35 test-pythons test-matrix soak test-containers sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-spark35 | test-matrix | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-spark35 | test-pythons | test-matrix | soak | test-containers | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -53,6 +56,26 @@ test-spark35: jdk $(SPARK35_STAMP)
 	else \
 		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
 	fi
+
+# The unit tests, the simulations and the tests of the writers' side on each of PYTHONS, with the locked versions.
+test-pythons: jdk $(STAMP)
+	@test -n "$(strip $(PYTHONS))" || echo "no Python 3.12 or 3.13 found: name them, make test-pythons PYTHONS=/path/to/python3.12"
+	@$(UV) export --quiet --frozen --all-extras --all-groups --no-emit-project --output-file build/requirements-pythons.txt
+	@set -e; for python in $(PYTHONS); do \
+		venv=build/venv-$$($$python -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
+		echo "== $$venv"; \
+		if ! test -e $$venv/.set-up; then \
+			$$python -m venv --clear $$venv; \
+			if build/tools/bin/pip config list | grep -qE "index-url|no-index"; then \
+				$$venv/bin/pip install --quiet --requirement build/requirements-pythons.txt; \
+			else \
+				$(UV) pip install --quiet --python $$venv/bin/python --requirement build/requirements-pythons.txt; \
+			fi; \
+			$(UV) pip install --quiet --python $$venv/bin/python --no-deps --no-build-isolation --editable .; \
+			touch $$venv/.set-up; \
+		fi; \
+		$$venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "unit or real" tests/unit tests/simulation tests/spark $(ARGS); \
+	done
 
 # What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
 test-matrix: jdk $(STAMP)
