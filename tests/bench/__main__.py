@@ -194,9 +194,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"\nwritten to {options.json}")
 
 
-def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
+def _measure_in_memory(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     report: dict[str, Any] = {}
-    prefix = f"bench-{uuid.uuid4().hex[:8]}"
     if "check" in parts:
         _progress("conflict check in memory")
         report["check"] = in_memory.measure(repetitions=size.checks)
@@ -209,6 +208,12 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
     if "waste" in parts:
         _progress("wasted compute, simulated")
         report["waste"] = waste.measure(seeds=size.waste_seeds, hours=size.waste_hours)
+    return report
+
+
+def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
+    report = _measure_in_memory(size, parts)
+    prefix = f"bench-{uuid.uuid4().hex[:8]}"
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
         _kafka(name, bootstrap_servers) as servers,
@@ -251,17 +256,7 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
         if "stores" in parts:
             report["stores"] = _measure_stores(size, folder)
         if "watching" in parts:
-            _progress(f"watching {size.watched_tables} tables")
-            with running_s3_server() as server, _environment(server.environment):
-                report["watching"] = watching.measure(
-                    server,
-                    servers,
-                    f"{prefix}-watching",
-                    folder / "watching",
-                    tables=size.watched_tables,
-                    seconds=size.watched_seconds,
-                    trials=size.watched_trials,
-                )
+            report["watching"] = _measure_watching(size, servers, f"{prefix}-watching", folder)
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
     return report
@@ -306,6 +301,20 @@ def _measure_load(size: Size, servers: str, prefix: str, folder: Path) -> dict[s
     seconds, warm_up = size.load_seconds, size.load_warm_up_seconds
     with AgentProcess(servers, prefix, folder / "load") as agent:
         return asyncio.run(load.measure(servers, prefix, agent, seconds=seconds, warm_up_seconds=warm_up))
+
+
+def _measure_watching(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
+    _progress(f"watching {size.watched_tables} tables")
+    with running_s3_server() as server, _environment(server.environment):
+        return watching.measure(
+            server,
+            servers,
+            prefix,
+            folder / "watching",
+            tables=size.watched_tables,
+            seconds=size.watched_seconds,
+            trials=size.watched_trials,
+        )
 
 
 def _measure_stores(size: Size, folder: Path) -> dict[str, Any]:
