@@ -24,7 +24,7 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 	--ignore tests/spark/gate/test_paimon_processes_example.py
 
 # The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
-PYTHONS ?= $(shell command -v python3.12) $(shell command -v python3.13)
+PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)
 
 # uv doesn't read pip's configuration; what it says of certificates holds for uv too.
 export UV_SYSTEM_CERTS ?= true
