@@ -33,10 +33,10 @@ MakeTable = Callable[..., str]
 HAS_HUDI = pyspark.__version__.startswith("3.5.")
 """Maven Central has no bundle of Hudi 1.2 for another PySpark."""
 
+_HUDI_TESTS = ("test_hudi_contest.py", "test_hudi_on_s3.py", "test_hudi_sink.py", "test_hudi_watched.py")
+
 # These tests run with PySpark 3.5: `make test-spark35`.
-collect_ignore = (
-    [] if HAS_HUDI else ["sinks/test_hudi_sink.py", "sinks/test_hudi_on_s3.py", "sinks/test_hudi_watched.py"]
-)
+collect_ignore = [] if HAS_HUDI else [f"sinks/{name}" for name in _HUDI_TESTS]
 
 
 @pytest.fixture(scope="session")

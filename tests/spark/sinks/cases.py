@@ -262,18 +262,22 @@ class HudiCase:
         from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 
         answer = HudiWrite.answer
+        timeline = self._folder / ".hoodie" / "timeline"
+        away = timeline.with_name("away")
 
         def failing(write: HudiWrite, event: str, section: str) -> str:
-            if event == ("committed" if durable else "locked"):
+            if event == "committed":
                 monkeypatch.setattr(HudiWrite, "answer", answer)
-                if not durable:
-                    # The JVM interrupts its commit, as for a lease that has ended.
-                    said = answer(write, event, section)
-                    write._lease.stop()
-                    write._provider.allow(write._txn.id, 0.0)
-                    return said
-                raise OSError("connection reset")
-            return answer(write, event, section)
+                if durable:
+                    raise OSError("connection reset")
+                timeline.unlink()
+                away.rename(timeline)
+            said = answer(write, event, section)
+            if event == "locked" and not durable:
+                # Hudi can't write the completed instant where a file is in the way. It looks for conflicts there, too.
+                timeline.rename(away)
+                timeline.touch()
+            return said
 
         monkeypatch.setattr(HudiWrite, "answer", failing)
 

@@ -32,7 +32,7 @@ import org.apache.hudi.storage.StorageConfiguration;
  * </table>
  *
  * <p>The grant is a lease. The driver calls allow with the time that is left of it, again and again. When that time has passed,
- * the thread that commits is interrupted, as Hudi does when it loses a lock.
+ * the thread that commits is interrupted until it ends, as Hudi does once when it loses a lock.
  */
 public final class LakewardenLockProvider implements LockProvider<String>, Runnable {
   /** Changes with what is called from Python. */
@@ -62,6 +62,7 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
   private String section = "";
   private boolean held;
   private volatile Thread committing;
+  private boolean interrupted;
 
   public LakewardenLockProvider(LockConfiguration configuration, StorageConfiguration<?> storage) {
     this.configuration = configuration;
@@ -117,7 +118,7 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
     return true;
   }
 
-  /** Interrupt the commit when it is no longer allowed. */
+  /** Interrupt the commit while it is no longer allowed: again and again, because Hudi may catch an interrupt and go on. */
   @Override
   public void run() {
     try {
@@ -127,9 +128,9 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
           synchronized (this) {
             if (committing != null) {
               committing.interrupt();
+              interrupted = true;
             }
           }
-          return;
         }
         Thread.sleep(CHECK_MILLISECONDS);
       }
@@ -150,6 +151,9 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
     }
     synchronized (this) {
       committing = null;
+      if (interrupted) {
+        Thread.interrupted(); // what was meant for the commit must not end what the thread does next
+      }
     }
     try {
       if (!held) {
