@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -34,7 +34,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 from anyio.abc import TaskGroup, TaskStatus
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from lakewarden.events.access import AccessError
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
@@ -152,7 +152,7 @@ class LoopThread:
         self.bootstrap_servers = bootstrap_servers
         self._name = name
         self._lock = threading.Lock()
-        self._manager: AbstractContextManager[BlockingPortal] | None = None
+        self._loop: threading.Thread | None = None
         self._portal: BlockingPortal | None = None
         self._task_host: Future[None] | None = None
         self._tasks: TaskGroup | None = None
@@ -172,8 +172,7 @@ class LoopThread:
         """Return the way into the loop; start the loop if needed."""
         with self._lock:
             if self._portal is None:
-                self._manager = start_blocking_portal(name=self._name)
-                self._portal = self._manager.__enter__()
+                self._loop, self._portal = _start_loop(self._name)
                 self._task_host = None
             if self._task_host is None or self._task_host.done():
                 self._task_host, self._tasks = self._portal.start_task(_run_tasks)
@@ -238,17 +237,40 @@ class LoopThread:
     def close(self) -> None:
         """Cancel what runs in the loop and end it. A loop that is stuck is left to its daemon thread."""
         with self._lock:
-            manager, task_host = self._manager, self._task_host
-            self._manager = self._portal = self._task_host = None
-        if manager is None:
+            loop, portal, task_host = self._loop, self._portal, self._task_host
+            self._loop = self._portal = self._task_host = None
+        if loop is None or portal is None:
             return
         if task_host is not None:
             task_host.cancel()
-        ending = threading.Thread(
-            target=manager.__exit__, args=(None, None, None), daemon=True, name=f"{self._name}-close"
-        )
-        ending.start()
-        ending.join(GRACE_SECONDS)
+        with suppress(RuntimeError):  # the loop has ended
+            portal.start_task_soon(portal.stop)
+        loop.join(GRACE_SECONDS)
+
+
+def _start_loop(name: str) -> tuple[threading.Thread, BlockingPortal]:
+    """As anyio's `start_blocking_portal`, which ends without a time limit, so that a thread of its own had to end it.
+
+    From Python 3.12 on, no thread can be started in an exit handler.
+    """
+    started: Future[BlockingPortal] = Future()
+
+    async def run() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def run_loop() -> None:
+        try:
+            anyio.run(run)
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=run_loop, daemon=True, name=name)
+    thread.start()
+    return thread, started.result()
 
 
 def _must_end(error: BaseException) -> bool:
