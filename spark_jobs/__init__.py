@@ -11,7 +11,7 @@ The rooms, each of which imports only those below it:
 - `jobs/`: programs: conflicts to Parquet, the demo's writer.
 - `commit_gate.py`: `CommitGate`, the public gate.
 - `streaming/`: a transaction for each micro-batch, cancelling its Spark jobs, stopping a query.
-- `sinks/`: the contract for table formats, `PaimonSink` and `HudiSink`.
+- `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink` and `PaimonSink`.
 - `gate/`: the writer's side of the protocol. `gate/gate.py` is the place to start reading.
 
 This module imports nothing heavy: pyspark, pypaimon and the Kafka client are imported where they are used.
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.observer import GateEvent
     from lakewarden.spark_jobs.gate.transaction import Transaction
     from lakewarden.spark_jobs.sinks.contract import Sink
+    from lakewarden.spark_jobs.sinks.delta.sink import DeltaSink
     from lakewarden.spark_jobs.sinks.hudi.sink import HudiSink
     from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
     from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
@@ -61,6 +62,7 @@ __all__ = [
     "CallbackErrors",
     "CommitAborted",
     "CommitGate",
+    "DeltaSink",
     "GateError",
     "GateEvent",
     "Grant",
@@ -82,6 +84,7 @@ _MODULES = {
     "AsyncGrant": "gate.async_gate",
     "AsyncTransaction": "gate.async_gate",
     "CommitGate": "commit_gate",
+    "DeltaSink": "sinks.delta.sink",
     "GateEvent": "gate.observer",
     "Grant": "gate.grant",
     "HudiSink": "sinks.hudi.sink",

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
+from tests.spark.formats import HAS_DELTA, format_settings
 from tests.spark.harness import Harness
 
 SCHEMA = pa.schema(
@@ -33,17 +34,20 @@ MakeTable = Callable[..., str]
 HAS_HUDI = pyspark.__version__.startswith("3.5.")
 """Maven Central has no bundle of Hudi 1.2 for another PySpark."""
 
+collect_ignore = [] if HAS_DELTA else ["sinks/test_delta_sink.py"]
+
 _HUDI_TESTS = ("test_hudi_contest.py", "test_hudi_on_s3.py", "test_hudi_sink.py", "test_hudi_watched.py")
 
 # These tests run with PySpark 3.5: `make test-spark35`.
-collect_ignore = [] if HAS_HUDI else [f"sinks/{name}" for name in _HUDI_TESTS]
+collect_ignore += [] if HAS_HUDI else [f"sinks/{name}" for name in _HUDI_TESTS]
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, no UI, few shuffle partitions; with Hudi, where there is one for this PySpark."""
+    """Two cores, no UI, few shuffle partitions; with Hudi or Delta, where there is one for this PySpark."""
     memory = "1g" if HAS_HUDI else "512m"
-    session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, hudi=HAS_HUDI)
+    settings = format_settings()
+    session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, hudi=HAS_HUDI, **settings)
     yield session
     session.stop()
 

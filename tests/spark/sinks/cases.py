@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import Grant, HudiSink, PaimonSink, Sink
+from lakewarden.spark_jobs import DeltaSink, Grant, HudiSink, PaimonSink, Sink
+from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema, read_base
 from tests.spark.conftest import HAS_HUDI, MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.formats import HAS_DELTA
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
@@ -59,6 +62,10 @@ def make_sink(name: str, table: str) -> Sink:
     if name == "parquet":
         sink: Sink = example("parquet_sink").ParquetSink(table)
         return sink
+    if name.startswith("delta"):
+        return (
+            DeltaSink(table, mode="upsert", keys=["flight"]) if name == "delta-upsert" else DeltaSink(table)
+        )
     return PaimonSink(table, mode="upsert", keys=["flight"]) if name == "paimon-upsert" else PaimonSink(table)
 
 
@@ -292,7 +299,107 @@ class HudiCase:
         return sorted(found, key=lambda pair: pair[0])
 
 
-SINKS = ["paimon-append", "paimon-upsert", "parquet"]
+class DeltaCase:
+    """It reads the table without Spark: the log is JSON, and these tables have no checkpoint and no deletion vectors."""
+
+    def __init__(self, name: str, table: Path) -> None:
+        self._table = table
+        fields = [
+            {"name": name, "type": kind, "nullable": True, "metadata": {}}
+            for name, kind in (("month", "integer"), ("day", "integer"), ("flight", "long"))
+        ]
+        metadata = {
+            "id": str(uuid.uuid4()),
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps({"type": "struct", "fields": fields}),
+            "partitionColumns": ["month", "day"],
+            "configuration": {},
+        }
+        actions: list[dict[str, Any]] = [
+            {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+            {"metaData": metadata},
+        ]
+        (table / "_delta_log").mkdir(parents=True)
+        first = table / "_delta_log" / f"{0:020d}.json"
+        first.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+        self.sink = make_sink(name, str(table))
+
+    def flights(self) -> list[int]:
+        live: set[str] = set()
+        for commit in self._log():
+            live -= {action["path"] for kind, action in commit if kind == "remove"}
+            live |= {action["path"] for kind, action in commit if kind == "add"}
+        return sorted(
+            flight
+            for path in live
+            for flight in pq.ParquetFile(self._table / path).read(["flight"])["flight"].to_pylist()
+        )
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        found = []
+        for commit in self._log():
+            actions = dict(commit)
+            if "txn" in actions:
+                label = json.loads(actions["commitInfo"].get("userMetadata", "{}"))
+                found.append(
+                    (
+                        actions["txn"]["appId"],
+                        actions["txn"]["version"],
+                        label.get("lakewarden.transaction", ""),
+                    )
+                )
+        return found
+
+    def orphans(self) -> set[str]:
+        committed = {action["path"] for commit in self._log() for kind, action in commit if kind == "add"}
+        return {
+            str(path.relative_to(self._table)) for path in self._table.rglob("part-*.parquet")
+        } - committed
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        rows = batch_of(SparkSession.active(), flight).write.format("delta").mode("append")
+        if writer is not None:
+            rows = rows.option("txnAppId", writer).option("txnVersion", str(batch_id))
+        # Delta allows one transaction at a time in a thread of the JVM, and this one may be in the middle of one.
+        foreign = threading.Thread(target=rows.save, args=(str(self._table),))
+        foreign.start()
+        foreign.join()
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        check = CommitObserver._last_check
+
+        def acting(*args: Any) -> None:
+            monkeypatch.setattr(CommitObserver, "_last_check", check)
+            action()
+            check(*args)
+
+        monkeypatch.setattr(CommitObserver, "_last_check", acting)
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        step = "_report" if durable else "_last_check"
+        original = getattr(CommitObserver, step)
+
+        def failing(*_: Any) -> None:
+            monkeypatch.setattr(CommitObserver, step, original)
+            raise OSError("connection reset")
+
+        monkeypatch.setattr(CommitObserver, step, failing)
+
+    def _log(self) -> list[list[tuple[str, Any]]]:
+        """Return the actions of every commit, the oldest first."""
+        files = sorted((self._table / "_delta_log").glob("*.json"))
+        return [
+            [item for line in file.read_text().splitlines() for item in json.loads(line).items()]
+            for file in files
+        ]
+
+
+SINKS = [
+    "paimon-append",
+    "paimon-upsert",
+    "parquet",
+    *(["delta-append", "delta-upsert"] if HAS_DELTA else []),
+]
 
 if HAS_HUDI:
     SINKS.append("hudi")
@@ -312,4 +419,6 @@ def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSessio
         return HudiCase(folder / "hudi", spark)
     if name == "parquet":
         return ParquetCase(folder / "parquet")
+    if name.startswith("delta"):
+        return DeltaCase(name, folder / "delta")
     return PaimonCase(name, make_table(schema=SCHEMA))

@@ -1,0 +1,1 @@
+"""The sink for Delta Lake tables."""

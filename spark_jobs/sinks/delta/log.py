@@ -1,0 +1,187 @@
+"""What the log of a Delta table says: its metadata, the batches that it has, and what was committed since a version.
+
+All reading is done by Delta's own log store in the JVM, so it has the session's credentials, and sees what is durable now.
+No Spark job runs, but for the first look at a long log. It relies on these facts about Delta 4.0:
+
+- A batch is `txn` (`SetTransaction`) in the commit of its data: `appId` is the writer, `version` the batch id. The table
+  keeps the last one of each writer. A writer's batch ids rise, so a smaller one is committed too.
+- A commit names its transaction: `commitInfo.txnId`, a UUID that is new for each statement.
+- Commits are never changed. A version that has another file time or length is of another table at the same place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SHORT_LOG = 20
+"""Commits up to which a log is read from its first one. A longer one is summed up by Delta, once per process."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFile:
+    """One JSON file of the log."""
+
+    version: int
+    modified: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What the sink needs of a table's metadata."""
+
+    partition_types: dict[str, str]
+    """Spark types of the partition columns, in the table's order."""
+    physical_names: dict[str, str]
+    """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
+    columns: tuple[str, ...]
+    configuration: dict[str, str]
+
+
+class TableLog:
+    """The log of the table at one location, for one Spark session."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        """Raise `ValueError` if there is no Delta table."""
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        path = jvm.org.apache.hadoop.fs.Path(location)
+        self.java = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+        if not self.java.tableExists():
+            raise ValueError(f"no Delta table: create it before the query starts; table={location}")
+        self._conf = self.java.newDeltaHadoopConf()
+
+    @property
+    def data_path(self) -> str:
+        """The table's folder, as Delta spells it."""
+        return str(self.java.dataPath().toString())
+
+    def snapshot(self) -> Any:
+        """Return Delta's snapshot of the newest version."""
+        none = self._jvm.scala.Option.empty()
+        return self.java.update(False, none, none)  # noqa: FBT003 - Java has no keyword arguments
+
+    def metadata(self) -> Metadata:
+        """Return the metadata of the newest version."""
+        action = json.loads(self.snapshot().metadata().json())["metaData"]
+        fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
+        partitioned_by = action["partitionColumns"]
+        return Metadata(
+            partition_types={name: fields[name]["type"] for name in partitioned_by},
+            physical_names={
+                name: fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
+                for name in partitioned_by
+            },
+            columns=tuple(fields),
+            configuration=action["configuration"],
+        )
+
+    def commits(self, since: int) -> list[CommitFile]:
+        """Return the commits from version `since` on, in order."""
+        first = self._jvm.org.apache.hadoop.fs.Path(self.java.logPath(), f"{since:020d}.json")
+        listed = self.java.store().listFrom(first, self._conf)
+        found = []
+        while listed.hasNext():
+            status = listed.next()
+            stem, _, suffix = str(status.getPath().getName()).partition(".")
+            if suffix == "json" and stem.isdigit():
+                found.append(CommitFile(int(stem), int(status.getModificationTime()), int(status.getLen())))
+        return sorted(found, key=lambda file: file.version)
+
+    def actions(self, version: int, kinds: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the actions of these kinds (`txn`, `add`, `commitInfo`, …) in a commit."""
+        path = self._jvm.org.apache.hadoop.fs.Path(self.java.logPath(), f"{version:020d}.json")
+        wanted = tuple(f'{{"{kind}"' for kind in kinds)
+        for line in str(self.java.store().read(path, self._conf).mkString("\n")).split("\n"):
+            if line.startswith(wanted):
+                yield from json.loads(line).items()
+
+    def version_of(self, transaction: str, since: int) -> int | None:
+        """Return the version after `since` that this transaction of Delta committed, or None."""
+        for file in reversed(self.commits(since + 1)):
+            for _, action in self.actions(file.version, ["commitInfo"]):
+                if action.get("txnId") == transaction:
+                    return file.version
+        return None
+
+    def files_since(self, version: int) -> set[str]:
+        """Return the paths of all files that commits after `version` add."""
+        return {
+            action["path"]
+            for file in self.commits(version + 1)
+            for _, action in self.actions(file.version, ["add", "cdc"])
+        }
+
+    def delete(self, files: Iterable[str]) -> None:
+        """Delete files of the table, by their paths in the log. One that is absent is no error."""
+        hadoop: Any = self._jvm.org.apache.hadoop.fs
+        folder = self.java.dataPath()
+        file_system = folder.getFileSystem(self._conf)
+        for file in files:
+            relative = self._jvm.java.net.URI(file)
+            if not relative.isAbsolute():  # a shallow clone refers to another table's files
+                file_system.delete(hadoop.Path(folder, hadoop.Path(relative)), False)  # noqa: FBT003 - of Java
+
+    def version_of_batch(self, writer: str, batch_id: int) -> int | None:
+        """Return the version that has this batch, or None if no commit file has it any more."""
+        for file in reversed(self.commits(0)):
+            for _, action in self.actions(file.version, ["txn"]):
+                if (action["appId"], action["version"]) == (writer, batch_id):
+                    return file.version
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    file: CommitFile
+    last_batch: int | None
+
+
+class LastBatches:
+    """Finds the last batch of a writer. It remembers up to which commit it has looked, and reads only newer ones."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def last_batch(self, log: TableLog, writer: str) -> int | None:
+        """Return the writer's last batch in the table, or None."""
+        seen = self._seen.get(writer)
+        if seen is not None:
+            files = log.commits(seen.file.version)
+            if files and files[0] == seen.file:
+                return self._read(log, writer, files[1:], seen)
+        return self._first_look(log, writer)
+
+    def _first_look(self, log: TableLog, writer: str) -> int | None:
+        snapshot = log.snapshot()
+        version = int(snapshot.version())
+        if version < SHORT_LOG:
+            files = log.commits(0)
+            if files and files[0].version == 0:
+                return self._read(log, writer, files[1:], _Seen(files[0], _batch_in(log, 0, writer)))
+        found = snapshot.transactions().get(writer)
+        last = int(found.get()) if found.isDefined() else None
+        files = log.commits(version)
+        if not files or files[0].version != version:
+            return last
+        return self._read(log, writer, files[1:], _Seen(files[0], last))
+
+    def _read(self, log: TableLog, writer: str, files: list[CommitFile], seen: _Seen) -> int | None:
+        for file in files:
+            batch = _batch_in(log, file.version, writer)
+            seen = _Seen(file, seen.last_batch if batch is None else batch)
+        self._seen[writer] = seen
+        return seen.last_batch
+
+
+def _batch_in(log: TableLog, version: int, writer: str) -> int | None:
+    batches = [
+        int(action["version"]) for _, action in log.actions(version, ["txn"]) if action["appId"] == writer
+    ]
+    return batches[-1] if batches else None

@@ -1,0 +1,282 @@
+"""Puts the commit of one Delta statement under a grant: Delta's `TransactionExecutionObserver`, implemented in Python.
+
+Delta keeps an observer per JVM thread and calls it in that thread. PySpark pins a Python thread to its JVM thread, so the
+methods run in the Python thread that called the statement.
+
+| Delta calls | the sink |
+| --- | --- |
+| `startingTransaction` | refuses another table, or a second transaction; adds the batch (`SetTransaction`) to it |
+| `preparingCommit` | keeps the actions of the commit, by which staged files are found; publishes the markers of an append |
+| `beginDoCommit` | requests the grant and checks its lease; an error here ends the statement, and nothing is published |
+| `beginPostCommit`, after the commit file is written | reports the commit |
+
+Delta's conflict check and its tries at the next versions are between the last two, and so under the grant.
+
+How the statement ended decides the outcome, in this order:
+
+1. The commit was reported: what fails afterwards (a checkpoint, a hook) is a warning.
+2. The grant was refused, or its lease had ended before the commit: nothing was published.
+3. A commit since the base has this transaction's id: published. A conflict doesn't disprove it: a write whose answer was lost
+   makes Delta find its own commit.
+4. Delta reports a conflict: nothing was published, `BaseChanged`.
+5. Otherwise the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark
+from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.delta.log import TableLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from lakewarden.spark_jobs.gate.transaction import Transaction
+
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+"""Text that Delta writes into the session's commits. The sink names its transaction there, unless the user has set it."""
+
+LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
+"""Where Delta keeps the version that a session committed last. It writes it before `beginPostCommit`."""
+
+CONFLICT = "DeltaConcurrentModificationException"
+"""Base class of what Delta's conflict check raises."""
+
+MAX_ERROR = 300
+"""Characters of an error of Java in a message."""
+
+log = EventLogger("lakewarden.delta")
+
+
+class CommitObserver:
+    """The observer of one statement. `run` executes the statement."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        txn: Transaction,
+        table: TableLog,
+        prepared: Callable[[list[dict[str, Any]]], object] = lambda _: None,
+    ) -> None:
+        """`prepared` is called with the actions of the commit before the grant is requested."""
+        self._spark = spark
+        self._jvm: Any = spark._jvm
+        self._txn = txn
+        self._table = table
+        self._prepared = prepared
+        self._errors = CallbackErrors()
+        self._delta: Any = None
+        self._java_actions: Any = None
+        self._looked_up = False
+        self.grant: Grant | None = None
+        # py4j calls these methods by their names in Java.
+        keep = self._errors.keep
+        self.startingTransaction = keep(self._start)
+        self.preparingCommit = keep(self._prepare)
+        self.beginDoCommit = keep(self._before_commit)
+        self.beginPostCommit = keep(self._after_commit)
+
+    def run(self, statement: Callable[[], object]) -> None:
+        """Execute the statement. If this returns, its commit is in the table, or it had nothing to commit."""
+        from pyspark.java_gateway import ensure_callback_server_started
+
+        start: Any = ensure_callback_server_started  # it has no annotations
+        start(self._spark.sparkContext._gateway)
+        registry = getattr(
+            getattr(self._jvm.org.apache.spark.sql.delta, "TransactionExecutionObserver$"), "MODULE$"
+        )
+        before = registry.getObserver()
+        registry.setObserver(self)
+        labelled = self._spark.conf.get(USER_METADATA, None) is None
+        try:
+            try:
+                if labelled:
+                    self._spark.conf.set(USER_METADATA, json.dumps({"lakewarden.transaction": self._txn.id}))
+                statement()
+            finally:
+                registry.setObserver(before)
+                if labelled:
+                    self._spark.conf.unset(USER_METADATA)
+        except Exception as error:  # noqa: BLE001 - whatever Delta raises
+            self._settle_failed(error)
+        else:
+            self._settle_returned()
+
+    @property
+    def staged_files(self) -> list[str]:
+        """Paths, as in the log, of the files that the statement has written for its commit."""
+        actions = [dict(action) for action in self._actions()]
+        removed = {action["remove"]["path"] for action in actions if "remove" in action}
+        added = (action["add"] for action in actions if "add" in action)
+        changes = (action["cdc"]["path"] for action in actions if "cdc" in action)
+        return [
+            *(add["path"] for add in added if add["path"] not in removed and not add.get("deletionVector")),
+            *changes,
+        ]
+
+    @property
+    def base_version(self) -> int | None:
+        """The version that the statement has read, or None if it didn't come so far."""
+        return None if self._delta is None else int(self._delta.readVersion())
+
+    # what Delta calls, with the names of Java
+
+    def beginBackfill(self) -> None:
+        """Between the commit file and its checksum. `beginPostCommit` follows."""
+
+    def transactionCommitted(self) -> None:
+        """After the checkpoint and the other hooks."""
+
+    def transactionAborted(self) -> None:
+        """The statement's error says why."""
+
+    def createChild(self) -> CommitObserver:
+        """For a transaction that Delta splits."""
+        return self
+
+    def advanceToNextThreadObserver(self) -> None:
+        """There is no next one."""
+
+    def nextObserver(self) -> Any:
+        """There is none."""
+        return self._jvm.scala.Option.empty()
+
+    def setNextObserver(self, observer: Any) -> None:
+        """For Delta's own tests."""
+
+    def toString(self) -> str:
+        """For Java."""
+        return f"lakewarden {self._txn.id}"
+
+    class Java:
+        """py4j reads it."""
+
+        implements = ("org.apache.spark.sql.delta.TransactionExecutionObserver",)
+
+    def _start(self, make: Any) -> Any:
+        if self.grant is not None:
+            raise RuntimeError(
+                f"Delta began another transaction after the batch's commit, which would commit without a grant; "
+                f"{self._facts()}"
+            )
+        self._txn.check()
+        delta = make.apply()
+        if str(delta.deltaLog().dataPath().toString()) != self._table.data_path:
+            raise RuntimeError(
+                f"the statement writes another table, {delta.deltaLog().dataPath().toString()}; {self._facts()}"
+            )
+        if self._txn.batch_id is not None:
+            # What the transaction has read: a commit of the writer by another process is then a conflict.
+            delta.readTxn().addOne(self._txn.writer)
+            now = self._jvm.scala.Option.apply(int(time.time() * 1000))
+            delta.updateSetTransaction(self._txn.writer, self._txn.batch_id, now)
+        self._delta = delta
+        return delta
+
+    def _prepare(self, make: Any) -> Any:
+        self._txn.check()
+        self._java_actions = make.apply()
+        self._prepared(list(self._actions()))
+        return self._java_actions
+
+    def _before_commit(self) -> None:
+        self.grant = self._txn.request_grant()
+        self._last_check(self.grant)
+
+    def _last_check(self, grant: Grant) -> None:
+        try:
+            grant.check()
+        except GateError:
+            grant.not_published()
+            raise
+
+    def _after_commit(self) -> None:
+        if self.grant is not None:
+            self._report(self.grant, self._spark.conf.get(LAST_VERSION, None))
+
+    def _report(self, grant: Grant, version: str | None) -> None:
+        grant.published(version)
+
+    # how the statement ended
+
+    def _settle_returned(self) -> None:
+        if self._delta is None:
+            raise UnsupportedSpark(
+                "Delta didn't call its observer, so the statement may have committed without a grant: compare the table's "
+                f"history (DESCRIBE HISTORY) before you restart; set PYSPARK_PIN_THREAD to true; {self._facts()}"
+            )
+        if self.grant is not None and self.grant.outcome is Outcome.UNKNOWN:
+            self._settle_failed(RuntimeError("Delta didn't report its commit to the observer"))
+
+    def _settle_failed(self, error: Exception) -> None:
+        """Return if the commit is in the table, else raise."""
+        grant, own = self.grant, self._errors.first
+        cause = own if isinstance(own, Exception) else error
+        if grant is None or grant.outcome is Outcome.NOT_PUBLISHED:
+            raise cause from (None if cause is error else error)
+        if grant.outcome is Outcome.PUBLISHED:
+            log.warning("delta.failed-after-commit", **self._names(), error=_text(cause))
+            return
+        version = self._committed_version()
+        if version is not None:
+            log.warning("delta.published-after-all", **self._names(), version=version, error=_text(cause))
+            grant.published(str(version))
+            return
+        if self._looked_up and own is None and _is_conflict(error):
+            grant.not_published()
+            raise BaseChanged(
+                f"a writer that bypasses the gate committed what this batch conflicts with: {_text(error)}; nothing was "
+                f"published; the batch must be computed again; {self._facts()}"
+            ) from error
+        grant.unknown(cause)
+
+    def _committed_version(self) -> int | None:
+        """Return the version of this transaction, if it is in the log and the log can be read."""
+        assert self._delta is not None, "a grant is requested by a transaction of Delta"
+        try:
+            version = self._table.version_of(str(self._delta.txnId()), int(self._delta.readVersion()))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
+            log.warning("delta.log-unreadable", **self._names(), error=_text(failure))
+            return None
+        self._looked_up = True
+        return version
+
+    def _actions(self) -> Iterator[dict[str, Any]]:
+        if self._java_actions is None:
+            return
+        actions = self._java_actions.iterator()
+        while actions.hasNext():
+            yield json.loads(actions.next().json())
+
+    def _names(self) -> dict[str, str]:
+        return {"table": self._txn.table, "writer": self._txn.writer, "transaction": self._txn.id}
+
+    def _facts(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self._names().items())
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Return whether Delta's conflict check raised this. PySpark and py4j keep Java's exception under different names."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        kind = java.getClass()
+        while kind is not None:
+            if str(kind.getName()).endswith(CONFLICT):
+                return True
+            kind = kind.getSuperclass()
+        java = java.getCause()
+    return False
+
+
+def _text(error: BaseException) -> str:
+    """Return the error in one short line. A Java error's text goes on with its stack."""
+    java = getattr(error, "java_exception", None)
+    text = str(java.getMessage()) if java is not None else str(error)
+    return " ".join(text.split())[:MAX_ERROR]

@@ -1,0 +1,163 @@
+"""What `DeltaSink` adds to the contract of sinks: rows, partitions, foreign commits, and what it refuses."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import WriterEventUnion
+from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
+from lakewarden.spark_jobs.sinks.delta import release
+from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.harness import Harness
+from tests.spark.sinks.cases import DeltaCase, batch_of
+from tests.spark.sinks.test_contract import At
+
+pytestmark = [pytest.mark.real]
+
+DAYS = "day date, region string, id long, state string, seen int"
+
+MONDAY, TUESDAY = date(2026, 11, 23), date(2026, 11, 24)
+
+AWKWARD = 'it\'s a/b="c" d'
+
+
+def days_table(spark: SparkSession, table: Path, properties: str = "") -> DataFrame:
+    """Create a table with three rows, one of them in a partition without values."""
+    spark.sql(f"CREATE TABLE delta.`{table}` ({DAYS}) USING delta PARTITIONED BY (day, region) {properties}")
+    rows = [(MONDAY, AWKWARD, 1, "old", 1), (MONDAY, AWKWARD, 2, "old", 1), (None, None, 3, "old", 5)]
+    spark.createDataFrame(rows, DAYS).coalesce(1).write.format("delta").mode("append").save(str(table))
+    return spark.read.format("delta").load(str(table))
+
+
+def rows_in(frame: DataFrame) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row) for row in frame.collect()), key=lambda row: row[2])
+
+
+def data_files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+
+def test_an_upsert_names_typed_partitions_and_obeys_its_conditions(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """NULL is a partition and a key like any other. The batch's day is text, and it has a column that the table lacks."""
+    agent = harness.agent(grant_everything)
+    table = days_table(spark, tmp_path / "days")
+    sink = DeltaSink(
+        str(tmp_path / "days"),
+        mode="upsert",
+        keys=["id"],
+        order_by="seen",
+        delete_condition="s.gone",
+        update_condition="s.seen > t.seen",
+    )
+    batch = spark.createDataFrame(
+        [
+            ("2026-11-23", AWKWARD, 1, "older", 2, False),
+            ("2026-11-23", AWKWARD, 1, "new", 3, False),
+            ("2026-11-23", AWKWARD, 2, "", 4, True),
+            (None, None, 3, "too old", 4, False),
+            ("2026-11-24", "eu", 4, "new", 1, None),
+            ("2026-11-24", "eu", 5, "never there", 1, True),
+        ],
+        "day string, region string, id long, state string, seen int, gone boolean",
+    )
+
+    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+
+    assert rows_in(table) == [
+        (MONDAY, AWKWARD, 1, "new", 3),
+        (None, None, 3, "old", 5),
+        (TUESDAY, "eu", 4, "new", 1),
+    ]
+    scope = agent.wait_for("commit-intent")[0].scope
+    folders = {f"{path.parent.relative_to(tmp_path / 'days')}" for path in tmp_path.rglob("part-*.parquet")}
+    assert {marker.partition for marker in scope} == folders
+
+
+def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    case = DeltaCase("delta-upsert", tmp_path / "delta")
+
+    def commit_elsewhere(_: WriterEventUnion) -> None:
+        other = spark.createDataFrame([(1, 2, 77)], "month int, day int, flight long")
+        other.write.format("delta").mode("append").save(str(tmp_path / "delta"))
+
+    agent = harness.agent(At("commit-requested", commit_elsewhere))
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 1), 0)
+
+    assert case.flights() == [1, 77]
+    assert harness.only("intent")[-1].attempt == 1
+    assert [event.version for event in agent.wait_for("commit-completed")] == ["2"]
+
+
+def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer was paused between its last check and the commit. Two appends have no conflict but this one."""
+    harness.agent(grant_everything)
+    case = DeltaCase("delta-append", tmp_path / "delta")
+    case.before_the_last_check(monkeypatch, lambda: case.commit(5, writer="w", batch_id=3))
+
+    harness.gate().foreach_batch(case.sink, writer="w")(batch_of(spark, 5), 3)
+
+    assert case.flights() == [5]
+    assert case.orphans() == set()
+
+
+def test_the_clean_up_leaves_files_that_deletion_vectors_add_again(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also with column mapping and a change data feed: the first try is refused its grant, the second commits."""
+    features = (
+        "TBLPROPERTIES (delta.enableDeletionVectors = true, delta.columnMapping.mode = 'name', "
+        "delta.enableChangeDataFeed = true)"
+    )
+    table = days_table(spark, tmp_path / "days", features)
+    before = data_files(tmp_path)
+    harness.agent(At("commit-requested", lambda event: [aborted(event)]))
+    sink = DeltaSink(str(tmp_path / "days"), mode="upsert", keys=["id"])
+    write = harness.gate().foreach_batch(sink, writer="w", max_attempts=1)
+    batch = spark.createDataFrame([(MONDAY, AWKWARD, 1, "new", 2)], DAYS)
+    with pytest.raises(CommitAborted):
+        write(batch, 0)
+
+    assert data_files(tmp_path) == before
+    write(batch, 0)
+    assert [row[2:] for row in rows_in(table)] == [(1, "new", 2), (2, "old", 1), (3, "old", 5)]
+
+
+def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_refused(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness.agent(grant_everything)
+    case = DeltaCase("delta-append", tmp_path / "delta")
+    write = harness.gate().foreach_batch(case.sink, writer="w")
+    for setting, value, message in (
+        ("spark.databricks.delta.autoCompact.enabled", "true", r"autoCompact.enabled=false in the writer's"),
+        ("spark.databricks.delta.write.txnAppId", "mine", "unset them"),
+    ):
+        spark.conf.set(setting, value)
+        try:
+            with pytest.raises(ValueError, match=message):
+                write(batch_of(spark, 1), 0)
+        finally:
+            spark.conf.unset(setting)
+    with pytest.raises(ValueError, match="no Delta table: create it"):
+        DeltaSink(str(tmp_path / "none")).committed("w", 0)
+    monkeypatch.setattr(release, "TRIED", ("3.9",))
+    with pytest.raises(UnsupportedSpark, match=r"Delta Lake 4\.0\.\d was not tried"):
+        DeltaSink(str(tmp_path / "delta")).committed("w", 0)
+    assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
+    monkeypatch.setattr(release, "METHODS", release.METHODS - {"beginPostCommit"})
+    with pytest.raises(UnsupportedSpark, match="beginPostCommit differ"):
+        DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0)
+
+    assert case.flights() == []

@@ -1,0 +1,248 @@
+"""What the observer of a Delta statement makes of its end, with Delta replaced by objects that behave like it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lakewarden.spark_jobs import BaseChanged, LeaseLost, OutcomeUnknown
+from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
+
+TABLE = "file:/lake/flights"
+
+
+class JavaClass:
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def getName(self) -> str:  # noqa: N802 - of Java
+        return self.names[0]
+
+    def getSuperclass(self) -> JavaClass | None:  # noqa: N802 - of Java
+        return JavaClass(*self.names[1:]) if len(self.names) > 1 else None
+
+
+class Conflict(Exception):
+    """What py4j raises for Delta's conflicts."""
+
+    def __init__(self) -> None:
+        super().__init__("An error occurred while calling o1.save")
+        names = (
+            "io.delta.exceptions.ConcurrentAppendException",
+            "org.apache.spark.sql.delta.DeltaConcurrentModificationException",
+            "java.lang.Exception",
+        )
+        self.java_exception = SimpleNamespace(
+            getClass=lambda: JavaClass(*names),
+            getCause=lambda: None,
+            getMessage=lambda: "files were added\nto day=1",
+        )
+
+
+class Actions:
+    """Scala's `Seq[Action]`."""
+
+    def __init__(self, *actions: dict[str, Any]) -> None:
+        self.actions = actions
+
+    def iterator(self) -> Any:
+        left = [SimpleNamespace(json=partial(json.dumps, action)) for action in self.actions]
+        return SimpleNamespace(hasNext=lambda: bool(left), next=lambda: left.pop(0))
+
+
+class World:
+    """One transaction of the gate, one of Delta, and the log of the table."""
+
+    def __init__(self, *, committed: int | None = None, lease: bool = True, readable: bool = True) -> None:
+        self.reports: list[str | None] = []
+        self.batches: list[tuple[str, int]] = []
+        self.read: list[str] = []
+        self.committed, self.lease, self.readable = committed, lease, readable
+        txn: Any = SimpleNamespace(
+            id="t1",
+            table=TABLE,
+            writer="w",
+            batch_id=7,
+            check=lambda: None,
+            request_grant=self.granted,
+        )
+        self.grant: Grant = Grant("g", 1, check=self.check, completed=self.completed, failed=self.unknown)
+        option = SimpleNamespace(apply=lambda value: value)
+        spark: Any = SimpleNamespace(
+            _jvm=SimpleNamespace(scala=SimpleNamespace(Option=option)),
+            conf=SimpleNamespace(get=lambda *_: "4"),
+        )
+        table: Any = SimpleNamespace(data_path=TABLE, version_of=self.version_of)
+        self.observer = CommitObserver(spark, txn, table)
+
+    def check(self) -> float:
+        if not self.lease:
+            raise LeaseLost("the lease has expired")
+        return 20.0
+
+    def granted(self) -> Grant:
+        return self.grant
+
+    def completed(self, grant: Grant) -> None:
+        self.reports.append(grant.version)
+
+    def unknown(self, grant: Grant, error: Exception) -> bool:
+        raise OutcomeUnknown(f"{error}", retriable=True)
+
+    def version_of(self, transaction: str, since: int) -> int | None:
+        if not self.readable:
+            raise OSError("no route to host")
+        assert (transaction, since) == ("delta-1", 3)
+        return self.committed
+
+    def transaction(self, path: str = TABLE) -> Any:
+        return SimpleNamespace(
+            txnId=lambda: "delta-1",
+            readVersion=lambda: 3,
+            readTxn=lambda: SimpleNamespace(addOne=self.read.append),
+            updateSetTransaction=lambda writer, batch, _: self.batches.append((writer, batch)),
+            deltaLog=lambda: SimpleNamespace(dataPath=lambda: path),
+        )
+
+    def start(self, path: str = TABLE) -> None:
+        made = self.transaction(path)
+        made.deltaLog = lambda: SimpleNamespace(dataPath=lambda: SimpleNamespace(toString=lambda: path))
+        self.observer.startingTransaction(SimpleNamespace(apply=lambda: made))
+
+    def end(self, error: Exception | None = None) -> None:
+        """What `run` does after the statement."""
+        if error is None:
+            self.observer._settle_returned()
+        else:
+            self.observer._settle_failed(error)
+
+
+def failing(call: Callable[[], object]) -> Exception:
+    """Call it as Delta does: an error comes back as the text of another one."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - any
+        call()
+    return RuntimeError(f"An exception was raised by the Python Proxy. {caught.value}")
+
+
+def test_the_batch_is_in_the_transaction_and_its_commit_is_reported_with_its_version() -> None:
+    world = World()
+
+    world.start()
+    world.observer.beginDoCommit()
+    world.observer.beginPostCommit()
+    world.end()
+
+    assert (world.batches, world.read, world.reports) == ([("w", 7)], ["w"], ["4"])
+
+
+def test_a_conflict_with_a_foreign_commit_means_that_nothing_was_published() -> None:
+    world = World()
+    world.start()
+    world.observer.beginDoCommit()
+
+    with pytest.raises(BaseChanged, match="files were added to day=1"):
+        world.end(Conflict())
+
+    assert world.grant.outcome is Outcome.NOT_PUBLISHED
+
+
+def test_a_conflict_of_the_commit_with_itself_is_a_published_commit() -> None:
+    """The store wrote the commit file and its answer was lost. Delta tried again, found the file, and saw a conflict."""
+    world = World(committed=4)
+    world.start()
+    world.observer.beginDoCommit()
+
+    world.end(Conflict())
+
+    assert world.grant.outcome is Outcome.PUBLISHED
+    assert world.reports == ["4"]
+
+
+@pytest.mark.parametrize(("error", "readable"), [(OSError("reset"), True), (Conflict(), False)])
+def test_what_the_log_does_not_show_is_unknown(error: Exception, readable: bool) -> None:
+    world = World(readable=readable)
+    world.start()
+    world.observer.beginDoCommit()
+
+    with pytest.raises(OutcomeUnknown):
+        world.end(error)
+
+    assert world.grant.outcome is Outcome.UNKNOWN
+
+
+def test_a_lease_that_ended_before_the_commit_is_raised_as_itself() -> None:
+    world = World(lease=False)
+    world.start()
+
+    error = failing(world.observer.beginDoCommit)
+
+    with pytest.raises(LeaseLost, match="expired"):
+        world.end(error)
+    assert world.grant.outcome is Outcome.NOT_PUBLISHED
+
+
+def test_what_fails_after_the_commit_does_not_fail_the_batch() -> None:
+    world = World()
+    world.start()
+    world.observer.beginDoCommit()
+    world.observer.beginPostCommit()
+
+    world.end(RuntimeError("the checkpoint could not be written"))
+
+    assert world.reports == ["4"]
+
+
+def test_a_second_transaction_after_the_commit_is_refused() -> None:
+    """Auto compaction, for example, would commit without a grant."""
+    world = World()
+    world.start()
+    world.observer.beginDoCommit()
+    world.observer.beginPostCommit()
+
+    with pytest.raises(RuntimeError, match="would commit without a grant"):
+        world.start()
+
+
+def test_a_statement_that_delta_starts_again_before_its_commit_is_one_transaction() -> None:
+    """MERGE does so when a part of its materialised source was lost."""
+    world = World()
+
+    world.start()
+    world.start()
+
+    assert world.batches == [("w", 7), ("w", 7)]
+
+
+def test_a_statement_on_another_table_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="writes another table, file:/lake/other"):
+        World().start("file:/lake/other")
+
+
+def test_a_statement_that_never_called_the_observer_is_an_error() -> None:
+    with pytest.raises(Exception, match="may have committed without a grant"):
+        World().end()
+
+
+def test_files_of_the_table_that_a_commit_adds_again_are_not_staged_files() -> None:
+    """With deletion vectors, a MERGE adds a file of the table again. Removing it would destroy committed rows."""
+    world = World()
+    actions = Actions(
+        {"remove": {"path": "day=1/old.parquet"}},
+        {"add": {"path": "day=1/old.parquet", "deletionVector": {"storageType": "u"}}},
+        {"add": {"path": "day=2/kept.parquet", "deletionVector": {"storageType": "u"}}},
+        {"remove": {"path": "day=3/gone.parquet"}},
+        {"add": {"path": "day=1/new.parquet"}},
+        {"cdc": {"path": "_change_data/cdc-1.parquet"}},
+        {"txn": {"appId": "w", "version": 7}},
+    )
+
+    world.start()
+    world.observer.preparingCommit(SimpleNamespace(apply=lambda: actions))
+
+    assert world.observer.staged_files == ["day=1/new.parquet", "_change_data/cdc-1.parquet"]
