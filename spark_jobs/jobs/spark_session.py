@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE as HUDI_BUNDLE
@@ -72,8 +77,18 @@ def spark_session(
     if packages:
         defaults["spark.jars.packages"] = ",".join(packages)
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (defaults | settings).items():
+    chosen = defaults | settings
+    for key, value in chosen.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with _one_process_at_a_time() if "spark.jars.packages" in chosen else nullcontext():
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """Ivy has no lock of its own: of two processes that download one jar at the same time, one may use half a file."""
+    with Path(tempfile.gettempdir(), f"lakewarden-ivy-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
