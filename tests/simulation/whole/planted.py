@@ -55,7 +55,14 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.events import DecisionEvent, DecisionEventUnion, WriterEventUnion
+from lakewarden.events import (
+    CommitCompleted,
+    DecisionEvent,
+    DecisionEventUnion,
+    EventBase,
+    WriterEventUnion,
+    WriterHeartbeat,
+)
 from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
@@ -252,7 +259,14 @@ def _strangers_believed() -> list[Patch]:
 
 
 def _any_grant_completes() -> list[Patch]:
-    return _ignoring(lambda event, known: event.model_copy(update={"grant": known.granted}))
+    def as_a_heartbeat(event: WriterEventUnion, known: Transaction | Closed) -> WriterEventUnion:
+        """Of a heartbeat, only the writer is checked."""
+        if not isinstance(event, CommitCompleted):
+            return event
+        common = event.model_dump(include=set(EventBase.model_fields))
+        return WriterHeartbeat(**common, seq=0)
+
+    return _ignoring(as_a_heartbeat)
 
 
 def _decisions_of_other_tables_believed() -> list[Patch]:
