@@ -88,7 +88,7 @@ def _commit(record: dict[str, Any]) -> Metadata:
             if path:
                 operation = marker_of_file(
                     path, operation
-                ).operation  # the path tells a log file from a base file
+                ).operation  # a log file and a base file differ by their paths
             markers.append(touched(partition, file_group, operation))
     for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items():
         markers += [touched(partition, each, "delete") for each in file_groups]

@@ -30,6 +30,8 @@ class HudiTable:
     layout: Layout
     timeline: str
     """The timeline's folder, relative to the table's root, with a slash at its end."""
+    archive: str
+    """The archive's folder, likewise."""
     kind: str
     """`COPY_ON_WRITE` or `MERGE_ON_READ`."""
 
@@ -49,11 +51,20 @@ def read_properties(body: bytes) -> HudiTable:
         raise UnreadableHudi(
             f"table version {version} with timeline layout {stated}; expected layout {layout}"
         )
-    folder = fields.get("hoodie.timeline.path") or "timeline"
+    if layout == 1:
+        timeline = META_FOLDER
+        archive = timeline + _folder(fields, "hoodie.archivelog.folder", "archived")
+    else:
+        timeline = META_FOLDER + _folder(fields, "hoodie.timeline.path", "timeline")
+        archive = timeline + _folder(fields, "hoodie.timeline.history.path", "history")
+    return HudiTable(version, layout, timeline, archive, fields.get("hoodie.table.type", "COPY_ON_WRITE"))
+
+
+def _folder(fields: Mapping[str, str], key: str, default: str) -> str:
+    folder = fields.get(key) or default
     if not _FOLDER.fullmatch(folder) or folder in (".", ".."):
-        raise UnreadableHudi(f"the timeline's folder is no plain name: hoodie.timeline.path={folder[:100]!r}")
-    timeline = META_FOLDER if layout == 1 else f"{META_FOLDER}{folder}/"
-    return HudiTable(version, layout, timeline, fields.get("hoodie.table.type", "COPY_ON_WRITE"))
+        raise UnreadableHudi(f"a folder of the timeline is no plain name: {key}={folder[:100]!r}")
+    return f"{folder}/"
 
 
 def parse_properties(body: bytes) -> dict[str, str]:

@@ -14,6 +14,8 @@ Rules:
 3. A file counts as far as the instant has come: where `completed` exists, `requested` and `inflight` remain beside it.
 4. Any other name is no file of the timeline: `hoodie.properties`, folders, checksums, and the temporary names
    `<name>.<uuid>` under which Hudi writes a file before it renames it.
+5. Hudi takes the files of every instant before the first completed one for committed, because it takes that instant for
+   archived. In a table's first writes it may be pending, or dead (decision 36).
 """
 
 from __future__ import annotations
@@ -131,3 +133,11 @@ def instants(names: Iterable[str], layout: Layout) -> list[Instant]:
         Instant(time, tuple(sorted(files.values(), key=lambda file: _ORDER[file.state])))
         for (time, _), files in sorted(found.items())
     ]
+
+
+def taken_for_committed(found: Iterable[Instant], completing: str | None = None) -> list[Instant]:
+    """The pending writes whose files Hudi reads as committed, or would once the instant `completing` is completed (rule 5)."""
+    writes = [each for each in found if each.writes]
+    completed = [each.time for each in writes if each.state == "completed" or each.time == completing]
+    first = min(completed, default="")
+    return [each for each in writes if each.state != "completed" and each.time < first]

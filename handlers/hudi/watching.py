@@ -92,7 +92,6 @@ class Opened:
 
     instant: str
     rule: ConflictRule
-    action: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +294,7 @@ class WatchedTable:
         time = instant.time
         if not pending.opened:
             rule: ConflictRule = "deleted-file" if "compaction" in instant.action else "file-group"
-            reports.append(Opened(time, rule, instant.action))
+            reports.append(Opened(time, rule))
             pending.opened, pending.reported_at = True, seen.now
         if completed is not None:
             reports.append(Completed(time, each_once((*completed.touched, *pending.unreported))))

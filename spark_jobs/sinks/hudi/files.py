@@ -20,9 +20,9 @@ from lakewarden.handlers.hudi.markers import (
     read_markers_file,
 )
 from lakewarden.handlers.hudi.metadata import read_metadata
-from lakewarden.handlers.hudi.properties import parse_properties, read_properties
+from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
 from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES, Instant, instants
-from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA
+from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA, SQL_EXTRA_METADATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class HudiFiles:
     def instants(self) -> list[Instant]:
         """Return the instants of the active timeline, the oldest first."""
         table = self._table()
-        return [] if table is None else instants(self._names(table), 2)
+        return [] if table is None else self._instants(table)
 
     def instant(self, time: str) -> Instant | None:
         """Return one instant."""
-        return next((each for each in self.instants() if each.time == time and each.writes), None)
+        return _write_of(self.instants(), time)
 
     def committed(self, writer: str, batch_id: int) -> str | None:
         """Return the instant in which `writer` committed the batch, or None.
@@ -104,11 +104,12 @@ class HudiFiles:
 
     def planned(self, instant: str) -> list[Marker] | None:
         """Return what the inflight file of the instant says that it is going to touch; None before it exists."""
-        table, pending = self._table(), self.instant(instant)
-        inflight = pending.file("inflight") if pending is not None else None
+        table = self._table()
+        pending = None if table is None else _write_of(self._instants(table), instant)
+        inflight = None if pending is None else pending.file("inflight")
         if table is None or inflight is None:
             return None
-        body = self._read(table + inflight.name)
+        body = self._read(table.timeline + inflight.name)
         return list(read_metadata(body).touched) if body else None
 
     def remove_heartbeat(self, instant: str) -> None:
@@ -119,8 +120,8 @@ class HudiFiles:
 
     # the table
 
-    def _table(self) -> str | None:
-        """Return the folder of the timeline; None if there is no table."""
+    def _table(self) -> HudiTable | None:
+        """Return where the table's timeline is; None if there is no table."""
         body = self._read(PROPERTIES)
         if body is None:
             return None
@@ -130,29 +131,25 @@ class HudiFiles:
                 f"table version {table.version} is not supported: HudiSink writes tables of version 8 and newer; upgrade it "
                 f"with Hudi's upgrade procedure; table={self.uri}"
             )
-        return table.timeline
+        return table
 
-    def _names(self, timeline: str) -> list[str]:
-        return [path for path, _ in self._list(timeline)]
+    def _instants(self, table: HudiTable) -> list[Instant]:
+        return instants((path for path, _ in self._list(table.timeline)), table.layout)
 
-    def _newest_first(self, timeline: str) -> Iterator[Commit]:
-        completed = [
-            each for each in instants(self._names(timeline), 2) if each.state == "completed" and each.writes
-        ]
+    def _newest_first(self, table: HudiTable) -> Iterator[Commit]:
+        completed = [each for each in self._instants(table) if each.state == "completed" and each.writes]
         for each in sorted(completed, key=_completion, reverse=True):
             file = each.file("completed")
             assert file is not None, "a completed instant has a completed file"
             if file.name not in self._commits:
-                body = self._read(timeline + file.name)
+                body = self._read(table.timeline + file.name)
                 if body is None:
                     continue  # archived meanwhile: it is found there
                 self._commits[file.name] = _commit(each.time, read_metadata(body).extra)
             commit = self._commits[file.name]
             if commit is not None:
                 yield commit
-        yield from self._archive(
-            f"{timeline}{self.properties().get('hoodie.timeline.history.path', 'history')}/"
-        )
+        yield from self._archive(table.archive)
 
     def _archive(self, folder: str) -> Iterator[Commit]:
         """Yield the commits of the archive, the newest first."""
@@ -203,6 +200,10 @@ class HudiFiles:
         ]
 
 
+def _write_of(found: list[Instant], time: str) -> Instant | None:
+    return next((each for each in found if each.time == time and each.writes), None)
+
+
 def _completion(instant: Instant) -> str:
     return instant.completion or instant.time
 
@@ -214,13 +215,14 @@ def _newest_of_file(name: str) -> str:
 
 def _archived_commit(instant: str, metadata: bytes | None) -> Commit | None:
     """Return the commit in a row of the archive. Rows of cleans and rollbacks have metadata of another kind."""
+    # The key of a commit by SQL contains the other one.
     if not metadata or EXTRA_METADATA.encode() not in metadata:
         return None
     return _commit(instant, read_metadata(metadata).extra)
 
 
 def _commit(instant: str, extra: Any) -> Commit | None:
-    entry = extra.get(EXTRA_METADATA)
+    entry = extra.get(EXTRA_METADATA) or extra.get(SQL_EXTRA_METADATA)
     if entry is None:
         return None
     fields = json.loads(entry)

@@ -23,6 +23,9 @@ HudiOperation: TypeAlias = Literal["upsert", "insert", "delete", "insert_overwri
 EXTRA_METADATA = "_lakewarden"
 """Key of the sink's entry in the metadata of a commit: JSON with `writer`, `batch` and `transaction`."""
 
+SQL_EXTRA_METADATA = f"hoodie.{EXTRA_METADATA}"
+"""The same of a commit by SQL, which passes on only settings of the session that begin with `hoodie.`."""
+
 STORAGE_LOCK = "org.apache.hudi.client.transaction.lock.StorageBasedLockProvider"
 """Hudi's provider that keeps the lock in the table's storage, in the object that the agent uses too."""
 FILE_LOCK = "org.apache.hudi.client.transaction.lock.FileSystemBasedLockProvider"
@@ -34,6 +37,19 @@ FILE_LOCK_MINUTES = "5"
 _PROVIDER = "hoodie.write.lock.provider"
 _CALLBACKS = "hoodie.client.init.callback.classes"
 _OPERATION = "hoodie.datasource.write.operation"
+_EXTRA_PREFIX = "hoodie.datasource.write.commitmeta.key.prefix"
+
+_OF_THE_TABLE = frozenset(
+    {
+        "hoodie.table.name",
+        _OPERATION,
+        "hoodie.datasource.write.recordkey.field",
+        "hoodie.datasource.write.partitionpath.field",
+        "hoodie.datasource.write.hive_style_partitioning",
+        "hoodie.datasource.write.precombine.field",
+    }
+)
+"""What a SQL statement and its table decide themselves."""
 
 _FIXED: Mapping[str, tuple[str, str]] = {
     "hoodie.write.concurrency.mode": (
@@ -56,7 +72,7 @@ _FIXED: Mapping[str, tuple[str, str]] = {
     "hoodie.clustering.schedule.inline": ("false", "schedule clustering in a job of its own"),
     # Off, Hudi's data source would compact merge-on-read tables inline. On, only its streaming sink does anything.
     "hoodie.datasource.compaction.async.enable": ("true", "with false, Hudi compacts in the writer"),
-    "hoodie.datasource.write.commitmeta.key.prefix": (
+    _EXTRA_PREFIX: (
         "_",
         "the sink's own entry in the commit's metadata would not be written",
     ),
@@ -120,6 +136,18 @@ def transaction_options(options: Mapping[str, str], transaction: str, entry: str
         "hoodie.lakewarden.lock.provider": options[_PROVIDER],
         "hoodie.lakewarden.transaction": transaction,
         EXTRA_METADATA: entry,
+    }
+
+
+def sql_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session for one SQL statement, from those of a write (`transaction_options`)."""
+    kept = {
+        key: value for key, value in options.items() if key.startswith("hoodie.") and key not in _OF_THE_TABLE
+    }
+    entry = options[EXTRA_METADATA]
+    return kept | {
+        _EXTRA_PREFIX: SQL_EXTRA_METADATA.removesuffix("lakewarden"),
+        SQL_EXTRA_METADATA: entry,
     }
 
 

@@ -28,14 +28,18 @@ CLIENTS = f"{PACKAGE}.LakewardenClients"
 NEIGHBOUR = f"{PACKAGE}.LockManager"
 """Hudi's class of the same package. The classes are defined in its loader."""
 
+ENTRY = "org.apache.hudi.DataSourceUtils"
+"""A class of every release."""
+
 SOURCES = Path(__file__).parent / "java"
 CLASSES = Path(__file__).parent / "classes"
 
 VERSION = 1
 """Of the calls between Python and the classes."""
 
-RELEASES = ("1.2",)
-"""Releases of Hudi whose sections the lock provider knows."""
+RELEASES = ("1.1", "1.2")
+"""Releases of Hudi whose sections the lock provider knows. 1.0 also takes the lock to generate an instant, by a provider that
+outlives the transaction; 0.15 writes tables of version 6."""
 
 _INITIALIZE = True
 
@@ -85,23 +89,34 @@ class Provider:
         """Whether a client of this transaction has requested the instant."""
         return bool(self._clients.owns(transaction, instant))
 
+    @property
+    def _loader(self) -> Any:
+        return self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+
     def _release(self) -> str:
+        """Return the release of Hudi. 1.2 has it in a class, earlier ones in the manifest of their jar."""
         try:
             return str(self._jvm.org.apache.hudi.HoodieVersion.get())
-        except TypeError as missing:  # py4j takes a class that isn't there for a package
-            raise UnsupportedSpark(
-                f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
-            ) from missing
-
-    def _defined(self, name: str) -> Any:
-        lang = self._jvm.java.lang
-        loader = lang.Thread.currentThread().getContextClassLoader()
+        except TypeError:  # py4j takes a class that isn't there for a package
+            pass
         try:
-            lang.Class.forName(name, _INITIALIZE, loader)
+            entry = self._jvm.java.lang.Class.forName(ENTRY, _INITIALIZE, self._loader)
         except Exception as error:
             if "ClassNotFoundException" not in str(error):
                 raise
-            neighbour = lang.Class.forName(NEIGHBOUR, _INITIALIZE, loader)
+            raise UnsupportedSpark(
+                f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
+            ) from error
+        return str(entry.getPackage().getImplementationVersion())
+
+    def _defined(self, name: str) -> Any:
+        lang = self._jvm.java.lang
+        try:
+            lang.Class.forName(name, _INITIALIZE, self._loader)
+        except Exception as error:
+            if "ClassNotFoundException" not in str(error):
+                raise
+            neighbour = lang.Class.forName(NEIGHBOUR, _INITIALIZE, self._loader)
             handles = lang.invoke.MethodHandles
             content = (CLASSES / f"{name.rpartition('.')[2]}.class").read_bytes()
             handles.privateLookupIn(neighbour, handles.lookup()).defineClass(bytearray(content))

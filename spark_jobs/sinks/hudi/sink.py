@@ -23,6 +23,14 @@
       def write(batch, txn):
           with sink.hudi_options(txn, batch.sparkSession) as options:
               batch.write.format("hudi").options(**options).mode("append").save(path)
+
+  For a statement of SQL, `hudi_sql` sets them in the session:
+
+      def write(batch, txn):
+          txn.recognise(sink.committed)
+          batch.createOrReplaceTempView("updates")
+          with sink.hudi_sql(txn, batch.sparkSession):
+              batch.sparkSession.sql("MERGE INTO trips USING updates ON …")
 """
 
 from __future__ import annotations
@@ -40,6 +48,7 @@ from lakewarden.spark_jobs.sinks.hudi.options import (
     STORAGE_LOCK,
     HudiOperation,
     provider_of,
+    sql_settings,
     table_options,
 )
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
@@ -130,7 +139,7 @@ class HudiSink(Sink):
 
     @contextmanager
     def hudi_options(self, txn: Transaction, spark: SparkSession) -> Iterator[dict[str, str]]:
-        """Return the options for one write of one's own, by Spark's writer or by SQL. The block contains the write."""
+        """Return the options for one write of one's own by Spark's writer. The block contains the write."""
         write = HudiWrite(
             spark,
             self._files,
@@ -150,6 +159,27 @@ class HudiSink(Sink):
                 raise
             finally:
                 write.end()
+
+    @contextmanager
+    def hudi_sql(self, txn: Transaction, spark: SparkSession) -> Iterator[None]:
+        """Connect one SQL statement of the session with the transaction. The block contains the statement.
+
+        The settings are those of the whole session: no other write to Hudi may run in it meanwhile. Each streaming query has a
+        session of its own, `batch.sparkSession`.
+        """
+        with self.hudi_options(txn, spark) as options:
+            settings = sql_settings(options)
+            before = {key: spark.conf.get(key, None) for key in settings}
+            try:
+                for key, value in settings.items():
+                    spark.conf.set(key, value)
+                yield
+            finally:
+                for key, earlier in before.items():
+                    if earlier is None:
+                        spark.conf.unset(key)
+                    else:
+                        spark.conf.set(key, earlier)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the instant in which `writer` committed the batch, or None."""

@@ -21,25 +21,31 @@ Rules:
 3. *Two locks.* If the table's other writers use Hudi's storage-based lock, its object is the agent's lock, and the grant is that
    lock. With any other provider, the user's lock is acquired after the grant, never before it.
 4. *The lease bounds the commit.* While Hudi commits, a thread passes on the seconds that are left of the lease. When they have
-   passed, the class in the JVM interrupts the commit, also if Python stands still. What Hudi had done by then is looked up.
+   passed, the class in the JVM interrupts the commit, also while Python is suspended. The timeline then shows what Hudi had done.
 5. *Outcome.* Not published: the commit section never began, or Hudi found a conflict, which it does before it publishes.
    Published: the completed instant is on the timeline. Anything else is unknown, and the gate looks the batch up.
 6. *Rollback.* A transaction that ended without a commit rolls its instant back by Hudi's own client, outside of the batch's job
    tag, in `ROLLBACK_SECONDS`. Otherwise its heartbeat would count as alive for two minutes. If the rollback doesn't end in
    time, it goes on in the background, and Hudi's cleaning of failed writes does what is left.
+7. *Older instants first.* Hudi takes the files of a pending instant for committed if it is older than the first completed one
+   (decision 36). The write waits until there is none, before it reads, and again before it commits, its own instant counted
+   as completed. What Hudi takes for dead is rolled back meanwhile.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted
+from lakewarden.handlers.hudi.timeline import taken_for_committed
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import transaction_options
 from lakewarden.spark_jobs.sinks.hudi.provider import Provider
@@ -54,6 +60,12 @@ MARKER_SECONDS = 0.2
 
 LEASE_SECONDS = 0.2
 """Between two reports of the lease to the JVM."""
+
+OLDER_SECONDS = 1.0
+"""Between two looks at older instants, while they hold the write back."""
+
+OLDER_TIMEOUT_SECONDS = 600.0
+"""The longest wait for older instants. That of a killed driver is dead for Hudi after two minutes."""
 
 ROLLBACK_SECONDS = 60.0
 """A rollback needs seconds, and Hudi's table lock."""
@@ -78,17 +90,17 @@ class HudiWrite:
         lock_is_the_agents: bool,
     ) -> None:
         """`options`: of the sink. `path`: of the table, as Spark has it."""
-        self._spark = spark
         self._files = files
         self._txn = txn
         self._user_options = dict(options)
-        self._path = path
         self._lock_is_the_agents = lock_is_the_agents
         self._provider = Provider(spark)
+        self._client = HudiClient(spark, path, options)
         self.instant: str | None = None
         """The instant of this write, once Hudi has requested it."""
         self._grant: Grant | None = None
         self._locked = False
+        self._asked = False
         self._ended = False
         self._known_files: dict[str, int] = {}
         self._planned = False
@@ -104,6 +116,7 @@ class HudiWrite:
 
     def begin(self, answer: Any) -> None:
         """Let Hudi's sections be answered by `answer`, which wraps the method of this name."""
+        self._await_older_instants()
         self._provider.register(self._txn.id, _Function(answer))
 
     def end(self) -> None:
@@ -118,6 +131,7 @@ class HudiWrite:
         """Answer an event of a section; raise to refuse it."""
         match event:
             case "enter":
+                self._asked = True
                 self._txn.check()
             case "leave":
                 if self.instant is None and section.endswith(".startCommit"):
@@ -138,6 +152,7 @@ class HudiWrite:
         if self._ended or self.instant is None:
             raise RuntimeError(f"Hudi commits a second time, or without an instant; refused; {self._facts()}")
         if self._grant is None:
+            self._await_older_instants()
             self._markers.stop()
             self._publish_markers()
             self._grant = self._txn.request_grant()
@@ -160,7 +175,7 @@ class HudiWrite:
             self._grant.published(self.instant)
 
     def _report_lease(self) -> None:
-        """Tell the JVM how long the commit may go on. If it may not, end it, and raise."""
+        """Pass the seconds that the commit may still take to the JVM. If there are none, end it, and raise."""
         assert self._grant is not None, "only a commit has a lease"
         try:
             left = self._grant.seconds_left()
@@ -176,7 +191,7 @@ class HudiWrite:
             if each.writes and each.state != "completed" and self._provider.owns(self._txn.id, each.time):
                 return each.time
         raise RuntimeError(
-            f"Hudi began a write, and its timeline has no instant of it, so nobody can see what it touches; {self._facts()}"
+            f"Hudi began a write, but its timeline has no instant of it, so its file groups are unknown; {self._facts()}"
         )
 
     def _publish_markers(self) -> None:
@@ -192,6 +207,33 @@ class HudiWrite:
         if new:
             self._txn.touch_all(new)
             self._published.update((each.partition, each.file_group) for each in new)
+
+    def _await_older_instants(self) -> None:
+        """Wait until no pending instant is taken for committed, this write's own counted as completed (rule 7)."""
+        deadline = time.monotonic() + OLDER_TIMEOUT_SECONDS
+        waits = False
+        while older := taken_for_committed(self._files.instants(), self.instant):
+            self._txn.check()
+            times = [each.time for each in older]
+            if time.monotonic() > deadline:
+                raise GateError(
+                    f"the table has no commit before the pending instant {times[0]}, whose files Hudi would take for committed; "
+                    f"nothing was published; wait until its writer has committed, or roll it back, then restart; {self._facts()}"
+                )
+            if not waits:
+                waits = True
+                log.warning(
+                    "hudi.waits-for-older-instants",
+                    **self._names(),
+                    instants=times,
+                    detail="they are pending, and the table has no commit before them: Hudi would take their files for "
+                    "committed; those of a killed driver are rolled back when Hudi takes it for dead",
+                )
+            try:
+                self._client.roll_back_dead()
+            except Exception as error:  # noqa: BLE001 - the same is tried again
+                log.warning("hudi.rollback-failed", **self._names(), error=_first_line(error))
+            time.sleep(OLDER_SECONDS)
 
     # the outcome
 
@@ -209,7 +251,12 @@ class HudiWrite:
             ) from error
 
     def require_grant(self) -> None:
-        """After a write that returned: raise if Hudi committed without asking."""
+        """After a write that returned: raise if Hudi committed without asking, or wrote without this transaction's options."""
+        if not self._asked:
+            raise RuntimeError(
+                "no write to Hudi took place with the options of this transaction, so whatever was written had no grant; "
+                f"write with the options or in the session that you gave; {self._facts()}"
+            )
         if self._grant is None and self.instant is not None and self._is_completed():
             raise RuntimeError(
                 f"Hudi committed without the grant: this release isn't known well enough, don't use it; {self._facts()}"
@@ -239,21 +286,8 @@ class HudiWrite:
             )
 
     def _roll_back(self, instant: str) -> None:
-        jvm: Any = self._spark.sparkContext._jvm  # noqa: SLF001
-        java_context = self._spark.sparkContext._jsc  # noqa: SLF001
-        settings = {key: value for key, value in self._user_options.items() if key.startswith("hoodie.")}
-        settings.setdefault(
-            "hoodie.datasource.write.payload.class",
-            "org.apache.hudi.common.model.OverwriteWithLatestAvroPayload",
-        )
         try:
-            client = jvm.org.apache.hudi.DataSourceUtils.createHoodieClient(
-                java_context, "", self._path, settings["hoodie.table.name"], settings
-            )
-            try:
-                done = client.rollback(instant)
-            finally:
-                client.close()
+            done = self._client.roll_back(instant)
             self._files.remove_heartbeat(instant)
             log.info("hudi.rolled-back", **self._names(), done=done)
         except Exception as error:  # noqa: BLE001 - the table is right without it; Hudi cleans up later

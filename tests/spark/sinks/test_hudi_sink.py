@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -16,9 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
+from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.write import HudiWrite
 from tests.spark.fake_agent import grant_everything, granted
+from tests.spark.formats import HUDI_RELEASE
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import HUDI_OPTIONS, HudiCase, batch_of
 from tests.spark.sinks.test_contract import At
@@ -190,6 +193,81 @@ def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch
     assert [event.version for event in agent.wait_for("commit-completed")] == [case.sink.committed("w", 0)]
 
 
+class PendingWrite:
+    """The only commit of a table, made pending again: with its markers, and a heartbeat that counts for an hour."""
+
+    def __init__(self, folder: Path) -> None:
+        (self._completed,) = (folder / ".hoodie" / "timeline").glob("*_*.commit")
+        self._content = self._completed.read_bytes()
+        for file in (self._completed, self._completed.with_name(f".{self._completed.name}.crc")):
+            file.unlink(missing_ok=True)
+        instant = self._completed.name.partition("_")[0]
+        for file in folder.rglob(f"*_{instant}.parquet"):
+            marker = folder / ".hoodie" / ".temp" / instant / f"{file.relative_to(folder)}.marker.CREATE"
+            marker.parent.mkdir(parents=True)
+            marker.touch()
+        self._heartbeat = folder / ".hoodie" / ".heartbeat" / instant
+        self._heartbeat.parent.mkdir(exist_ok=True)
+        self._heartbeat.touch()
+        os.utime(self._heartbeat, (time.time() + 3600,) * 2)
+
+    def die(self) -> None:
+        """Let Hudi take its driver for dead."""
+        self._heartbeat.unlink()
+
+    def complete(self) -> None:
+        """Commit it."""
+        self._completed.write_bytes(self._content)
+
+
+@pytest.mark.parametrize("overtaken", [False, True], ids=["not-overtaken", "overtaken"])
+def test_a_dead_write_before_the_first_commit_is_rolled_back(
+    *, harness: Harness, spark: SparkSession, tmp_path: Path, overtaken: bool
+) -> None:
+    """Hudi would read its row. With `overtaken`, a writer that bypasses the gate has committed meanwhile, and Hudi reads it."""
+    case = HudiCase(tmp_path / "hudi", spark)
+    harness.agent(grant_everything)
+    case.commit(1)
+    dead = PendingWrite(tmp_path / "hudi")
+    if overtaken:
+        case.commit(2)
+        assert read_by_hudi(spark, case) == [1, 2], "HUDI-5569"
+    dead.die()
+
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 1), 0)
+
+    assert read_by_hudi(spark, case) == ([1, 2] if overtaken else [1])
+    assert [writer for writer, _, _ in case.commits()] == ["w"]
+    assert case.orphans() == set()
+
+
+def test_a_first_commit_waits_for_a_live_write_that_began_before(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = HudiCase(tmp_path / "hudi", spark)
+    agent = harness.agent(grant_everything)
+    case.commit(1)
+    live = PendingWrite(tmp_path / "hudi")
+    roll_back_dead = HudiClient.roll_back_dead
+
+    def then_complete_it(client: HudiClient) -> None:
+        roll_back_dead(client)
+        assert not [event for event in agent.events if event.type == "commit-requested"]
+        live.complete()
+
+    monkeypatch.setattr(HudiClient, "roll_back_dead", then_complete_it)
+    harness.gate().foreach_batch(case.sink, writer="w", admission="optimistic")(batch_of(spark, 2), 0)
+
+    assert read_by_hudi(spark, case) == [1, 2]
+    assert len(agent.wait_for("commit-requested")) == 1
+
+
+def read_by_hudi(spark: SparkSession, case: HudiCase) -> list[int]:
+    """The keys that a reader gets."""
+    rows = spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(case.sink.table).collect()
+    return sorted(row["flight"] for row in rows)
+
+
 def jvm_of(spark: SparkSession) -> int:
     """The process id of the session's JVM."""
     jvm: Any = spark.sparkContext._jvm
@@ -221,6 +299,74 @@ def test_options_for_a_write_of_ones_own(harness: Harness, spark: SparkSession, 
 
     assert table(spark, sink) == [(1, 1, "08:00")]
     assert len([each for each in HudiFiles(sink.table).instants() if each.writes]) == 1
+
+
+def test_sql_writes_a_batch_once(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
+) -> None:
+    agent = harness.agent(grant_everything)
+    spark.sql(
+        f"CREATE TABLE trips ({COLUMNS}) USING hudi PARTITIONED BY (day) LOCATION '{tmp_path}/trips' "
+        "TBLPROPERTIES (primaryKey = 'flight', `hoodie.metadata.enable` = 'false')"
+    )
+    sink = make_sink()
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        txn.recognise(sink.committed)
+        batch.createOrReplaceTempView("updates")
+        with sink.hudi_sql(txn, batch.sparkSession):
+            batch.sparkSession.sql(
+                "MERGE INTO trips USING updates ON trips.flight = updates.flight "
+                "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+            )
+
+    body = harness.gate().foreach_batch(write, table=sink.table, writer="w")
+    try:
+        body(rows(spark, (1, 1, "08:00"), (1, 2, "09:00")), 0)
+        for _ in range(2):
+            body(rows(spark, (1, 2, "09:10"), (2, 3, "10:00")), 1)
+        unlocked = spark.conf.get("hoodie.lakewarden.transaction", None)
+    finally:
+        spark.sql("DROP TABLE trips")
+
+    assert table(spark, sink) == [(1, 1, "08:00"), (1, 2, "09:10"), (2, 3, "10:00")]
+    assert unlocked is None
+    granted_versions = [event.version for event in agent.wait_for("commit-completed", 3)]
+    assert granted_versions == [sink.committed("w", 0), *[sink.committed("w", 1)] * 2]
+
+
+def test_a_write_without_the_options_of_its_transaction_is_an_error(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink
+) -> None:
+    harness.agent(grant_everything)
+    sink = make_sink()
+
+    def write(batch: DataFrame, txn: Transaction) -> None:
+        with sink.hudi_options(txn, batch.sparkSession):
+            batch.collect()
+
+    with pytest.raises(
+        RuntimeError, match="no write to Hudi took place with the options of this transaction"
+    ):
+        harness.gate().foreach_batch(write, table=sink.table, writer="w")(rows(spark, (1, 1, "08:00")), 0)
+
+
+def test_an_empty_batch_is_an_empty_commit(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink
+) -> None:
+    """If Hudi's option for empty commits is off, there is none, and nothing is left of its instant."""
+    harness.agent(grant_everything)
+    sink, strict = make_sink(), make_sink(options={"hoodie.allow.empty.commit": "false"})
+    empty = rows(spark, (1, 1, "08:00")).limit(0)
+
+    harness.gate().foreach_batch(sink, writer="w")(empty, 0)
+    harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:00")), 1)
+    harness.gate().foreach_batch(strict, writer="w")(empty, 2)
+
+    assert table(spark, sink) == [(1, 1, "08:00")]
+    writes = [each for each in HudiFiles(sink.table).instants() if each.writes]
+    assert [each.time for each in writes] == [sink.committed("w", 0), sink.committed("w", 1)]
+    assert sink.committed("w", 2) is None
 
 
 def test_a_batch_is_found_in_hudis_archive(
@@ -255,7 +401,7 @@ def test_a_release_of_hudi_that_is_not_known_is_refused(
     sink = make_sink()
     monkeypatch.setattr(provider, "RELEASES", ("1.3",))
 
-    with pytest.raises(UnsupportedSpark, match=r"Hudi 1\.2\.0 is not supported"):
+    with pytest.raises(UnsupportedSpark, match=f"Hudi {re.escape(HUDI_RELEASE)} is not supported"):
         harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:00")), 0)
 
     assert HudiFiles(sink.table).properties() == {}

@@ -43,6 +43,7 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
       "BaseHoodieClient.executeUsingTxnManager",
       "BaseHoodieTableServiceClient.acquireRollbackHeartbeatIfMultiWriter",
       "BaseHoodieTableServiceClient.resolveOrScheduleRollback",
+      "BaseHoodieTableServiceClient.rollback", // 1.1
       "BaseHoodieTableServiceClient.scheduleCleaning",
       "BaseHoodieTableServiceClient.scheduleTableServiceInternal",
       "BaseHoodieWriteClient.startCommit",

@@ -83,7 +83,7 @@ def test_a_compaction_plan_names_the_file_groups_that_it_is_going_to_rewrite(tab
 
 
 def test_a_clustering_plan_names_the_file_groups_that_it_is_going_to_replace() -> None:
-    """In layout 1 it is a `replacecommit` like that of an insert_overwrite; only the plan tells them apart."""
+    """In layout 1 it is a `replacecommit` like that of an insert_overwrite; only the plan distinguishes them."""
     metadata = read_metadata(recorded("cow-v6", "20261122140741473.replacecommit.requested"))
 
     assert metadata.operation == "CLUSTER"

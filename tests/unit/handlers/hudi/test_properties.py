@@ -12,19 +12,21 @@ from tests.recorded_hudi import recorded
 def test_the_properties_of_hudi_1_2_name_version_9_and_the_timeline_of_layout_2() -> None:
     table = read_properties(recorded("cow-v9", "hoodie.properties"))
 
-    assert table == HudiTable(9, 2, ".hoodie/timeline/", "COPY_ON_WRITE")
+    assert table == HudiTable(9, 2, ".hoodie/timeline/", ".hoodie/timeline/history/", "COPY_ON_WRITE")
 
 
 def test_the_properties_of_hudi_0_15_name_version_6_and_the_timeline_of_layout_1() -> None:
     table = read_properties(recorded("cow-v6", "hoodie.properties"))
 
-    assert table == HudiTable(6, 1, ".hoodie/", "COPY_ON_WRITE")
+    assert table == HudiTable(6, 1, ".hoodie/", ".hoodie/archived/", "COPY_ON_WRITE")
 
 
 def test_version_8_has_layout_2() -> None:
     body = b"hoodie.table.version=8\nhoodie.timeline.layout.version=2\nhoodie.table.type=MERGE_ON_READ\n"
 
-    assert read_properties(body) == HudiTable(8, 2, ".hoodie/timeline/", "MERGE_ON_READ")
+    assert read_properties(body) == HudiTable(
+        8, 2, ".hoodie/timeline/", ".hoodie/timeline/history/", "MERGE_ON_READ"
+    )
 
 
 def test_the_timeline_may_have_another_folder() -> None:

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lakewarden.handlers.hudi.timeline import Instant, Layout, TimelineFile, instants, parse_name
+from lakewarden.handlers.hudi.timeline import (
+    Instant,
+    Layout,
+    TimelineFile,
+    instants,
+    parse_name,
+    taken_for_committed,
+)
 from tests.recorded_hudi import names
 
 T = "20261122135446024"
@@ -110,6 +117,27 @@ def test_the_names_that_hudi_1_2_wrote_are_three_writes() -> None:
         ("20261122135643314", "commit", "completed", "20261122135847753"),
         ("20261122135850011", "replacecommit", "completed", "20261122135903033"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("listing", "completing", "taken"),
+    [
+        (["10.commit.requested", "10.inflight"], None, []),
+        (["10.commit.requested", "10.inflight", "20.commit.requested"], "20", ["10"]),
+        (["10.commit.requested", "10.inflight", "20.commit.requested"], "10", []),
+        (["10.deltacommit.requested", "20_30.deltacommit", "40.deltacommit.requested"], "40", ["10"]),
+        (["10.replacecommit.requested", "20_30.commit"], None, ["10"]),
+        (["10_20.commit", "30.commit.requested", "30.inflight", "40_50.commit"], "60", []),
+        (["10.savepoint.inflight", "10.clean.requested", "20_30.commit"], None, []),
+        (["10.commit.requested", "20_30.clean"], None, []),
+    ],
+)
+def test_a_pending_write_before_the_first_completed_one_is_taken_for_committed(
+    listing: list[str], completing: str | None, taken: list[str]
+) -> None:
+    found = taken_for_committed(instants(listing, 2), completing)
+
+    assert [each.time for each in found] == taken
 
 
 def _summary(instant: Instant) -> tuple[str, str, str, str | None]:

@@ -110,7 +110,7 @@ def test_the_life_of_a_write_that_hudi_1_2_wrote() -> None:
 
     store.write(f"{B}.commit.requested").put(f".hoodie/.heartbeat/{B}")
     assert store.look() == []
-    assert store.look(2.0) == [Opened(B, "file-group", "commit")]
+    assert store.look(2.0) == [Opened(B, "file-group")]
 
     store.write(f"{B}.inflight")
     (touched,) = store.look()
@@ -149,7 +149,7 @@ def test_a_write_that_completes_between_two_rounds_is_reported_whole() -> None:
     assert store.look() == []
     opened, completed = store.look(2.0)
 
-    assert opened == Opened(A, "file-group", "commit")
+    assert opened == Opened(A, "file-group")
     assert places(completed) == [("p=d1", FIRST, "create"), ("p=d0", SECOND, "create")]
 
 
@@ -280,7 +280,7 @@ def test_a_compaction_is_reported_when_it_runs_and_permits_appends() -> None:
 
     store.put(TIMELINE + "20261122140253806.compaction.inflight")
     assert store.look() == [
-        Opened("20261122140253806", "deleted-file", "compaction"),
+        Opened("20261122140253806", "deleted-file"),
         Touched("20261122140253806", read_metadata(recorded("mor-v9", plan)).touched),
     ]
 
@@ -295,7 +295,7 @@ def test_a_clustering_of_layout_1_is_known_by_its_plan() -> None:
     store.put(f".hoodie/{time}.replacecommit.inflight")
     opened, touched = store.look()
 
-    assert opened == Opened(time, "file-group", "replacecommit")
+    assert opened == Opened(time, "file-group")
     assert {each[2] for each in places(touched)} == {"delete"}
 
 

@@ -45,10 +45,12 @@ SCHEMA = fastavro.parse_schema(
 )
 
 
-def metadata(writer: str | None, batch: int | None = None, stats: Any = None) -> bytes:
+def metadata(
+    writer: str | None, batch: int | None = None, stats: Any = None, *, key: str = "_lakewarden"
+) -> bytes:
     extra = {"schema": "{}"}
     if writer is not None:
-        extra["_lakewarden"] = json.dumps({"writer": writer, "batch": batch, "transaction": f"t-{batch}"})
+        extra[key] = json.dumps({"writer": writer, "batch": batch, "transaction": f"t-{batch}"})
     record = {"partitionToWriteStats": stats or {}, "extraMetadata": extra, "operationType": "UPSERT"}
     stream = io.BytesIO()
     fastavro.writer(stream, SCHEMA, [record])
@@ -106,7 +108,16 @@ def test_a_batch_is_the_instant_that_has_its_writer_and_number(hudi: Table) -> N
     assert hudi.files.committed("w", 1) == f"{30:017d}"
     assert hudi.files.committed("w", 2) is None
     assert hudi.files.committed("other", 5) == f"{20:017d}"
-    assert hudi.files.committed("nobody", 0) is None
+    assert hudi.files.committed("absent", 0) is None
+
+
+def test_a_commit_by_sql_has_its_entry_under_another_key(hudi: Table) -> None:
+    path = hudi.commit(10, "w", 0)
+    path.write_bytes(metadata("w", 0, key="hoodie._lakewarden"))
+    hudi.archive(1, (5, metadata("another", 0, key="hoodie._lakewarden")))
+
+    assert hudi.files.committed("w", 0) == f"{10:017d}"
+    assert hudi.files.committed("another", 0) == f"{5:017d}"
 
 
 def test_the_newest_commit_is_the_one_that_was_completed_last(hudi: Table) -> None:

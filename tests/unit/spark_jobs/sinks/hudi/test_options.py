@@ -9,8 +9,10 @@ import pytest
 
 from lakewarden.spark_jobs.sinks.hudi.options import (
     FILE_LOCK,
+    SQL_EXTRA_METADATA,
     STORAGE_LOCK,
     provider_of,
+    sql_settings,
     table_options,
     transaction_options,
 )
@@ -90,3 +92,17 @@ def test_a_table_that_exists_needs_no_keys() -> None:
         "hoodie.datasource.write.recordkey.field",
         "hoodie.datasource.write.partitionpath.field",
     } & set(made)
+
+
+def test_a_sql_statement_gets_the_gates_options_and_keeps_what_its_table_says() -> None:
+    write = transaction_options(options({"hoodie.metadata.enable": "false"}), "t", '{"writer": "w"}')
+
+    settings = sql_settings(write)
+
+    assert all(key.startswith("hoodie.") for key in settings)
+    assert settings["hoodie.write.lock.provider"].endswith("LakewardenLockProvider")
+    assert settings["hoodie.metadata.enable"] == "false"
+    assert settings[SQL_EXTRA_METADATA] == '{"writer": "w"}'
+    assert SQL_EXTRA_METADATA.startswith(settings["hoodie.datasource.write.commitmeta.key.prefix"])
+    assert not {"hoodie.table.name", "hoodie.datasource.write.recordkey.field"} & settings.keys()
+    assert "hoodie.datasource.write.operation" not in settings

@@ -1,0 +1,56 @@
+"""Classes and exceptions of Java, as py4j and PySpark show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_TEXT = 300
+"""Characters of a Java exception's text in a message."""
+
+
+def java_class(spark: SparkSession, name: str) -> Any:
+    """Return a `java.lang.Class` of the driver, from the packages of the session too. Raise if there is none."""
+    jvm: Any = spark._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    return jvm.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java has no keyword arguments
+
+
+def call_static(spark: SparkSession, name: str, method: str) -> Any:
+    """Call a static method without arguments. py4j can't call one that is overloaded by a method of the object."""
+    gateway: Any = spark.sparkContext._gateway
+    found = java_class(spark, name).getMethod(method, gateway.new_array(gateway.jvm.java.lang.Class, 0))
+    return found.invoke(None, gateway.new_array(gateway.jvm.java.lang.Object, 0))
+
+
+def java_exception(error: BaseException) -> Any | None:
+    """Return the Java exception that an error carries, or None. PySpark and py4j keep it under different names."""
+    return getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+
+
+def java_text(error: BaseException) -> str:
+    """Return an error in one short line. The text of a Java error goes on with its stack."""
+    java = java_exception(error)
+    text = str(error) if java is None else f"{java.getClass().getSimpleName()}: {java.getMessage()}"
+    return " ".join(text.split())[:MAX_TEXT]
+
+
+def java_causes(error: BaseException) -> Iterator[Any]:
+    """Yield the Java exception that an error carries, and its causes."""
+    java = java_exception(error)
+    while java is not None:
+        yield java
+        java = java.getCause()
+
+
+def is_instance(java: Any, name: str) -> bool:
+    """Return whether a Java object is of a class whose name ends like this, or of a subclass."""
+    kind = java.getClass()
+    while kind is not None:
+        if str(kind.getName()).endswith(name):
+            return True
+        kind = kind.getSuperclass()
+    return False
