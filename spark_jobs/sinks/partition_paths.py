@@ -29,9 +29,14 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-from urllib.parse import quote_plus
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.handlers.partition_spelling import (
+    HIVE_NULL,
+    PAIMON_NULL,
+    escape_as_hive,
+    escape_as_java_url,
+)
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 
 if TYPE_CHECKING:
@@ -41,10 +46,6 @@ TableFormat: TypeAlias = Literal["hive", "delta", "hudi", "iceberg", "paimon"]
 
 MAX_PARTITIONS = 10_000
 """Partitions of one scope: as many markers as one intent holds."""
-
-_HIVE_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-_PAIMON_NULL = "__DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +57,16 @@ class _Spelling:
     boolean: Callable[[str], str] = str
 
 
-def _escape_as_hive(text: str) -> str:
-    return "".join(f"%{ord(one):02X}" if one in _HIVE_ESCAPED else one for one in text)
-
-
-def _escape_as_java_url(text: str) -> str:
-    return quote_plus(text, safe="*").replace("~", "%7E")  # what `java.net.URLEncoder` does
-
-
 def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) -> _Spelling:
     match table_format:
         case "hive" | "delta":
-            return _Spelling(_HIVE_NULL, escape=_escape_as_hive)
+            return _Spelling(HIVE_NULL, escape=escape_as_hive)
         case "hudi":
-            return _Spelling(_HIVE_NULL, named=hive_style, escape=_escape_as_hive if url_encode else str)
+            return _Spelling(HIVE_NULL, named=hive_style, escape=escape_as_hive if url_encode else str)
         case "iceberg":
-            return _Spelling("null", escape=_escape_as_java_url, is_null=lambda _: False)
+            return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False)
         case "paimon":
-            return _Spelling(_PAIMON_NULL, is_null=lambda text: not text.strip(), boolean=str.capitalize)
+            return _Spelling(PAIMON_NULL, is_null=lambda text: not text.strip(), boolean=str.capitalize)
 
 
 class PartitionPaths:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.sinks.partitions import PartitionColumn
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -36,8 +38,7 @@ class CommitFile:
 class Metadata:
     """What the sink needs of a table's metadata."""
 
-    partition_types: dict[str, str]
-    """Spark types of the partition columns, in the table's order."""
+    partitioned_by: tuple[PartitionColumn, ...]
     physical_names: dict[str, str]
     """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
     columns: tuple[str, ...]
@@ -73,7 +74,7 @@ class TableLog:
         fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
         partitioned_by = action["partitionColumns"]
         return Metadata(
-            partition_types={name: fields[name]["type"] for name in partitioned_by},
+            partitioned_by=tuple(PartitionColumn(name, fields[name]["type"]) for name in partitioned_by),
             physical_names={
                 name: fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
                 for name in partitioned_by

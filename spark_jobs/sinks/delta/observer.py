@@ -29,11 +29,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.java import is_instance, java_causes, java_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,9 +50,6 @@ LAST_VERSION = "spark.databricks.delta.lastCommitVersionInSession"
 
 CONFLICT = "DeltaConcurrentModificationException"
 """Base class of what Delta's conflict check raises."""
-
-MAX_ERROR = 300
-"""Characters of an error of Java in a message."""
 
 log = EventLogger("lakewarden.delta")
 
@@ -98,7 +97,7 @@ class CommitObserver:
         try:
             try:
                 if labelled:
-                    self._spark.conf.set(USER_METADATA, json.dumps({"lakewarden.transaction": self._txn.id}))
+                    self._spark.conf.set(USER_METADATA, transaction_label(self._txn))
                 statement()
             finally:
                 registry.setObserver(before)
@@ -222,17 +221,17 @@ class CommitObserver:
         if grant is None or grant.outcome is Outcome.NOT_PUBLISHED:
             raise cause from (None if cause is error else error)
         if grant.outcome is Outcome.PUBLISHED:
-            log.warning("delta.failed-after-commit", **self._names(), error=_text(cause))
+            log.warning("delta.failed-after-commit", **self._names(), error=java_text(cause))
             return
         version = self._committed_version()
         if version is not None:
-            log.warning("delta.published-after-all", **self._names(), version=version, error=_text(cause))
+            log.warning("delta.published-after-all", **self._names(), version=version, error=java_text(cause))
             grant.published(str(version))
             return
-        if self._looked_up and own is None and _is_conflict(error):
+        if self._looked_up and own is None and is_conflict(error):
             grant.not_published()
             raise BaseChanged(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {_text(error)}; nothing was "
+                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}; nothing was "
                 f"published; the batch must be computed again; {self._facts()}"
             ) from error
         grant.unknown(cause)
@@ -243,7 +242,7 @@ class CommitObserver:
         try:
             version = self._table.version_of(str(self._delta.txnId()), int(self._delta.readVersion()))
         except Exception as failure:  # noqa: BLE001 - whatever it is, the outcome stays unknown
-            log.warning("delta.log-unreadable", **self._names(), error=_text(failure))
+            log.warning("delta.log-unreadable", **self._names(), error=java_text(failure))
             return None
         self._looked_up = True
         return version
@@ -262,21 +261,11 @@ class CommitObserver:
         return " ".join(f"{name}={value}" for name, value in self._names().items())
 
 
-def _is_conflict(error: Exception) -> bool:
-    """Return whether Delta's conflict check raised this. PySpark and py4j keep Java's exception under different names."""
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    while java is not None:
-        kind = java.getClass()
-        while kind is not None:
-            if str(kind.getName()).endswith(CONFLICT):
-                return True
-            kind = kind.getSuperclass()
-        java = java.getCause()
-    return False
+def transaction_label(txn: Transaction) -> str:
+    """Return the `userMetadata` of a commit."""
+    return json.dumps({TRANSACTION: txn.id})
 
 
-def _text(error: BaseException) -> str:
-    """Return the error in one short line. A Java error's text goes on with its stack."""
-    java = getattr(error, "java_exception", None)
-    text = str(java.getMessage()) if java is not None else str(error)
-    return " ".join(text.split())[:MAX_ERROR]
+def is_conflict(error: Exception) -> bool:
+    """Return whether Delta's conflict check raised this."""
+    return any(is_instance(java, CONFLICT) for java in java_causes(error))

@@ -1,21 +1,25 @@
-"""Whether this release of Delta has the hook that puts its commit under the grant.
+"""Which release of Delta the session has, and whether its commit can be put under the grant.
 
-`TransactionExecutionObserver` is internal to Delta. A release may change its methods, or when it calls them. So only
-releases that were tried are accepted, unless the user says otherwise, and the interface is compared with what the sink
-implements. A method that the sink lacks would fail in the middle of a commit.
+`TransactionExecutionObserver` is internal to Delta. A release may change its methods, or when it calls them. So the interface
+is compared with what the sink implements. A method that the sink lacks would fail in the middle of a commit. Without the
+observer the whole statement is granted (`sinks/whole_statement.py`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+from lakewarden.spark_jobs.sinks.java import java_class
+from lakewarden.spark_jobs.sinks.releases import require_tried
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TRIED = ("4.0",)
-"""Minor releases of Delta that the tests have run with."""
+TRIED = {"4.0": ("4.0",)}
+"""Minor releases of Delta that the tests have run with, by Spark's."""
 
 OBSERVER = "org.apache.spark.sql.delta.TransactionExecutionObserver"
 
@@ -41,39 +45,37 @@ METHODS = frozenset(
 """What the observer of this sink implements. `nextObserver_$eq` is called by no release that was tried."""
 
 
-def require_release(spark: SparkSession, *, untried: bool) -> str:
-    """Return Delta's version. Raise `UnsupportedSpark` if it is missing, unknown and not `untried`, or without the hook."""
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of Delta in a Spark session."""
+
+    version: str
+    unhooked: str | None
+    """Why the observer can't be used, or None if it can."""
+
+
+def require_release(spark: SparkSession, *, untried: bool) -> Release:
+    """Return the session's release of Delta. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`."""
     try:
-        version = str(_java_class(spark, "io.delta.package$").getField("MODULE$").get(None).VERSION())
+        version = str(java_class(spark, "io.delta.package$").getField("MODULE$").get(None).VERSION())
     except Exception as error:
         raise UnsupportedSpark(
             "Delta Lake is not on the driver's class path: start Spark with spark.jars.packages="
             "io.delta:delta-spark_2.13:4.0.0 (or the artifact of your Spark version)"
         ) from error
-    if not untried and ".".join(version.split(".")[:2]) not in TRIED:
-        raise UnsupportedSpark(
-            f"Delta Lake {version} was not tried with this sink, only {', '.join(TRIED)}; use one of them, or pass "
-            "untried_release=True after a test with a copy of your table"
-        )
+    require_tried("Delta Lake", version, spark.version, TRIED, untried=untried)
     differing = sorted(_methods(spark) ^ METHODS)
     if differing:
-        raise UnsupportedSpark(
-            f"Delta Lake {version} has another {OBSERVER} than this sink implements, so its commits can't be granted: "
-            f"{', '.join(differing)} differ; use Delta Lake {' or '.join(TRIED)}"
-        )
-    return version
+        return Release(version, f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ")
+    if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
+        return Release(version, "PySpark doesn't pin its threads: PYSPARK_PIN_THREAD is not true")
+    return Release(version, None)
 
 
 def _methods(spark: SparkSession) -> set[str]:
     """Return the names of the observer's methods, or none if the release has no observer."""
     try:
-        methods = _java_class(spark, OBSERVER).getMethods()
+        methods = java_class(spark, OBSERVER).getMethods()
     except Exception:  # noqa: BLE001 - py4j raises what Java throws for a missing class
         return set()
     return {str(method.getName()) for method in methods if not method.getModifiers() & _STATIC}
-
-
-def _java_class(spark: SparkSession, name: str) -> Any:
-    jvm: Any = spark._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return jvm.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java has no keyword arguments

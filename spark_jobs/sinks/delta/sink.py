@@ -9,51 +9,62 @@ Delta's own statement computes and commits; only its commit is under the grant (
 | --- | --- | --- | --- |
 | `append` | append | `(partition, *, create)`, when the files are written | `deleted-file`: two appends never conflict |
 | `upsert` | MERGE by the partition columns and `keys` | `(partition, *, merge)`, before it computes | `file-group` |
+| `overwrite` | dynamic overwrite of the batch's partitions | `(partition, *, merge)`, before it computes | `file-group` |
 
-- *Scope.* The partitions of an upsert are its scope. An append has none.
+- *Scope.* The partitions of an upsert and of an overwrite are their scope. An append has none.
 - *Foreign commits.* Delta's conflict check finds them under the grant: `BaseChanged`, or the commit gets a later version.
 - *Exactly once.* The batch is `SetTransaction` in the commit of its data. That is this sink's `committed` (`log.py`).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, canonical_table
-from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.delta.log import LastBatches, Metadata, TableLog
-from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
-from lakewarden.spark_jobs.sinks.delta.release import require_release
-from lakewarden.spark_jobs.sinks.delta.statements import Partition, append, merge
-from lakewarden.spark_jobs.sinks.merge import latest
-from lakewarden.spark_jobs.sinks.partition_paths import MAX_PARTITIONS, PartitionPaths
+from lakewarden.spark_jobs.sinks.delta.observer import (
+    USER_METADATA,
+    CommitObserver,
+    is_conflict,
+    transaction_label,
+)
+from lakewarden.spark_jobs.sinks.delta.release import Release, require_release
+from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
+from lakewarden.spark_jobs.sinks.partitions import (
+    Partition,
+    PartitionScope,
+    computed_once,
+    known_partitions,
+    merge_markers,
+    partitions_of,
+    quoted,
+)
+from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view, require_columns, require_known
+from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
-Mode: TypeAlias = Literal["append", "upsert"]
-
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 
 OWN_TRANSACTION_IDS = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 
-_IS_LOCATION = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
+Identity: TypeAlias = Mapping[str, str]
+"""Options of a write by which Delta identifies its commit. Under the observer there are none."""
+
+IDENTITY_SETTINGS = dict(
+    zip(("txnAppId", "txnVersion", "userMetadata"), (*OWN_TRANSACTION_IDS, USER_METADATA), strict=True)
+)
+"""The settings of a session that do the same, for SQL."""
 
 log = EventLogger("lakewarden.delta")
-
-
-@dataclass(frozen=True, slots=True)
-class _DeltaScope(BatchScope):
-    """The partitions of an upsert, with their values."""
-
-    partitions: tuple[Partition, ...]
 
 
 class DeltaSink(Sink):
@@ -76,21 +87,13 @@ class DeltaSink(Sink):
         untried_release: bool = False,
     ) -> None:
         """`table` is a URI, an absolute path, or a name in a catalog of the active Spark session."""
-        if (mode == "upsert") != bool(keys):
-            raise ValueError(
-                f"mode {mode!r} with keys={list(keys)}: give `keys` for upsert, and only for upsert"
-            )
-        if mode != "upsert" and (order_by or delete_condition or update_condition):
-            raise ValueError(f"order_by, delete_condition and update_condition are for upsert, not {mode!r}")
-        self._location = table if _IS_LOCATION.match(table) else _location_of(table)
+        self._upsert = Upsert(tuple(keys), order_by, delete_condition, update_condition)
+        self._upsert.require_mode(mode)
+        self._location = table if is_location(table) else location_of(table)
         self._uri = canonical_table(self._location)
         self._mode: Mode = mode
-        self._keys = tuple(keys)
-        self._order_by = order_by
-        self._delete_condition = delete_condition
-        self._update_condition = update_condition
         self._untried_release = untried_release
-        self._release: str | None = None
+        self._release: Release | None = None
         self._last_batches = LastBatches()
 
     @property
@@ -103,15 +106,13 @@ class DeltaSink(Sink):
         """The conflict rule of this sink's transactions."""
         return "deleted-file" if self._mode == "append" else "file-group"
 
-    def scope(self, batch: DataFrame, /) -> _DeltaScope | None:
-        """Return the partitions of an upsert, by one Spark job. None for an append, or for more than `MAX_PARTITIONS`."""
+    def scope(self, batch: DataFrame, /) -> PartitionScope | None:
+        """Return the partitions that the batch changes, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
         metadata = self._open(batch.sparkSession).metadata()
-        partitions = self._partitions_of(self._in_table_types(batch, metadata), metadata)
-        if len(partitions) > MAX_PARTITIONS:
-            return None
-        return _DeltaScope(tuple(self._markers(partitions, metadata)), partitions)
+        partitions = self._partitions(self._typed(batch, metadata), metadata)
+        return PartitionScope(self._markers(partitions, metadata), partitions, metadata.partitioned_by, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -123,7 +124,7 @@ class DeltaSink(Sink):
         if self._mode == "append":
             self._append(batch, txn, table, metadata)
         else:
-            self._upsert(batch, txn, table, metadata)
+            self._rewrite(batch, txn, table, metadata)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the version in which `writer` committed the batch, or None."""
@@ -139,7 +140,16 @@ class DeltaSink(Sink):
     def _open(self, spark: SparkSession) -> TableLog:
         if self._release is None:
             self._release = require_release(spark, untried=self._untried_release)
+            if self._release.unhooked is not None:
+                log.warning(
+                    "delta.whole-statements", table=self.table, reason=self._release.unhooked, cost=COST
+                )
         return TableLog(spark, self._location)
+
+    @property
+    def _hooked(self) -> bool:
+        assert self._release is not None, "the table is opened first"
+        return self._release.unhooked is None
 
     def _require_supported(self, spark: SparkSession, metadata: Metadata) -> None:
         """Raise `ValueError` for tables and sessions with which a commit could escape the grant, or a batch be lost."""
@@ -165,58 +175,80 @@ class DeltaSink(Sink):
                 f"_delta_log; write it without the gate, or drop the feature; table={self.table}"
             )
 
-    # the two modes
+    # the modes
 
     def _append(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
-        paths = PartitionPaths("delta", metadata.partition_types)
+        paths = _paths(metadata)
 
-        def touch(actions: list[dict[str, Any]]) -> None:
+        def touch(partitions: Iterable[Partition]) -> None:
+            named = dict.fromkeys(paths.path(partition) for partition in partitions)
+            txn.touch_all(
+                Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="create") for path in named
+            )
+
+        def touch_files(actions: list[dict[str, Any]]) -> None:
             values = (action["add"]["partitionValues"] for action in actions if "add" in action)
-            partitions = dict.fromkeys(
-                paths.path([found.get(physical) for physical in metadata.physical_names.values()])
+            touch(
+                tuple(found.get(physical) for physical in metadata.physical_names.values())
                 for found in values
             )
-            txn.touch_all(
-                Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="create") for path in partitions
-            )
 
-        self._run(
-            CommitObserver(batch.sparkSession, txn, table, touch), append(batch, self._location), txn, table
-        )
+        def append(identity: Identity) -> None:
+            batch.write.format("delta").mode("append").options(**identity).save(self._location)
 
-    def _upsert(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
-        rows = self._in_table_types(batch, metadata)
-        keys = tuple(dict.fromkeys((*metadata.partition_types, *self._keys)))
-        scope = txn.batch_scope
-        # An empty one isn't trusted either: the user's function may have added rows to the batch since.
-        known = scope.partitions if isinstance(scope, _DeltaScope) else ()
-        rows = latest(rows, keys, self._order_by)
-        if not known:
-            rows.persist()  # it is computed twice, and must be the same rows both times
-        try:
-            partitions = known or self._partitions_of(rows, metadata)
+        if self._hooked:
+            self._execute(append, txn, table, batch.sparkSession, touch_files)
+            return
+        with computed_once(batch, batch):
+            touch(self._partitions(self._typed(batch, metadata), metadata))
+            self._execute(append, txn, table, batch.sparkSession)
+
+    def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
+        fields = metadata.partitioned_by
+        known = known_partitions(txn.batch_scope, batch, fields)
+        rows = self._typed(batch, metadata)
+        if self._mode == "upsert":
+            rows = self._upsert.one_row_per_key(rows, fields)
+
+        def overwrite(identity: Identity) -> None:
+            writer = rows.write.format("delta").mode("overwrite").options(**identity)
+            writer.option("partitionOverwriteMode", "dynamic").save(self._location)
+
+        with computed_once(rows, batch):
+            partitions = self._partitions(rows, metadata) if known is None else known
             if not partitions:
                 return
             txn.touch_all(self._markers(partitions, metadata))
-            statement = merge(
-                rows,
-                self._location,
-                keys=keys,
-                written=[name for name in rows.columns if name in metadata.columns],
-                partition_types=metadata.partition_types,
-                partitions=partitions,
-                delete_condition=self._delete_condition,
-                update_condition=self._update_condition,
-            )
-            self._run(CommitObserver(batch.sparkSession, txn, table), statement, txn, table)
-        finally:
-            if not known:
-                rows.unpersist()
+            if self._mode == "overwrite":
+                self._execute(overwrite, txn, table, rows.sparkSession)
+                return
+            with as_view(rows, f"lakewarden_{txn.id}") as source:
+                statement = self._upsert.statement(
+                    f"delta.{quoted(self._location)}",
+                    source,
+                    fields=fields,
+                    partitions=partitions,
+                    assigned=[name for name in rows.columns if name in metadata.columns],
+                    others={},
+                )
+                self._execute(partial(_run_sql, rows.sparkSession, statement), txn, table, rows.sparkSession)
 
-    def _run(self, observer: CommitObserver, statement: Any, txn: Transaction, table: TableLog) -> None:
+    def _execute(
+        self,
+        statement: Callable[[Identity], object],
+        txn: Transaction,
+        table: TableLog,
+        spark: SparkSession,
+        prepared: Callable[[list[dict[str, Any]]], object] = lambda _: None,
+    ) -> None:
+        """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
+        if not self._hooked:
+            run_under_grant(txn, lambda: statement(_identity(txn)), self.committed, is_conflict)
+            return
+        observer = CommitObserver(spark, txn, table, prepared)
         txn.on_discard(lambda: self._discard(observer, table))
         txn.check()
-        observer.run(statement)
+        observer.run(lambda: statement({}))
 
     def _discard(self, observer: CommitObserver, table: TableLog) -> None:
         """Remove what the statement has written, unless a commit names it."""
@@ -231,64 +263,48 @@ class DeltaSink(Sink):
 
     # the batch
 
-    def _in_table_types(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
+    def _typed(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
         """Return the batch with its partition columns in the table's types: as a row that isn't cast, so is its partition."""
         from pyspark.sql import functions as f
 
-        needed = dict.fromkeys((*metadata.partition_types, *self._keys))
-        missing = [name for name in needed if name not in batch.columns]
-        if missing:
-            raise ValueError(
-                f"the batch lacks key or partition columns {missing}, by which an upsert finds the rows to change; "
-                f"table={self.table}"
-            )
-        unknown = [name for name in batch.columns if name not in metadata.columns]
-        if unknown and not (self._delete_condition or self._update_condition or self._order_by):
-            raise ValueError(
-                f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them; table={self.table}"
-            )
+        fields = metadata.partitioned_by
+        require_columns(batch.columns, [*self._upsert.keys, *(field.column for field in fields)], self.table)
+        require_known(batch.columns, metadata.columns, self._upsert, self.table)
         return batch.withColumns(
-            {name: f.col(f"`{name}`").cast(kind) for name, kind in metadata.partition_types.items()}
+            {field.column: f.col(quoted(field.column)).cast(field.value_type) for field in fields}
         )
 
-    def _partitions_of(self, rows: DataFrame, metadata: Metadata) -> tuple[Partition, ...]:
-        from pyspark.sql import functions as f
+    def _partitions(self, rows: DataFrame, metadata: Metadata) -> tuple[Partition, ...]:
+        return partitions_of(rows, metadata.partitioned_by, self.table)
 
-        if not metadata.partition_types:
-            return ((),)
-        columns = [f.col(f"`{name}`") for name in metadata.partition_types]
-        return tuple(tuple(row) for row in rows.select(*columns).distinct().collect())
+    def _markers(self, partitions: Sequence[Partition], metadata: Metadata) -> tuple[Marker, ...]:
+        paths = _paths(metadata)
+        return merge_markers(paths.path(partition) for partition in partitions)
 
-    def _markers(self, partitions: Iterable[Partition], metadata: Metadata) -> list[Marker]:
-        paths = PartitionPaths("delta", metadata.partition_types)
-        named = dict.fromkeys(paths.path(partition) for partition in partitions)
-        return [Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge") for path in named]
+
+def _identity(txn: Transaction) -> Identity:
+    label = {"userMetadata": transaction_label(txn)}
+    if txn.batch_id is None:
+        return label
+    return label | {"txnAppId": txn.writer, "txnVersion": str(txn.batch_id)}
+
+
+def _run_sql(spark: SparkSession, statement: str, identity: Identity) -> None:
+    """Run a statement whose commit has this identity. SQL takes it from its session, so it gets a session of its own."""
+    if not identity:
+        spark.sql(statement)
+        return
+    own = spark._jsparkSession.cloneSession()
+    for option, value in identity.items():
+        own.conf().set(IDENTITY_SETTINGS[option], value)
+    own.sql(statement)
+
+
+def _paths(metadata: Metadata) -> PartitionPaths:
+    return PartitionPaths("delta", {field.column: field.value_type for field in metadata.partitioned_by})
 
 
 def _table_compacts(configuration: Mapping[str, str]) -> str | None:
     if configuration.get("delta.autoOptimize", "").lower() == "true":
         return "true"
     return configuration.get("delta.autoOptimize.autoCompact")
-
-
-def _location_of(name: str) -> str:
-    """Return the location of a catalog's table."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
-    try:
-        rows = (
-            SparkSession.active()
-            .sql("DESCRIBE TABLE EXTENDED IDENTIFIER(:name)", args={"name": name})
-            .collect()
-        )
-    except PySparkException as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"no table of this name: {name!r}; name a table of the Spark session's catalogs, or write "
-            f"scheme://authority/path or an absolute local path; {reason}"
-        ) from error
-    found = [str(row["data_type"]) for row in rows if row["col_name"] == "Location"]
-    if not found:
-        raise ValueError(f"the catalog gives no location for table {name!r}; write its URI instead")
-    return found[-1]

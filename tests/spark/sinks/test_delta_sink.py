@@ -98,6 +98,32 @@ def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     assert [event.version for event in agent.wait_for("commit-completed")] == ["2"]
 
 
+def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    agent = harness.agent(grant_everything)
+    table = days_table(spark, tmp_path / "days")
+    spark.sql(f"CREATE TABLE lakewarden_named USING delta LOCATION '{tmp_path}/days'")
+    try:
+        sink = DeltaSink("lakewarden_named", mode="overwrite")
+    finally:
+        spark.sql("DROP TABLE lakewarden_named")
+    columns = "day string, region string, id long, state string, seen int"
+    batch = spark.createDataFrame([(None, None, 9, "new", 1), ("2026-11-24", "eu", 4, "new", 1)], columns)
+
+    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+
+    assert sink.table == f"file://{tmp_path}/days"
+    assert rows_in(table) == [
+        (MONDAY, AWKWARD, 1, "old", 1),
+        (MONDAY, AWKWARD, 2, "old", 1),
+        (TUESDAY, "eu", 4, "new", 1),
+        (None, None, 9, "new", 1),
+    ]
+    (intent,) = agent.wait_for("commit-intent")
+    assert (len(intent.scope), intent.conflict_rule) == (2, "file-group")
+
+
 def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,12 +178,38 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
             spark.conf.unset(setting)
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
-    monkeypatch.setattr(release, "TRIED", ("3.9",))
-    with pytest.raises(UnsupportedSpark, match=r"Delta Lake 4\.0\.\d was not tried"):
+    monkeypatch.setattr(release, "TRIED", {"4.0": ("3.9",)})
+    with pytest.raises(UnsupportedSpark, match=r"Delta Lake 4\.0\.\d on Spark 4\.0\.\d was not tried"):
         DeltaSink(str(tmp_path / "delta")).committed("w", 0)
     assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
-    monkeypatch.setattr(release, "METHODS", release.METHODS - {"beginPostCommit"})
-    with pytest.raises(UnsupportedSpark, match="beginPostCommit differ"):
-        DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0)
 
     assert case.flights() == []
+
+
+@pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.matrix)])
+def test_without_the_observer_the_whole_statement_is_granted_with_a_warning(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: Any,
+) -> None:
+    monkeypatch.setattr(release, "METHODS", release.METHODS - {"beginPostCommit"})
+    case = DeltaCase("delta-append", tmp_path / "delta")
+    sink = DeltaSink(str(tmp_path / "delta"), mode=mode, keys=["flight"] if mode == "upsert" else [])
+    written: list[set[Path]] = []
+    agent = harness.agent(At("commit-requested", lambda _: written.append(data_files(tmp_path))))
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    for flight in (1, 2):  # the second one is a replay
+        write(batch_of(spark, flight), 0)
+
+    assert written == [set()], "nothing is written before the grant"
+    assert case.flights() == [1]
+    assert case.commits() == [("w", 0, harness.only("granted")[0].transaction)]
+    assert [event.version for event in agent.wait_for("commit-completed", 2)] == ["1", "1"]
+    (warning,) = [record for record in caplog.messages if record.startswith("delta.whole-statements")]
+    assert "beginPostCommit differ" in warning
+    assert "wait for one another's whole statements" in warning

@@ -24,6 +24,9 @@ class JavaClass:
     def getName(self) -> str:  # noqa: N802 - of Java
         return self.names[0]
 
+    def getSimpleName(self) -> str:  # noqa: N802 - of Java
+        return self.names[0].rpartition(".")[2]
+
     def getSuperclass(self) -> JavaClass | None:  # noqa: N802 - of Java
         return JavaClass(*self.names[1:]) if len(self.names) > 1 else None
 

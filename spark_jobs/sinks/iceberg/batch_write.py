@@ -1,0 +1,111 @@
+"""The statement of Spark that writes one batch, to the table itself or to a staged one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
+from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
+from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
+from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
+from lakewarden.spark_jobs.sinks.java import is_instance, java_causes, java_class
+from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWrite:
+    """The rows of a batch and what becomes of them. `table` is as it was when the batch was prepared."""
+
+    rows: DataFrame
+    table: OpenTable
+    partitions: Sequence[Partition]
+    mode: Mode
+    upsert: Upsert
+    properties: Mapping[str, str]
+    """Of the snapshot."""
+
+    def run(self, target: str, base: int | None) -> None:
+        """Execute the statement on the table of this name, whose newest snapshot is `base`."""
+        if self.mode == "upsert":
+            self._merge(target)
+            return
+        # Batches of a stream have nullable columns. Iceberg's writers refuse a null in a required one.
+        writer = self.rows.writeTo(target).option("check-nullability", "false")
+        if self.mode == "append":
+            writer.append()
+            return
+        writer = writer.option("isolation-level", "serializable")  # by default it validates nothing
+        if base is not None:
+            writer = writer.option("validate-from-snapshot-id", str(base))
+        writer.overwritePartitions()
+
+    def _merge(self, target: str) -> None:
+        columns = self.table.columns
+        with as_view(self.rows, f"lakewarden_{self.properties[TRANSACTION]}") as source:
+            statement = self.upsert.statement(
+                target,
+                source,
+                fields=self.table.fields,
+                partitions=self.partitions,
+                assigned=[name for name in columns if name in self.rows.columns],
+                others={name: kind for name, kind in columns.items() if name not in self.rows.columns},
+            )
+            self.rows.sparkSession.sql(statement)
+
+
+@contextmanager
+def in_catalog(spark: SparkSession, name: str, table: StagedTable) -> Iterator[str]:
+    """Give the staged table a name in the session's SQL for the block."""
+    _accept_callbacks(spark)
+    cache = table_cache(spark)
+    cache.add(name, table)
+    try:
+        yield f"{STAGING_CATALOG}.{quoted(name)}"
+    finally:
+        cache.remove(name)
+
+
+def with_properties(spark: SparkSession, properties: Mapping[str, str], write: Callable[[], object]) -> None:
+    """Run a write whose snapshot gets these properties, and no other write of the session does."""
+    _accept_callbacks(spark)
+    with CallbackErrors() as errors:
+        jvm: Any = spark._jvm
+        found = jvm.java.util.HashMap()
+        for key, value in properties.items():
+            found.put(key, value)
+        call = jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties
+        call(found, _Call(errors.keep(write)), java_class(spark, "java.lang.RuntimeException"))
+
+
+class _Call:
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function = function
+
+    def call(self) -> None:
+        self._function()
+
+    class Java:
+        """Read by py4j."""
+
+        implements = ("java.util.concurrent.Callable",)
+
+
+def is_conflict(error: Exception) -> bool:
+    """Return whether Iceberg refused a commit because of another one. Spark wraps what Iceberg throws."""
+    return any(is_instance(java, name) for java in java_causes(error) for name in (COMMIT_FAILED, VALIDATION))
+
+
+def _accept_callbacks(spark: SparkSession) -> None:
+    """Let the JVM call objects of this Python process."""
+    from pyspark import java_gateway
+
+    untyped: Any = java_gateway
+    untyped.ensure_callback_server_started(spark.sparkContext._gateway)

@@ -1,0 +1,71 @@
+"""What the sink needs of Iceberg and of the Spark session, checked before the first batch.
+
+`SparkTableCache` and `SparkCachedTableCatalog` let a Spark statement write to any `Table` object. Iceberg made them for its own
+rewrite actions, so a release may lack them, or use them in another way. Without them the whole statement is granted
+(`sinks/whole_statement.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+from lakewarden.spark_jobs.sinks.java import call_static, java_class
+from lakewarden.spark_jobs.sinks.releases import require_tried
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TRIED = {"4.0": ("1.10",)}
+"""Minor releases of Iceberg that the tests have run with, by Spark's."""
+
+STAGING_CATALOG = "lakewarden_staging"
+"""Name of the catalog, in the Spark session, whose tables are those in `SparkTableCache`."""
+
+_TABLE_CACHE = "org.apache.iceberg.spark.SparkTableCache"
+_CACHED_CATALOG = "org.apache.iceberg.spark.SparkCachedTableCatalog"
+STAGING_CLASSES = (_TABLE_CACHE, _CACHED_CATALOG)
+_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of Iceberg in a Spark session."""
+
+    version: str
+    unhooked: str | None
+    """Why no statement can be staged, or None if it can."""
+
+
+def require_release(spark: SparkSession, *, untried: bool) -> Release:
+    """Return the session's release of Iceberg. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`."""
+    try:
+        version = str(call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
+    except Exception as error:
+        raise UnsupportedSpark(
+            "Iceberg is not on the driver's class path: start Spark with spark.jars.packages="
+            "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 (or the artifact of your Spark version)"
+        ) from error
+    require_tried("Iceberg", version, spark.version, TRIED, untried=untried)
+    missing = [name for name in STAGING_CLASSES if not _has_class(spark, name)]
+    return Release(version, f"Iceberg {version} has no {' and no '.join(missing)}" if missing else None)
+
+
+def _has_class(spark: SparkSession, name: str) -> bool:
+    try:
+        java_class(spark, name)
+    except Exception:  # noqa: BLE001 - py4j raises what Java throws for a missing class
+        return False
+    return True
+
+
+def has_extensions(spark: SparkSession) -> bool:
+    """Return whether the session has Iceberg's extensions, which push transforms such as `days(ts)` down to the scan."""
+    return _EXTENSIONS in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def table_cache(spark: SparkSession) -> Any:
+    """Return Iceberg's `SparkTableCache`, and make its tables known to the session as those of `STAGING_CATALOG`."""
+    spark.conf.set(f"spark.sql.catalog.{STAGING_CATALOG}", _CACHED_CATALOG)
+    return call_static(spark, _TABLE_CACHE, "get")

@@ -1,0 +1,241 @@
+"""A statement of Spark whose commit waits for the grant: the staged table, its one commit, and the removal of its files.
+
+Two objects of Python stand in for interfaces of Iceberg. The JVM calls them through py4j.
+
+- `StagedTable` is the `Table` that the statement writes to. It reads from the table as it was when the statement began. Its
+  writes go to an Iceberg `Transaction`, which no reader sees, and have the batch's properties.
+- `CheckedOperations` are the `TableOperations` of that transaction. Their `commit` is Iceberg's last step, the swap of the
+  table's metadata. The gate's check runs right before it, each time that it is tried.
+
+`publish` commits the transaction under the grant. If the table has moved, Iceberg applies the staged write to the new version
+and validates it, as for any commit of its own. Nothing of this is done here: files that are added to a new commit by hand were
+committed beside a compaction's, and the rows were doubled.
+
+| Iceberg says | in the table | the sink |
+| --- | --- | --- |
+| `CommitFailedException`: another commit came first | no, after a look | tries again, `MAX_TRIES` times, then `BaseChanged` |
+| `ValidationException`: the files it read or replaces have changed | no | `BaseChanged` |
+| any error before the swap was tried | no | raises it |
+| any other error of the swap | unknown | the gate looks the batch up |
+
+The files to remove are listed when they are staged, and at each try, never later: after a failed commit the transaction shows
+the other writer's snapshot. `discard` removes nothing if the transaction is found in the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
+from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, find_transaction
+from lakewarden.spark_jobs.sinks.java import is_instance, java_exception, java_text
+
+MAX_TRIES = 10
+"""Of the swap, under one grant. Another commit comes first only if a writer bypasses the gate."""
+
+MAX_NAMED = 3
+"""Foreign snapshots listed in an error."""
+
+_WRITES = {"newAppend", "newFastAppend", "newOverwrite", "newRowDelta", "newReplacePartitions"}
+COMMIT_FAILED = "org.apache.iceberg.exceptions.CommitFailedException"
+VALIDATION = "org.apache.iceberg.exceptions.ValidationException"
+
+
+class CheckedOperations:
+    """`TableOperations` whose `commit` runs a check first, and remembers what became of each try."""
+
+    def __init__(self, operations: Any, seen: Callable[[Any], None]) -> None:
+        """`seen` gets the snapshot of each try."""
+        self._operations = operations
+        self._seen = seen
+        self.check: Callable[[], None] | None = None
+        self.refusal: GateError | None = None
+        self.overtaken = False
+        self.unanswered = False
+        self.published: str | None = None
+
+    def commit(self, base: Any, metadata: Any) -> None:
+        """Check, then let Iceberg publish `metadata`."""
+        snapshot = metadata.currentSnapshot()
+        self._seen(snapshot)
+        assert self.check is not None, "Iceberg published outside of `publish`"
+        try:
+            self.check()
+        except GateError as error:
+            self.refusal = error
+            raise
+        before, self.unanswered = self.unanswered, True
+        try:
+            self._swap(base, metadata)
+        except Exception as error:
+            self.overtaken = _is(error, COMMIT_FAILED)
+            raise
+        self.unanswered = before
+        self.published = str(snapshot.snapshotId())
+
+    def _swap(self, base: Any, metadata: Any) -> None:
+        self._operations.commit(base, metadata)
+
+    def requireStrictCleanup(self) -> bool:
+        """Keep Iceberg from removing files after an error that it doesn't know, such as a refusal."""
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._operations, name)
+
+    class Java:
+        """Read by py4j."""
+
+        implements = ("org.apache.iceberg.TableOperations",)
+
+
+class StagedTable:
+    """`Table` for one statement. Create it after the markers are published: it is the base of the batch."""
+
+    def __init__(self, jvm: Any, table: Any, properties: Mapping[str, str]) -> None:
+        self._jvm = jvm
+        self._table = table
+        self._properties = dict(properties)
+        self._files: dict[str, None] = {}
+        self._operations = CheckedOperations(table.operations(), self._list_files)
+        self._transaction = jvm.org.apache.iceberg.Transactions.newTransaction(table.name(), self._operations)
+        self._pinned = jvm.org.apache.iceberg.BaseTable(self._transaction.table().operations(), table.name())
+        self._base = self._pinned.currentSnapshot()
+        self._writes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """What the JVM calls: writes go to the transaction, everything else to the table as it was."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._write(name) if name in _WRITES else getattr(self._pinned, name)
+
+    class Java:
+        """Read by py4j."""
+
+        implements = ("org.apache.iceberg.Table", "org.apache.iceberg.HasTableOperations")
+
+    def _write(self, name: str) -> Callable[[], Any]:
+        def begin() -> Any:
+            self._writes += 1
+            if self._writes > 1:
+                raise RuntimeError(f"a second write in one statement: {name}")
+            update = getattr(self._transaction, name)()
+            for key, value in self._properties.items():
+                update.set(key, value)
+            return update
+
+        return begin
+
+    @property
+    def base(self) -> int | None:
+        """The snapshot that the statement reads, or None if the table has none."""
+        return None if self._base is None else int(self._base.snapshotId())
+
+    def staged(self) -> None:
+        """Call it after the statement. Raise if its write isn't staged here."""
+        snapshot = self._pinned.currentSnapshot()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._properties[TRANSACTION]:
+            raise RuntimeError(
+                "Spark didn't write to the staged table, so its commit, if there was one, had no grant: this release of "
+                f"Iceberg doesn't work with the sink; report it; table={self._pinned.name()}"
+            )
+        self._list_files(snapshot)
+
+    def publish(self, grant: Grant) -> str:
+        """Commit what was staged and return the snapshot's id. Report to `grant` if nothing was published."""
+        operations = self._operations
+        operations.check = grant.check
+        for _ in range(MAX_TRIES):
+            operations.overtaken = False
+            try:
+                self._transaction.commitTransaction()
+            except Exception as error:  # noqa: BLE001 - `_settled` raises it, unless it is answered
+                found = operations.published or self._settled(error, grant)
+                if found is not None:
+                    return found
+            else:
+                assert operations.published is not None, (
+                    "Iceberg reported a commit, and never swapped the metadata"
+                )
+                return operations.published
+        raise BaseChanged(
+            f"other commits came first {MAX_TRIES} times while this one had the grant, by writers that bypass the gate: "
+            f"{self._others()}; nothing was published; the batch must be computed again; table={self._table.name()}"
+        )
+
+    def _settled(self, error: Exception, grant: Grant) -> str | None:
+        """Return the snapshot if a try took effect nevertheless, None if the next one may follow. Otherwise raise."""
+        operations = self._operations
+        if operations.overtaken:
+            # The store may have seen one request twice, and have refused the second one.
+            self._table.refresh()
+            found = find_transaction(self._table, self._properties[TRANSACTION])
+            operations.unanswered = False
+            return found
+        if operations.unanswered:
+            raise error
+        grant.not_published()
+        if operations.refusal is not None:
+            raise operations.refusal from None
+        if _is(error, VALIDATION):
+            raise BaseChanged(
+                f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {self._others()}; "
+                f"nothing was published; the batch must be computed again; table={self._table.name()}"
+            ) from error
+        raise error
+
+    def _others(self) -> str:
+        """Return the snapshots since the base, for an error."""
+        self._table.refresh()
+        named: list[str] = []
+        for snapshot in ancestors(self._table):
+            if self._base is not None and snapshot.snapshotId() == self._base.snapshotId():
+                break
+            summary = snapshot.summary()
+            who = (
+                summary.get("lakewarden.writer") or summary.get("spark.app.id") or summary.get("engine-name")
+            )
+            named.append(
+                f"snapshot {snapshot.snapshotId()} ({snapshot.operation()}, by {who or 'an unknown writer'})"
+            )
+        more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+        return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history"
+
+    def _list_files(self, snapshot: Any) -> None:
+        io = self._pinned.io()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._properties[TRANSACTION]:
+            return
+        if str(snapshot.manifestListLocation()) in self._files:
+            return
+        for file in (*snapshot.addedDataFiles(io), *snapshot.addedDeleteFiles(io)):
+            self._files[str(file.location())] = None
+        parent = snapshot.parentId()
+        before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
+        kept = {manifest.path() for manifest in before.allManifests(io)} if before is not None else set()
+        for manifest in snapshot.allManifests(io):
+            if manifest.path() not in kept:
+                self._files[str(manifest.path())] = None
+        self._files[str(snapshot.manifestListLocation())] = None
+
+    def discard(self) -> None:
+        """Remove the staged files, unless the transaction is in the table."""
+        if not self._files:
+            return
+        self._table.refresh()
+        if find_transaction(self._table, self._properties[TRANSACTION]) is not None:
+            return
+        paths = self._jvm.java.util.ArrayList()
+        for path in self._files:
+            paths.add(path)
+        self._jvm.org.apache.iceberg.CatalogUtil.deleteFiles(self._table.io(), paths, "staged", True)  # noqa: FBT003
+
+
+def _is(error: Exception, name: str) -> bool:
+    """Return whether this is an exception of Iceberg's class. Not whether it is caused by one: that says less."""
+    java = java_exception(error)
+    return java is not None and is_instance(java, name)

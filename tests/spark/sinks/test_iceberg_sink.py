@@ -1,0 +1,328 @@
+"""`IcebergSink`: what the contract suite can't know of Iceberg. Real Spark, tables and broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.spark_jobs import IcebergSink, UnsupportedSpark
+from lakewarden.spark_jobs.sinks.iceberg import release
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
+from tests.spark.fake_agent import grant_everything
+from tests.spark.formats import iceberg_name
+from tests.spark.harness import Harness
+from tests.spark.sinks.test_contract import At
+
+pytestmark = [pytest.mark.real]
+
+COLUMNS = "day int, id long, note string"
+
+
+class Table:
+    """A table of a Hadoop catalog of its own."""
+
+    def __init__(
+        self, spark: SparkSession, folder: Path, columns: str, partitioned_by: str, **properties: str
+    ) -> None:
+        self.spark = spark
+        self.folder = folder / "warehouse" / "test" / "flights"
+        self.name = iceberg_name(spark, self.folder)
+        properties = {"format-version": "2"} | {
+            key.replace("_", "."): value for key, value in properties.items()
+        }
+        listed = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
+        partitions = f"PARTITIONED BY ({partitioned_by})" if partitioned_by else ""
+        spark.sql(f"CREATE TABLE {self.name} ({columns}) USING iceberg {partitions} TBLPROPERTIES ({listed})")
+
+    def sql(self, statement: str) -> list[Any]:
+        self.spark.sql(f"REFRESH TABLE {self.name}")
+        return list(self.spark.sql(statement.replace("TABLE_", self.name)).collect())
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return sorted((tuple(row) for row in self.sql("SELECT * FROM TABLE_")), key=repr)
+
+    def operations(self) -> list[str]:
+        return [str(snapshot.operation()) for snapshot in ancestors(load(self.spark, self.name))][::-1]
+
+    def leftovers(self) -> set[str]:
+        known = set()
+        for metadata, column in (
+            ("all_files", "file_path"),
+            ("all_manifests", "path"),
+            ("snapshots", "manifest_list"),
+        ):
+            known |= {row[0] for row in self.sql(f"SELECT {column} FROM TABLE_.{metadata}")}  # noqa: S608 - constants
+        found = {str(path) for path in self.folder.rglob("*") if path.suffix in {".parquet", ".avro"}}
+        return found - {path.removeprefix("file:") for path in known}
+
+
+def changes(spark: SparkSession, *rows: tuple[Any, ...], columns: str = COLUMNS) -> DataFrame:
+    return spark.createDataFrame(list(rows), columns)
+
+
+@pytest.mark.parametrize("mode", [pytest.param("copy-on-write", marks=pytest.mark.matrix), "merge-on-read"])
+def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed_again(
+    harness: Harness, spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    """Adding the staged files to the compacted table would double the rows."""
+    table = Table(spark, tmp_path, COLUMNS, "day", write_merge_mode=mode)
+    for number in (1, 2):  # two files, which a compaction joins
+        changes(spark, (1, number, "old"), (1, number + 10, "old")).coalesce(1).writeTo(table.name).append()
+    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+
+    def compact(_event: object) -> None:
+        catalog, _, name = table.name.partition(".")
+        options = "map('rewrite-all', 'true')"
+        table.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{name}', options => {options})")
+
+    harness.agent(At("commit-requested", compact))
+
+    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new"), (1, 11, "old"), (1, 12, "old"), (1, 2, "old"), (1, 3, "new")]
+    assert table.operations() == ["append", "append", "replace", "overwrite"]
+    assert harness.steps().count("completed") == 1
+    (abandoned,) = harness.only("abandoned")
+    assert "the base of this batch changed" in abandoned.detail["reason"]
+    assert table.leftovers() == set()
+
+
+def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The MERGE names its partitions. Iceberg applies it to the newer version."""
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    changes(spark, (1, 1, "old"), (2, 2, "old")).writeTo(table.name).append()
+    harness.agent(
+        At("commit-requested", lambda _: changes(spark, (2, 3, "foreign")).writeTo(table.name).append())
+    )
+
+    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new"), (2, 2, "old"), (2, 3, "foreign")]
+    assert len(harness.only("intent")) == 1
+    assert table.leftovers() == set()
+
+
+def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The foreign commit comes between Iceberg's validation and the swap. The grant is checked before each try."""
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    swap, tries = CheckedOperations._swap, []
+
+    def overtaken(operations: CheckedOperations, base: Any, metadata: Any) -> None:
+        tries.append(operations)
+        if len(tries) == 1:
+            changes(spark, (2, 3, "foreign")).writeTo(table.name).append()
+        swap(operations, base, metadata)
+
+    monkeypatch.setattr(CheckedOperations, "_swap", overtaken)
+    agent = harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(IcebergSink(table.name), writer="w")(changes(spark, (1, 1, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new"), (2, 3, "foreign")]
+    assert len(tries) == 2
+    assert len(agent.wait_for("commit-requested")) == 1
+    assert table.leftovers() == set()
+
+
+def test_transforms_are_scopes_by_value_and_null_is_one(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Deletions, conditional updates, and columns that the batch doesn't have, in one batch."""
+    columns = "at timestamp, id long, region string, version int, note string"
+    table = Table(spark, tmp_path, columns, "days(at), bucket(4, id), truncate(2, region)")
+    noon = datetime(2026, 1, 1, 12)  # noqa: DTZ001 - the session's time zone is UTC
+    rows = [(noon, 1, "eu-1", 5, "old"), (noon, 2, "eu-2", 5, "old"), (None, 3, None, 5, "old")]
+    changes(spark, *rows, columns=columns).writeTo(table.name).append()
+    sink = IcebergSink(
+        table.name,
+        mode="upsert",
+        keys=["id"],
+        delete_condition="s.op = 'D'",
+        update_condition="s.version > t.version",
+    )
+    one = noon.replace(hour=1)
+    batch = changes(
+        spark,
+        (one, 1, "eu-9", 6, "U"),  # the same partition: another hour, another region with these two letters
+        (noon, 2, "eu-2", 4, "U"),  # older than the table's
+        (None, 3, None, 6, "D"),
+        (noon, 4, "us-1", 1, "U"),
+        (noon, 4, "us-1", 2, "D"),  # deleted, and not there: nothing to insert
+        (noon, 5, "us-1", 1, "U"),
+        columns="at timestamp, id long, region string, version int, op string",
+    )
+    agent = harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+
+    assert table.rows() == [
+        (noon.replace(hour=1), 1, "eu-9", 6, "old"),
+        (noon, 2, "eu-2", 5, "old"),
+        (noon, 5, "us-1", 1, None),
+    ]
+    scope = agent.wait_for("commit-intent")[0].scope
+    written = {
+        row[0]
+        for row in table.sql(
+            "SELECT DISTINCT concat('at_day=', partition.at_day, '/id_bucket=', partition.id_bucket, '/region_trunc=', "
+            "coalesce(partition.region_trunc, 'null')) FROM TABLE_.files"
+        )
+    }
+    paths = {marker.partition for marker in scope}
+    assert written <= paths
+    (without_day,) = paths - {path for path in paths if path.startswith("at_day=2026-01-01/")}
+    assert without_day.startswith("at_day=null/id_bucket=")
+    assert without_day.endswith("/region_trunc=null")
+    assert {marker.file_group for marker in scope} == {"*"}
+
+
+def test_an_evolved_partition_spec_is_written_rightly(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Rows of both specs are found. The scope is that of the current one."""
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    changes(spark, (1, 1, "old"), (1, 2, "old")).writeTo(table.name).append()
+    table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)")
+    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+    agent = harness.agent(grant_everything)
+
+    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+
+    assert table.rows() == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
+    paths = {marker.partition for marker in agent.wait_for("commit-intent")[0].scope}
+    assert {path.partition("/id_bucket_2=")[0] for path in paths} == {"day=1"}
+    assert table.leftovers() == set()
+
+
+def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_only(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A row of another hour of the day is replaced, one of another day stays. A foreign append makes it compute again."""
+    columns = "at timestamp, id long"
+    table = Table(spark, tmp_path, columns, "days(at)")
+    noon, tomorrow = datetime(2026, 1, 1, 12), datetime(2026, 1, 2)  # noqa: DTZ001 - the session's time zone is UTC
+    changes(spark, (noon, 1), (tomorrow, 2), (None, 3), columns=columns).writeTo(table.name).append()
+
+    def append(_event: object) -> None:
+        changes(spark, (noon, 7), columns=columns).writeTo(table.name).append()
+
+    harness.agent(At("commit-requested", append))
+    sink = IcebergSink(table.name, mode="overwrite")
+
+    batch = changes(spark, (noon.replace(hour=1), 4), (None, 5), columns=columns)
+    harness.gate().foreach_batch(sink, writer="w")(batch, 0)
+
+    assert [row[1] for row in table.rows()] == [5, 4, 2]
+    assert table.operations() == ["append", "append", "overwrite"]
+    assert len(harness.only("intent")) == 2
+    table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)")
+    with pytest.raises(ValueError, match="files of an older partition spec, which Iceberg wouldn't replace"):
+        sink.scope(batch)
+
+
+def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "day")
+
+    def drop(_event: object) -> None:
+        spark.sql(f"DROP TABLE {table.name}")
+
+    harness.agent(At("commit-requested", drop))
+    write = harness.gate().foreach_batch(IcebergSink(table.name), writer="w", max_attempts=1)
+
+    with pytest.raises(Exception, match="flights"):
+        write(changes(spark, (1, 1, "new")), 0)
+
+    assert harness.steps()[-1] == "abandoned"
+    assert not table.folder.exists() or not list(table.folder.rglob("*.parquet"))
+
+
+def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "")
+    sink = IcebergSink(table.name)
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    write(changes(spark, (1, 1, "a")).limit(0), 0)
+    assert table.operations() == []
+    write(changes(spark, (1, 1, "a")), 1)
+    changes(spark, (1, 2, "other")).writeTo(table.name).append()
+
+    first = table.sql("SELECT snapshot_id FROM TABLE_.snapshots ORDER BY committed_at")[0].snapshot_id
+    assert sink.committed("w", 1) == str(first)
+    assert sink.committed("w", 2) is None
+    assert Counter(table.operations()) == {"append": 2}
+
+
+def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    monkeypatch.setattr(release, "TRIED", {"4.0": ("1.9",), "3.5": ("1.10",)})
+
+    with pytest.raises(
+        UnsupportedSpark, match=r"was not tried with this sink, only 1\.9 on Spark 4\.0, 1\.10 on"
+    ):
+        IcebergSink(table.name)
+    assert IcebergSink(table.name, untried_release=True).table.endswith("/test/flights")
+
+
+@pytest.mark.parametrize("mode", ["upsert", pytest.param("overwrite", marks=pytest.mark.matrix)])
+def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warning(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mode: Any,
+) -> None:
+    monkeypatch.setattr(release, "STAGING_CLASSES", ("org.apache.iceberg.spark.Missing",))
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+    written: list[int] = []
+    agent = harness.agent(
+        At("commit-requested", lambda _: written.append(len(list(table.folder.rglob("*.parquet")))))
+    )
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    for note in ("new", "replayed"):
+        write(changes(spark, (1, 1, note)), 0)
+
+    assert written == [1], "nothing is written before the grant"
+    assert table.rows() == [(1, 1, "new")]
+    versions = {event.version for event in agent.wait_for("commit-completed", 2)}
+    assert versions == {sink.committed("w", 0)}
+    (warning,) = [record for record in caplog.messages if record.startswith("iceberg.whole-statements")]
+    assert "has no org.apache.iceberg.spark.Missing" in warning
+
+
+def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    with pytest.raises(ValueError, match="no Iceberg table of this name"):
+        IcebergSink(f"{table.name}_missing")
+    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+    with pytest.raises(ValueError, match=r"the table has no columns \['other'\]"):
+        sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
+    with pytest.raises(ValueError, match=r"the batch lacks columns \['day'\]"):
+        sink.scope(changes(spark, (1, "x"), columns="id long, note string"))
+    table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
+    with pytest.raises(ValueError, match="format version 3, which was not tried"):
+        IcebergSink(table.name)

@@ -1,0 +1,166 @@
+"""The SQL of an upsert: its partitions as typed literals, Iceberg's transforms among them, and its clauses."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
+from lakewarden.spark_jobs.sinks.partitions import MAX_COMBINATIONS, PartitionColumn, literal, restriction
+from lakewarden.spark_jobs.sinks.upsert import Upsert, require_columns, require_known
+
+pytestmark = pytest.mark.unit
+
+
+def field(
+    name: str, transform: str = "identity", column_type: str = "int", width: int | None = None
+) -> PartitionField:
+    return PartitionField(f"{name}_{transform}", name, transform, width, column_type, "lake")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (3, "smallint", "CAST(3 AS smallint)"),
+        (True, "boolean", "TRUE"),
+        (date(2026, 11, 22), "date", "CAST('2026-11-22' AS date)"),
+        (Decimal("1.50"), "decimal(4,2)", "CAST('1.50' AS decimal(4,2))"),
+        ("a'b\\", "string", "CAST(X'6127625c' AS string)"),
+        ("", "string", "CAST(X'' AS string)"),
+    ],
+)
+def test_a_literal_has_the_type_of_its_field(value: Any, kind: str, text: str) -> None:
+    assert literal(value, kind) == text
+
+
+def test_a_value_without_a_literal_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1\.5 is no value of a partition field of type float"):
+        literal(1.5, "float")
+
+
+def test_an_unpartitioned_table_has_no_restriction() -> None:
+    assert restriction([], [()], "t") is None
+
+
+def test_a_null_partition_is_named_by_its_column() -> None:
+    """Iceberg's transforms are NULL only for NULL, and `days(ts) IS NULL` isn't pushed down."""
+    days = field("ts", "day", "timestamp")
+
+    assert restriction([days], [(date(2026, 1, 1),), (None,)], "t") == (
+        "(`lake`.system.days(t.`ts`) IN (CAST('2026-01-01' AS date)) OR t.`ts` IS NULL)"
+    )
+    assert restriction([days], [(None,)], "t") == "t.`ts` IS NULL"
+
+
+def test_combinations_of_values_are_kept_apart() -> None:
+    """Otherwise the partition (1, 1) would be part of the MERGE, and its commits would be conflicts."""
+    found = restriction([field("a"), field("b", "bucket", "int", 4)], [(1, 2), (2, 1), (2, 3)], "t")
+
+    assert found == (
+        "((t.`a` IN (CAST(1 AS int)) AND `lake`.system.bucket(4, t.`b`) IN (CAST(2 AS int)))"
+        " OR (t.`a` IN (CAST(2 AS int)) AND `lake`.system.bucket(4, t.`b`) IN (CAST(1 AS int), CAST(3 AS int))))"
+    )
+
+
+def test_too_many_combinations_restrict_each_field_by_itself() -> None:
+    partitions = [(number, number) for number in range(MAX_COMBINATIONS + 1)]
+
+    found = restriction([field("a"), field("b")], partitions, "t")
+
+    assert found is not None
+    assert found.count("IN (") == 2
+    assert " OR " not in found
+    assert found.count("CAST(") == 2 * len(partitions)
+
+
+@pytest.mark.parametrize(
+    ("transform", "value", "spelled"),
+    [
+        ("year", 56, "2026"),
+        ("year", -1, "1969"),
+        ("month", 682, "2026-11"),
+        ("month", -1, "1969-12"),
+        ("hour", 498749, "2026-11-24-05"),
+        ("hour", -1, "1969-12-31-23"),
+        ("day", date(2026, 11, 22), date(2026, 11, 22)),
+        ("bucket", 3, 3),
+        ("hour", None, None),
+    ],
+)
+def test_values_are_spelled_as_in_the_paths_of_iceberg(transform: str, value: Any, spelled: Any) -> None:
+    assert field("ts", transform, "timestamp").spelled(value) == spelled
+
+
+def test_a_merge_has_keys_partitions_and_conditions() -> None:
+    merge = Upsert(("id",), delete_condition="s.gone", update_condition="s.at > t.at")
+    days = field("ts", "day", "timestamp")
+
+    statement = merge.statement(
+        "x.y",
+        "changes",
+        fields=[days],
+        partitions=[(date(2026, 1, 1),)],
+        assigned=["id", "ts", "at"],
+        others={"note": "string"},
+    )
+
+    assert statement == (
+        "MERGE INTO x.y t USING changes s ON t.`id` <=> s.`id` AND "
+        "`lake`.system.days(t.`ts`) <=> `lake`.system.days(s.`ts`) AND "
+        "`lake`.system.days(t.`ts`) IN (CAST('2026-01-01' AS date)) "
+        "WHEN MATCHED AND (s.gone) THEN DELETE "
+        "WHEN MATCHED AND (s.at > t.at) THEN UPDATE SET t.`ts` = s.`ts`, t.`at` = s.`at` "
+        "WHEN NOT MATCHED AND NOT coalesce((s.gone), FALSE) THEN INSERT (`id`, `ts`, `at`, `note`) "
+        "VALUES (s.`id`, s.`ts`, s.`at`, CAST(NULL AS string))"
+    )
+
+
+def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> None:
+    statement = Upsert(("id",)).statement(
+        "delta.`/flights`",
+        "changes",
+        fields=[PartitionColumn("day", "date")],
+        partitions=[(None,)],
+        assigned=["id", "day", "note"],
+        others={},
+    )
+
+    assert statement == (
+        "MERGE INTO delta.`/flights` t USING changes s ON t.`id` <=> s.`id` AND t.`day` <=> s.`day` AND t.`day` IS NULL "
+        "WHEN MATCHED THEN UPDATE SET t.`note` = s.`note` "
+        "WHEN NOT MATCHED THEN INSERT (`id`, `day`, `note`) VALUES (s.`id`, s.`day`, s.`note`)"
+    )
+
+
+def test_a_batch_of_keys_alone_updates_nothing() -> None:
+    statement = Upsert(("a`b",)).statement("x", "y", fields=[], partitions=[()], assigned=["a`b"], others={})
+
+    assert "UPDATE" not in statement
+    assert "ON t.`a``b` <=> s.`a``b` WHEN NOT MATCHED" in statement
+
+
+@pytest.mark.parametrize(
+    ("mode", "upsert", "message"),
+    [
+        ("upsert", Upsert(()), "give `keys` for upsert"),
+        ("append", Upsert(("id",)), "only for upsert"),
+        ("replace", Upsert(()), "mode 'replace' is none of append, upsert"),
+        ("append", Upsert((), delete_condition="s.gone"), "are for upsert, not 'append'"),
+    ],
+)
+def test_options_that_contradict_the_mode_are_refused(mode: str, upsert: Upsert, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        upsert.require_mode(mode)
+
+
+def test_a_batch_may_have_columns_for_the_conditions_and_the_order_only() -> None:
+    upsert = Upsert(("id",), order_by="seen", delete_condition="s.gone")
+    require_known(["id", "seen", "gone"], ["id"], upsert, "lake")
+
+    with pytest.raises(ValueError, match=r"the table has no columns \['other'\]: add them with ALTER TABLE"):
+        require_known(["id", "seen", "other"], ["id"], upsert, "lake")
+    with pytest.raises(ValueError, match=r"the batch lacks columns \['day', 'id'\]"):
+        require_columns(["note"], ["id", "day"], "lake")
