@@ -1,107 +1,342 @@
 """The one commit of a batch, and the removal of files that were staged in vain.
 
-- *The last check is right before the snapshot.* pypaimon writes manifests for a while before it writes the snapshot. The check
-  (does the grant still count, is the base unchanged) runs inside pypaimon's own commit, before each try to write the
-  snapshot object. If another commit took the snapshot id, the next one is tried under the same grant, as Paimon does.
-- *A refusal is final.* pypaimon treats an `Exception` of the publish as "uncertain" and retries for many seconds. So the
-  refusal is a `BaseException`, which passes through at once.
-- *Three outcomes.* Published; not published, if no try to write the snapshot was left without an answer; otherwise unknown.
-  Then the gate looks the snapshot up by user and identifier. An outcome that stays unknown is not reported, and no file is
-  removed.
+- *pypaimon prepares, this module publishes.* pypaimon writes manifests for a while before it asks its `SnapshotCommit` to write
+  the snapshot. `FencedCommit` takes that place and runs the rule of `handlers/paimon/publish.py`: the check of the grant, the
+  put if absent, and what follows it. If the snapshot id is taken, pypaimon prepares the next one under the same grant.
+  Without snapshot properties pypaimon might publish by a native library of its own; this module always passes some.
+- *A refusal is final.* pypaimon treats an `Exception` of the publish as "uncertain" and retries for many seconds. So every
+  failure here is a `BaseException`, which passes through at once.
+- *Three outcomes.* Published; not published, if no put was left without an answer; otherwise unknown. Then the gate looks
+  the snapshot up. An outcome that stays unknown is not reported, and no file is removed.
 - *Removal.* Only files that this transaction staged, and only if nothing was published: those in the messages that the driver
   has, and those with the transaction's file prefix, for cancelled tasks whose messages were lost.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Final, Self, assert_never
 
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.paimon.publish import (
+    Active,
+    Answer,
+    CommitName,
+    Contains,
+    Excludes,
+    Failed,
+    Foreign,
+    HintWritten,
+    LookAgain,
+    LookAtBase,
+    Missing,
+    Own,
+    Present,
+    Published,
+    Put,
+    ReadBack,
+    Removed,
+    State,
+    Taken,
+    Trace,
+    Undecided,
+    Unknown,
+    Unreadable,
+    Withdraw,
+    Withdrawn,
+    WriteHint,
+    step,
+    traced,
+)
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
-from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.paimon.history import (
+    COMMITTED,
+    announce_attempt,
+    facts_of,
+    numbers_of,
+    property_of,
+)
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
+    FolderStore,
+    StoredObject,
+    snapshot_store,
+)
 from lakewarden.spark_jobs.sinks.paimon.table import find_commit
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""
 
+HINT: Final = "LATEST"
+
+GRANT_TOKEN: Final = "lakewarden.token"  # noqa: S105 - no secret
+"""Snapshot property: the fencing token of the grant."""
+
+PAUSE_SECONDS: Final = 0.2
+"""Before an action is repeated that got no answer."""
+
+log = EventLogger("lakewarden.paimon")
+
 
 class CommitRefused(BaseException):
-    """Carries a refusal through pypaimon's commit. The module says why it is no `Exception`."""
+    """Carries the end of a publish through pypaimon's commit. The module says why it is no `Exception`."""
 
-    def __init__(self, error: GateError) -> None:
+    def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-class CheckedSnapshotCommit:
-    """Replaces `FileStoreCommit.snapshot_commit`: runs a check right before pypaimon writes the snapshot."""
+@dataclass(frozen=True, slots=True)
+class PublishedSnapshot:
+    """A snapshot in the table, and what recognises its replacement."""
 
-    def __init__(self, inner: Any, check: Callable[[], None]) -> None:
-        self._inner = inner
+    snapshot: Any
+    version: str
+    name: CommitName
+
+    @property
+    def number(self) -> int:
+        """The snapshot's id."""
+        return int(self.snapshot.id)
+
+
+class FencedCommit:
+    """Replaces `FileStoreCommit.snapshot_commit` for one commit."""
+
+    def __init__(self, table: Any, name: CommitName, check: Callable[[], None]) -> None:
+        self._table = table
+        self._store: FolderStore = snapshot_store(table)
+        self._name = name
         self._check = check
-        self.snapshot_id: int | None = None
+        self.published: PublishedSnapshot | None = None
         self.unanswered = False
+        """Whether a snapshot may be in the table, or may come there, without being reported as published."""
 
-    def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:
-        """Check, then publish `snapshot`."""
-        try:
-            self._check()
-        except GateError as error:
-            raise CommitRefused(error) from error
-        before, self.unanswered = self.unanswered, True
-        published = bool(self._inner.commit(base_snapshot_uuid, snapshot, statistics))
-        self.unanswered = before
-        if published:
-            self.snapshot_id = int(snapshot.id)
-        return published
+    def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002 - pypaimon's
+        """Publish `snapshot`. Return whether it is in the table; if not, its id is taken."""
+        number = int(snapshot.id)
+        snapshot.properties = {
+            **(snapshot.properties or {}),
+            COMMITTED: property_of(self._store, number, self._name),
+        }
+        unanswered_before, self.unanswered = self.unanswered, True
+        state: State = Put()
+        while isinstance(state, Active):
+            if not isinstance(state, WriteHint) and state.tries > 1:
+                time.sleep(PAUSE_SECONDS)
+            if isinstance(state, Put):
+                self._require_grant(unanswered=unanswered_before or state.in_doubt)
+            state = step(state, self._answer(state, snapshot))
+        self.unanswered = unanswered_before or isinstance(state, Unknown)
+        where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
+        match state:
+            case Published(version):
+                self.published = PublishedSnapshot(snapshot, version, self._name)
+                return True
+            case Taken(by, replaced):
+                if replaced:
+                    _log_replaced(self._table, self._name, number, by)
+                return False
+            case Withdrawn():
+                self._require_grant(unanswered=unanswered_before)
+                raise CommitRefused(
+                    BaseChanged(
+                        "the snapshots that this commit was built on expired while the writer was suspended; "
+                        f"nothing was published; the batch must be computed again; {where}"
+                    )
+                )
+            case Failed(why):
+                raise CommitRefused(
+                    OSError(f"the store refused the snapshot, and nothing was published: {why}; {where}")
+                )
+            case Unknown(why):
+                raise CommitRefused(
+                    OSError(f"it is unknown whether the snapshot is in the table: {why}; {where}")
+                )
+            case _:
+                assert_never(state)
 
     def __enter__(self) -> Self:
-        self._inner.__enter__()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._inner.__exit__(*details)
+        pass
 
     def close(self) -> None:
-        """Close the original snapshot commit."""
-        self._inner.close()
+        """There is nothing to close."""
+
+    # one action each
+
+    def _answer(self, state: Active, snapshot: Any) -> Answer:
+        name = _name_of(snapshot.id)
+        try:
+            match state:
+                case Put():
+                    return self._store.put_if_absent(name, _body_of(snapshot))
+                case ReadBack():
+                    return self._owner(self._store.read(name))
+                case LookAtBase():
+                    return self._look_at_base(int(snapshot.id))
+                case Trace():
+                    return self._trace(snapshot)
+                case Withdraw():
+                    self._store.remove(name)
+                    return Removed()
+                case WriteHint():
+                    self._raise_hint(int(snapshot.id))
+                    return HintWritten()
+                case LookAgain(version):
+                    found = self._store.version(name)
+                    return Own(version) if found == version else self._owner(self._store.read(name))
+                case _:
+                    assert_never(state)
+        except OSError as error:
+            return HintWritten() if isinstance(state, WriteHint) else Unreadable(str(error))
+
+    def _require_grant(self, *, unanswered: bool) -> None:
+        try:
+            self._check()
+        except GateError as error:
+            self.unanswered = unanswered
+            raise CommitRefused(error) from error
+        except Exception:  # the table can't be read: pypaimon tries again
+            self.unanswered = unanswered
+            raise
+
+    def _owner(self, found: StoredObject | None) -> Own | Foreign | Missing:
+        if found is None:
+            return Missing()
+        name = facts_of(0, found.body).name
+        return Own(found.version) if name == self._name else Foreign(name.user)
+
+    def _look_at_base(self, number: int) -> Present | Missing:
+        if number > 1:
+            return Missing() if self._store.version(_name_of(number - 1)) is None else Present()
+        return Missing() if max(numbers_of(self._store), default=1) > 1 else Present()
+
+    def _trace(self, snapshot: Any) -> Contains | Excludes | Undecided:
+        number = int(snapshot.id)
+        retained = numbers_of(self._store)
+        added = _next_names_files_of(self._table, snapshot) if number + 1 in retained else None
+        return traced(number, retained, added=added)
+
+    def _raise_hint(self, number: int) -> None:
+        seen = self._store.read(HINT)
+        if seen is None or not seen.body.strip().isdigit() or int(seen.body) < number:
+            self._store.replace(HINT, str(number).encode(), seen)
+
+
+def _name_of(number: int) -> str:
+    return f"snapshot-{number}"
+
+
+def _body_of(snapshot: Any) -> bytes:
+    from pypaimon.common.json_util import JSON
+
+    return str(JSON.to_json(snapshot, indent=2)).encode()
+
+
+def _next_names_files_of(table: Any, snapshot: Any) -> bool | None:
+    """Return whether the next snapshot was built on manifests that name files of this one. None: it adds no file, or is gone."""
+    from pypaimon.manifest.manifest_file_manager import ManifestFileManager
+    from pypaimon.manifest.manifest_list_manager import ManifestListManager
+
+    following = table.snapshot_manager().get_snapshot_by_id(int(snapshot.id) + 1)
+    if following is None:
+        return None
+    lists, files = ManifestListManager(table), ManifestFileManager(table)
+    own = {manifest.file_name for manifest in lists.read_delta(snapshot)}
+    newer = {manifest.file_name for manifest in lists.read_base(following)}
+    if own & newer:
+        return True
+    added = {entry.file.file_name for name in sorted(own) for entry in files.read(name) if entry.kind == 0}
+    if not added:
+        return None
+    return any(entry.file.file_name in added for name in sorted(newer) for entry in files.read(name))
+
+
+def is_lost(table: Any, published: PublishedSnapshot) -> bool:
+    """Return whether a writer without a conditional write has replaced the snapshot, and no later one contains its files.
+
+    It is one request as long as the snapshot is in place. A replacement is logged.
+    """
+    store, name = snapshot_store(table), _name_of(published.number)
+    if store.version(name) in {
+        published.version,
+        None,
+    }:  # None: it has expired, so newer ones are built on it
+        return False
+    found = store.read(name)
+    owner = published.name if found is None else facts_of(0, found.body).name
+    if owner == published.name:
+        return False
+    _log_replaced(table, published.name, published.number, owner.user)
+    return not _next_names_files_of(table, published.snapshot)
+
+
+def _log_replaced(table: Any, name: CommitName, number: int, by: str) -> None:
+    log.error(
+        "paimon.snapshot-replaced",
+        table=table.table_path,
+        writer=name.user,
+        batch_id=name.identifier,
+        transaction=name.transaction,
+        snapshot=number,
+        by=by,
+        detail="a writer that bypasses the gate replaced this snapshot; if its batch is lost, it is committed again from its "
+        "files; let the other writer use a catalog lock (docs/paimon.md)",
+    )
+
+
+class NothingPublished(Exception):
+    """The publish ended, and nothing of it is or can come in the table. `error` is the reason."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def publish(
-    table: Any,
-    messages: list[Any],
-    *,
-    user: str,
-    identifier: int,
-    grant: Grant,
-    check: Callable[[], None],
-    properties: dict[str, str],
-) -> str:
-    """Commit all messages as one snapshot and return its id. `check` raises to refuse."""
+    table: Any, messages: list[Any], *, name: CommitName, token: int, check: Callable[[], None]
+) -> PublishedSnapshot | int:
+    """Commit all messages as one snapshot. `check` raises to refuse, before each put.
+
+    Return the id alone if an earlier transaction committed the batch meanwhile. Raise `NothingPublished`; any other
+    error leaves the outcome unknown.
+    """
     builder = table.new_stream_write_builder()
-    builder.commit_user = user
+    builder.commit_user = name.user
     committer = builder.new_commit()
-    checked = CheckedSnapshotCommit(committer.file_store_commit.snapshot_commit, check)
-    committer.file_store_commit.snapshot_commit = checked
+    fenced = FencedCommit(table, name, check)
+    committer.file_store_commit.snapshot_commit = fenced
+    properties = {TRANSACTION: name.transaction, GRANT_TOKEN: str(token)}
     try:
-        committer.commit(messages, identifier, snapshot_properties=properties)
+        announce_attempt(table, name)
+        committer.commit(messages, name.identifier, snapshot_properties=properties)
     except CommitRefused as refused:
-        if not checked.unanswered:
-            grant.not_published()
-        raise refused.error from None
+        if fenced.unanswered:
+            raise refused.error from None
+        raise NothingPublished(refused.error) from None
     except Exception as error:
-        if checked.snapshot_id is not None:
-            grant.published(str(checked.snapshot_id))
-        elif not checked.unanswered:
-            grant.not_published()
-            if FILES_CONFLICT in str(error):
-                raise _files_gone(error, table, user) from error
-        raise
+        if fenced.published is not None:
+            log.warning(
+                "paimon.error-after-publish", table=table.table_path, writer=name.user, error=repr(error)
+            )
+            return fenced.published
+        if fenced.unanswered:
+            raise
+        if FILES_CONFLICT in str(error):
+            raise NothingPublished(_files_gone(error, table, name.user)) from error
+        raise NothingPublished(error) from error
     finally:
         committer.close()
-    found = checked.snapshot_id or find_commit(table, user, identifier)
+    if fenced.published is not None:
+        return fenced.published
+    found = find_commit(table, name.user, name.identifier)
     assert found is not None, "pypaimon reported a commit, and its snapshot is not in the table"
-    return str(found)
+    return found
 
 
 def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged:

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.sinks.paimon.matched_files import (
+    FILE,
+    Ranges,
+    keys_function,
+    large_files,
+    without_files,
+)
+from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
 from lakewarden.spark_jobs.sinks.paimon.stage import (
     STAGED_SCHEMA,
     Staging,
     reading_function,
     staging_function,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import Base, Partition, TableAddress, arrow_schema
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    Base,
+    Partition,
+    TableAddress,
+    arrow_schema,
+    partition_path,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,6 +36,10 @@ if TYPE_CHECKING:
 
 MAX_PARTITIONS = 10_000
 """Of one upsert batch. Each is a marker, and each is rewritten."""
+
+
+_COMPARED = frozenset({"tinyint", "smallint", "int", "bigint", "string", "date", "timestamp_ntz"})
+"""Types whose order Spark, Python and Parquet agree about."""
 
 
 def spark_schema(table: Any) -> StructType:
@@ -73,6 +93,36 @@ def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
     return [tuple(row) for row in found]
 
 
+def with_groups(rows: DataFrame, where: TableAddress) -> DataFrame:
+    """Return the rows of a table with a primary key, with the bucket of each in the column `GROUP`."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    schema = StructType([*rows.schema.fields, StructField(GROUP, StringType())])
+    return rows.mapInArrow(grouping_function(where), schema)
+
+
+def groups_of(rows: DataFrame, table: Any) -> list[str]:
+    """Return the buckets of rows that have the column `GROUP`."""
+    found = rows.select(GROUP).distinct().limit(MAX_PARTITIONS + 1).collect()
+    if len(found) > MAX_PARTITIONS:
+        raise ValueError(
+            f"the batch touches more than {MAX_PARTITIONS} buckets, and each of them gets a file; make the batches smaller, "
+            f"or use fewer buckets; table={table.table_path}"
+        )
+    return sorted(row[0] for row in found)
+
+
+def by_group(rows: DataFrame, order_by: str | None) -> DataFrame:
+    """Return the rows with those of a bucket in one task, ordered by values only, so that a replay has the same order."""
+    others = [
+        field.name
+        for field in rows.schema.fields
+        if field.name not in {GROUP, order_by} and "map<" not in field.dataType.simpleString()
+    ]
+    order = [GROUP, *([order_by] if order_by is not None else []), *others]
+    return rows.repartition(GROUP).sortWithinPartitions(*(f"`{name}`" for name in order))
+
+
 def read_frame(batch: DataFrame, table: Any, where: TableAddress, base: Base) -> DataFrame:
     """Return the rows of `base`, which the executors read."""
     spark, schema = batch.sparkSession, spark_schema(table)
@@ -81,6 +131,55 @@ def read_frame(batch: DataFrame, table: Any, where: TableAddress, base: Base) ->
     splits = [pickle.dumps(split) for split in base.splits]
     tasks = min(len(splits), spark.sparkContext.defaultParallelism)
     return spark.range(0, len(splits), 1, tasks).mapInArrow(reading_function(where, splits), schema)
+
+
+def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, keys: Sequence[str]) -> Base:
+    """Return the part of `base` with rows that the batch changes. `rows` has each key once, and is persisted."""
+    splits = large_files(base)
+    if not splits:
+        return base
+    found = rows.sparkSession.range(
+        0, len(splits), 1, min(len(splits), rows.sparkSession.sparkContext.defaultParallelism)
+    ).mapInArrow(
+        keys_function(where, [pickle.dumps(split) for split in splits], keys, _ranges_of(rows, table, keys)),
+        _keys_schema(table, keys),
+    )
+    same = reduce(and_, (found[f"`{key}`"].eqNullSafe(rows[f"`{key}`"]) for key in keys))
+    matched = {row[0] for row in found.join(rows, same, "left_semi").select(FILE).distinct().collect()}
+    return without_files(base, (split for number, split in enumerate(splits) if number not in matched))
+
+
+def _keys_schema(table: Any, keys: Sequence[str]) -> StructType:
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    types = {field.name: field for field in spark_schema(table)}
+    return StructType([*(types[key] for key in keys), StructField(FILE, LongType())])
+
+
+def _ranges_of(rows: DataFrame, table: Any, keys: Sequence[str]) -> Ranges:
+    """Return the range of each key column in each partition. A column with a null, or of another type, is left out."""
+    from pyspark.sql import functions as f
+
+    partition_keys: Sequence[str] = table.partition_keys
+    types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    compared = [key for key in keys if key not in partition_keys and types[key] in _COMPARED]
+    if not compared:
+        return {}
+    columns = (f.struct(f.min(f"`{key}`"), f.max(f"`{key}`"), f.count(f"`{key}`")) for key in compared)
+    grouped = rows.groupBy(*(f"`{key}`" for key in partition_keys)).agg(f.count(f.lit(1)), *columns)
+    ranges: dict[str, dict[str, tuple[Any, Any]]] = {}
+    for row in grouped.collect():
+        partition, total, found = (
+            row[: len(partition_keys)],
+            row[len(partition_keys)],
+            row[len(partition_keys) + 1 :],
+        )
+        ranges[partition_path(table, tuple(partition))] = {
+            key: (lowest, greatest)
+            for key, (lowest, greatest, count) in zip(compared, found, strict=True)
+            if count == total
+        }
+    return ranges
 
 
 def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:

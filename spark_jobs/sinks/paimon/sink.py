@@ -8,44 +8,66 @@ Executors publish markers and stage files. The driver commits all of them in one
 | mode | what it does | markers | conflict rule |
 | --- | --- | --- | --- |
 | `append` | adds files | `(partition, bucket-N, create)` | `deleted-file`: two appends never conflict |
-| `upsert` | replaces the files of the partitions that the batch touches | `(partition, *, merge)` | `file-group` |
+| `upsert` | replaces the files that have keys of the batch | `(partition, *, merge)` | `file-group` |
+| `upsert`, primary key | adds files, which Paimon merges | `(partition, bucket-N, merge)` | `file-group` |
 
 - *Append.* If another commit took the snapshot id, the sink tries the next one under the same grant.
-- *Upsert.* The sink publishes its markers as soon as it knows the partitions. Only then it reads their files (the *base*),
-  merges the batch into them (`merge.py`), and replaces exactly these files, all partitions in one snapshot. So the agent
-  knows of every commit to the base by another gate user. A commit that bypasses the gate is found by comparing the base:
-  before the grant is requested, under it, and before each try to write the snapshot. `BaseChanged` names the files and the
-  other commit user.
-- *Scope.* The partitions of an upsert are its scope. If the gate asked for them, the sink doesn't list them again. Appends
-  have no scope, because they never conflict.
+- *Publish.* The store refuses a snapshot whose id is taken, however late the put arrives (docs/decisions/0041). Before a batch
+  the sink looks whether a writer without such a put has replaced its last snapshot, and commits a lost batch again.
+- *Upsert.* The sink publishes its markers as soon as it knows the partitions. Only then it lists their files (the *base*),
+  finds those that have keys of the batch (`matched_files.py`), merges the batch into them (`merge.py`), and replaces exactly
+  these files, all partitions in one snapshot. So the agent knows of every commit to the base by another gate user. A commit
+  that bypasses the gate is found by comparing the base: before the grant is requested, under it, and before each try to write
+  the snapshot. `BaseChanged` names the files and the other commit user.
+- *Primary key.* The sink publishes the markers of the batch's buckets, then reads the newest snapshot, and numbers the rows by
+  it (`handlers/paimon/primary_key.py`). It reads no files, so a foreign commit changes no base.
+- *Scope.* The partitions of an upsert are its scope, or the buckets if the table has a primary key. If the gate asked for
+  them, the sink doesn't list them again. Appends have no scope, because they never conflict.
 - *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
   ended. It removes the files by the transaction's prefix, since the messages of cancelled tasks are lost. The Python worker
   of a cancelled task may outlive it until it next reads or writes its socket, so the next batch looks for such files again.
-- *Exactly once.* A replayed batch finds its own snapshot by commit user (the writer's wire name) and identifier (the batch
-  id). That is this sink's `committed` (`sinks/contract.py`).
+- *Exactly once.* Each snapshot carries the last batch of every writer (docs/decisions/0042), so a replayed batch is found after
+  its snapshot has expired, too. That is this sink's `committed` (`sinks/contract.py`).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
+from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
-from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced
+from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.merge import latest, merge
-from lakewarden.spark_jobs.sinks.paimon.commit import publish, remove_staged, sweep
+from lakewarden.spark_jobs.sinks.paimon.commit import (
+    NothingPublished,
+    PublishedSnapshot,
+    is_lost,
+    publish,
+    remove_staged,
+    sweep,
+)
 from lakewarden.spark_jobs.sinks.paimon.frames import (
     all_columns,
+    by_group,
+    groups_of,
     in_table_types,
     partitions_of,
     read_frame,
     stage_files,
+    to_rewrite,
+    with_groups,
 )
+from lakewarden.spark_jobs.sinks.paimon.history import committed_version
+from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 from lakewarden.spark_jobs.sinks.paimon.table import (
     UNNUMBERED,
@@ -58,6 +80,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     find_commit,
     latest_snapshot_id,
     partition_path,
+    primary_key_table,
     read_base,
     require_supported,
 )
@@ -89,7 +112,17 @@ class _StagedBatch:
     paths: tuple[str, ...] = ()
     base: Base | None = None
     unchanged_at: int = -1
-    """The newest snapshot that is known to contain the base unchanged."""
+    """The newest snapshot that is known to contain the base unchanged, or smaller sequence numbers."""
+    lost: _LastCommit | None = None
+    """The writer's last commit, if it must be committed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LastCommit:
+    """A writer's last commit, and what it takes to commit its files again."""
+
+    published: PublishedSnapshot
+    work: _StagedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +130,13 @@ class _PaimonScope(BatchScope):
     """The partitions of an upsert, with their values."""
 
     partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _BucketScope(BatchScope):
+    """The buckets of an upsert into a table with a primary key."""
+
+    groups: tuple[str, ...]
 
 
 class PaimonSink(Sink):
@@ -111,14 +151,17 @@ class PaimonSink(Sink):
         order_by: str | None = None,
         catalog_options: Mapping[str, str] | None = None,
     ) -> None:
-        if (mode == "upsert") != bool(keys):
-            raise ValueError(
-                f"mode {mode!r} with keys={list(keys)}: give `keys` for upsert, and only for upsert"
-            )
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(Mode))}")
+        if mode == "append" and keys:
+            raise ValueError(f"mode {mode!r} with keys={list(keys)}: give `keys` only for upsert")
         self._address: TableAddress = address(table, catalog_options)
         self._mode: Mode = mode
         self._keys = tuple(keys)
         self._order_by = order_by
+        self._warned = False
+        self._numbers_free = False
+        self._last: dict[str, _LastCommit] = {}
         self._leftovers: list[tuple[tuple[str, ...], str]] = []
 
     @property
@@ -131,13 +174,15 @@ class PaimonSink(Sink):
         """The conflict rule of this sink's transactions."""
         return "deleted-file" if self._mode == "append" else "file-group"
 
-    def scope(self, batch: DataFrame, /) -> _PaimonScope | None:
-        """Return the partitions that an upsert of the batch rewrites, by one Spark job. None for an append."""
+    def scope(self, batch: DataFrame, /) -> BatchScope | None:
+        """Return the partitions or buckets that an upsert of the batch writes, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
-        table = self._address.open()
-        require_supported(table, rewrites=True)
+        table = self._open()
         rows = in_table_types(batch, table)
+        if table.is_primary_key_table:
+            groups = tuple(groups_of(self._with_groups(table, rows), table))
+            return _BucketScope(tuple(_bucket(group) for group in groups), groups)
         self._all_keys(table, rows)
         partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
@@ -145,8 +190,8 @@ class PaimonSink(Sink):
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
-        table = self._address.open()
-        require_supported(table, rewrites=self._mode == "upsert")
+        table = self._open()
+        self._warn_unfenced(table)
         self._sweep_leftovers(table)
         txn.recognise(self.committed)
         staging = Staging(
@@ -157,33 +202,33 @@ class PaimonSink(Sink):
             channel=txn.executor_channel() if self._mode == "append" else None,
             allowed_partitions=None,
         )
-        work = _StagedBatch(staging)
+        work = _StagedBatch(staging, lost=self._lost_commit(table, txn.writer))
         self._stage(table, batch, work, txn)
         if work.messages:
             self._require_unchanged(table, work, txn)  # before it waits for a grant in vain
-            self._commit(table, work, work.messages, txn)
+        if work.messages or work.lost is not None:
+            self._commit(table, work, txn)
 
     def committed(self, writer: str, batch_id: int, /) -> str | None:
         """Return the snapshot in which `writer` committed the batch, or None."""
-        found = find_commit(self._address.open(), writer, batch_id)
+        found = committed_version(self._address.open(), self.table, writer, batch_id)
         return None if found is None else str(found)
 
     def write(self, batch: DataFrame, batch_id: int) -> int | None:
         """Write one batch as pypaimon alone does, without agent, grant or check. Return the snapshot id.
 
-        Upsert is then pypaimon's partition overwrite. It replaces whatever the partitions contain at that moment: a commit
-        of another writer since the base was read is lost without an error. Use it for tables with one writer; the demo
-        uses it to show the difference.
+        On a table with a primary key, the rows then have pypaimon's own sequence numbers. Otherwise upsert is its partition
+        overwrite. It replaces whatever the partitions contain at that moment: a commit of another writer since the base was
+        read is lost without an error. Use it for tables with one writer; the demo uses it to show the difference.
         """
-        table = self._address.open()
-        require_supported(table, rewrites=self._mode == "upsert")
+        table = self._open()
         user = f"{uuid.uuid4()}"
         work = _StagedBatch(Staging(self._address, user, _identifier(batch_id), None, None, None))
         self._stage(table, batch, work, None)
         builder = table.new_batch_write_builder()
         builder.commit_user = user
         messages = work.messages or []
-        if self._mode == "upsert":
+        if self._mode == "upsert" and not table.is_primary_key_table:
             builder = builder.overwrite()
             messages = [message for message in messages if message.new_files]
         if not messages:
@@ -195,6 +240,11 @@ class PaimonSink(Sink):
             commit.close()
         return find_commit(table, user, UNNUMBERED)
 
+    def _open(self) -> Any:
+        table = self._address.open()
+        require_supported(table, upsert=self._mode == "upsert", keys=self._keys)
+        return table
+
     # staging
 
     def _stage(self, table: Any, batch: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
@@ -203,13 +253,15 @@ class PaimonSink(Sink):
             self._discard_later(table, work, txn)
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
+        if table.is_primary_key_table:
+            self._stage_by_primary_key(table, rows, work, txn)
+            return
         keys = self._all_keys(table, rows)
         scope = txn.batch_scope if txn is not None else None
         # An empty one isn't trusted either: the user's function may have added rows to the batch since.
         known = scope.partitions if isinstance(scope, _PaimonScope) else ()
         rows = latest(rows, keys, self._order_by)
-        if not known:
-            rows.persist()  # it is computed twice, and must be the same rows both times
+        rows.persist()  # it is computed several times, and must be the same rows each time
         try:
             work.partitions = known or tuple(partitions_of(rows, table))
             if not work.partitions:
@@ -222,16 +274,60 @@ class PaimonSink(Sink):
             work.base = read_base(table, work.partitions)
             if txn is not None:
                 txn.check()  # no Spark job runs in these steps, so an abort finds none to cancel
-            merged = merge(read_frame(batch, table, self._address, work.base), rows, keys)
+                rewritten = to_rewrite(rows, table, self._address, work.base, keys)
+            else:
+                rewritten = work.base  # pypaimon's overwrite replaces whole partitions
+            merged = merge(read_frame(batch, table, self._address, rewritten), rows, keys)
             if table.partition_keys:
                 merged = merged.repartition(*table.partition_keys)
             if txn is not None:
                 txn.check()
             self._discard_later(table, work, txn)
-            work.messages = stage_files(merged, work.staging) + deletions_of(work.base)
+            work.messages = stage_files(merged, work.staging) + deletions_of(rewritten)
+        finally:
+            rows.unpersist()
+
+    def _stage_by_primary_key(
+        self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
+    ) -> None:
+        rows = self._with_groups(table, rows)
+        scope = txn.batch_scope if txn is not None else None
+        known = scope.groups if isinstance(scope, _BucketScope) else ()
+        if not known:
+            rows.persist()
+        try:
+            groups = known or tuple(groups_of(rows, table))
+            if not groups:
+                return
+            markers = [_bucket(group) for group in groups]
+            work.paths = tuple(dict.fromkeys(marker.partition for marker in markers))
+            work.staging = replace(work.staging, groups=frozenset(groups))
+            if txn is not None:
+                txn.touch_all(markers)
+                # Only after the markers: the agent checks every later commit to these buckets against them.
+                snapshot = latest_snapshot_id(table)
+                if not self._numbers_free:
+                    require_free_numbers(table, snapshot)
+                    self._numbers_free = True
+                work.staging = replace(work.staging, first_sequence=first_sequence_number(snapshot))
+                txn.check()
+            self._discard_later(table, work, txn)
+            work.messages = stage_files(by_group(rows, self._order_by), work.staging)
         finally:
             if not known:
                 rows.unpersist()
+
+    def _with_groups(self, table: Any, rows: DataFrame) -> DataFrame:
+        facts = primary_key_table(table)
+        missing = missing_columns(facts, table.field_names, rows.columns)
+        if missing:
+            remedy = (
+                "primary key columns"
+                if facts.keeps_missing_columns
+                else "and merge-engine=deduplicate replaces whole rows: add them, or use merge-engine=partial-update"
+            )
+            raise ValueError(f"the batch lacks columns {missing}, {remedy}; table={self.table}")
+        return with_groups(all_columns(rows, table), self._address)
 
     def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
         keys = tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
@@ -245,31 +341,93 @@ class PaimonSink(Sink):
 
     # committing
 
-    def _commit(self, table: Any, work: _StagedBatch, messages: list[Any], txn: Transaction) -> None:
-        staging = work.staging
+    def _commit(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
+        name = CommitName(work.staging.user, work.staging.identifier, txn.id)
         with txn.commit() as grant:
 
             def check() -> None:
-                """Before every try: the newest snapshot must contain the base unchanged, and the grant must still count."""
+                """Before every put: the newest snapshot must contain the base unchanged, and the grant must still count."""
                 self._require_unchanged(table, work, txn)
                 grant.check()
 
             try:
-                self._require_unchanged(table, work, txn)
-            except Exception:
+                if work.lost is not None:
+                    grant.version = self._commit_again(table, work.lost, txn, grant)
+                if work.messages:
+                    self._require_unchanged_or_end(table, work, txn)
+                    grant.version = self._publish(table, work, name, grant, check)
+            except NothingPublished as nothing:
                 grant.not_published()
-                raise
-            grant.version = publish(
-                table,
-                messages,
-                user=staging.user,
-                identifier=staging.identifier,
-                grant=grant,
-                check=check,
-                properties={"lakewarden.transaction": txn.id, "lakewarden.token": str(grant.token)},
+                raise nothing.error from None
+
+    def _publish(
+        self,
+        table: Any,
+        work: _StagedBatch,
+        name: CommitName,
+        grant: Grant,
+        check: Callable[[], None],
+    ) -> str:
+        found = publish(table, work.messages or [], name=name, token=grant.token, check=check)
+        if isinstance(found, int):
+            return str(found)
+        self._last[name.user] = _LastCommit(found, replace(work, lost=None))
+        return str(found.number)
+
+    def _warn_unfenced(self, table: Any) -> None:
+        if not self._warned and not snapshot_store(table).fenced:
+            log.warning(
+                "paimon.publish-not-fenced",
+                table=self.table,
+                detail="no conditional write is known for this store, so pypaimon's own publish is used: a writer that is "
+                "suspended beyond its lease may replace another commit",
             )
+        self._warned = True
+
+    def _lost_commit(self, table: Any, writer: str) -> _LastCommit | None:
+        """Return the writer's last commit if a foreign writer has replaced it. An error of the store only skips the look."""
+        last = self._last.get(writer)
+        try:
+            return last if last is not None and is_lost(table, last.published) else None
+        except OSError as error:
+            log.warning("paimon.look-failed", table=self.table, writer=writer, error=repr(error))
+            return None
+
+    def _commit_again(self, table: Any, lost: _LastCommit, txn: Transaction, grant: Grant) -> str:
+        """Commit the files of a batch again whose snapshot was replaced, unless an earlier attempt has done so.
+
+        The base of an upsert must be as it was: a row that it inserted may have been inserted by another writer since.
+        """
+        name = lost.published.name
+        found = committed_version(table, self.table, name.user, name.identifier)
+        if found is not None:
+            del self._last[name.user]
+            return str(found)
+        try:
+            self._require_unchanged_or_end(table, lost.work, txn)
+            return self._publish(table, lost.work, name, grant, grant.check)
+        except NothingPublished as nothing:
+            if not isinstance(nothing.error, BaseChanged):
+                raise
+            del self._last[name.user]
+            raise NothingPublished(
+                CommitReplaced(
+                    f"batch {name.identifier} was committed as snapshot {lost.published.number}, which a writer that bypasses "
+                    f"the gate replaced, and its files can't be committed again, because files that it was merged with changed; "
+                    f"its rows are lost: write that batch again under another writer name; table={self.table} writer={name.user}"
+                )
+            ) from nothing.error
+
+    def _require_unchanged_or_end(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
+        """Before pypaimon prepares the commit: its own conflict names neither the writer nor the files."""
+        try:
+            self._require_unchanged(table, work, txn)
+        except Exception as error:
+            raise NothingPublished(error) from error
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
+        if work.staging.first_sequence is not None:
+            work.unchanged_at = require_greater_numbers(table, work.staging, work.unchanged_at)
         base = work.base
         if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
             return
@@ -314,6 +472,11 @@ class PaimonSink(Sink):
 
 def _whole_partition(path: str) -> Marker:
     return Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
+
+
+def _bucket(group: str) -> Marker:
+    path, _, bucket = group.rpartition("/")
+    return Marker(partition=path, file_group=bucket, operation="merge")
 
 
 def _identifier(batch_id: int | None) -> int:

@@ -14,11 +14,15 @@ from typing import Any, TypeAlias
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, group_writer, number_rows
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, arrow_schema, partition_path
 
 ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
 STAGED_SCHEMA = "message binary"
+
+_WRITER = {"write.native.enabled": "false"}
+"""A native writer would number the rows itself."""
 
 MAX_WRITE_ROWS = 100_000
 """Rows passed to pypaimon at once. It groups the rows of each call by partition, so many small calls are slow."""
@@ -37,6 +41,10 @@ class Staging:
     """Publishes `create` markers before their bucket is written. None: the driver has published all markers."""
     allowed_partitions: frozenset[str] | None
     """Partition paths that may be written. None: any."""
+    groups: frozenset[str] = frozenset()
+    """Of a table with a primary key: the buckets that may be written."""
+    first_sequence: int | None = None
+    """Of a table with a primary key: the first row's sequence number. None: pypaimon's own numbers."""
 
 
 def staging_function(staging: Staging) -> ArrowFunction:
@@ -45,15 +53,14 @@ def staging_function(staging: Staging) -> ArrowFunction:
     def staging_task(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        table = staging.table.open({"data-file.prefix": staging.prefix} if staging.prefix else None)
+        table = staging.table.open(_WRITER | ({"data-file.prefix": staging.prefix} if staging.prefix else {}))
         builder = table.new_stream_write_builder()
         builder.commit_user = staging.user
         write = builder.new_write()
-        publish_markers = _marker_publisher(staging, table)
+        schema, write_rows = _rows_writer(staging, table, write)
         try:
-            for rows in _joined_batches(batches, arrow_schema(table)):
-                publish_markers(rows)
-                write.write_arrow_batch(rows)
+            for rows in _joined_batches(batches, schema):
+                write_rows(rows)
             messages = write.prepare_commit(staging.identifier)
         except BaseException:
             write.abort()
@@ -65,6 +72,26 @@ def staging_function(staging: Staging) -> ArrowFunction:
             yield pa.RecordBatch.from_arrays([pa.array(pickled, pa.binary())], names=["message"])
 
     return staging_task
+
+
+def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Return the schema of the rows to write, and a function that writes a batch of them."""
+    import pyarrow as pa
+
+    schema = arrow_schema(table)
+    if table.is_primary_key_table:
+        if staging.first_sequence is not None:
+            number_rows(write, staging.first_sequence)
+        return schema.append(pa.field(GROUP, pa.string())), group_writer(
+            write, staging.groups, staging.table.uri
+        )
+    publish_markers = _marker_publisher(staging, table)
+
+    def write_rows(rows: Any) -> None:
+        publish_markers(rows)
+        write.write_arrow_batch(rows)
+
+    return schema, write_rows
 
 
 def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:

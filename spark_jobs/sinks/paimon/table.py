@@ -4,9 +4,8 @@ It uses only pypaimon, no Spark, so drivers and executors both import it. It rel
 
 - A table opens by its path alone (`FileStoreTable.from_path`), with the options `s3.endpoint`, `s3.access-key`,
   `s3.secret-key`, `s3.region`, `s3.session-token`, `s3.path-style-access`.
-- A snapshot contains its commit user and identifier, by which a batch is found (`find_commit`). pypaimon has no
-  `filterCommitted`: committing the same messages twice writes the rows twice.
-- The identifiers of one user rise, so the search stops at that user's first smaller one.
+- A snapshot contains its commit user and identifier, by which a batch is found. pypaimon has no `filterCommitted`: committing
+  the same messages twice writes the rows twice.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lakewarden.events import canonical_table
+from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, refusal
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
@@ -47,17 +47,44 @@ def address(table: str, options: Mapping[str, str] | None = None) -> TableAddres
     return TableAddress(canonical_table(table), dict(options or {}))
 
 
-def require_supported(table: Any, *, rewrites: bool) -> None:
-    """Raise `ValueError` for tables that this sink can't write correctly."""
+def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> None:
+    """Raise `ValueError` for tables that this sink can't write correctly, and for keys that aren't the table's."""
     where = f"table={table.table_path}"
     if table.is_primary_key_table:
-        raise ValueError(
-            f"the table has a primary key, so Paimon merges its rows itself; this sink writes append tables only; {where}"
-        )
-    if rewrites and (table.options.deletion_vectors_enabled() or table.options.data_evolution_enabled()):
+        if not upsert:
+            raise ValueError(
+                f"the table has a primary key, so Paimon merges its rows: write it with mode='upsert'; {where}"
+            )
+        if keys and set(keys) | set(table.partition_keys) != set(table.primary_keys):
+            raise ValueError(
+                f"keys={list(keys)} aren't the table's primary key {list(table.primary_keys)}: leave out `keys`; {where}"
+            )
+        _require_merging(table, where)
+    elif upsert and not keys:
+        raise ValueError(f"the table has no primary key: give `keys` for upsert; {where}")
+    elif upsert and (table.options.deletion_vectors_enabled() or table.options.data_evolution_enabled()):
         raise ValueError(
             f"upsert rewrites whole files, which a table with deletion vectors or data evolution doesn't allow; {where}"
         )
+
+
+def primary_key_table(table: Any) -> PrimaryKeyTable:
+    """Return what decides how a table with a primary key is written."""
+    return PrimaryKeyTable(table.primary_keys, table.partition_keys, table.table_schema.options)
+
+
+def _require_merging(table: Any, where: str) -> None:
+    from pypaimon.read.merge_engine_support import check_supported
+
+    refused = refusal(primary_key_table(table))
+    if refused is not None:
+        raise ValueError(
+            f"this table with a primary key can't be written: {refused.reason}; {refused.remedy}; {where}"
+        )
+    try:
+        check_supported(table)
+    except NotImplementedError as error:
+        raise ValueError(f"pypaimon can't write this table with a primary key: {error}; {where}") from error
 
 
 def arrow_schema(table: Any) -> Any:
@@ -77,11 +104,7 @@ def partition_path(table: Any, partition: Partition) -> str:
 
 
 def find_commit(table: Any, user: str, identifier: int) -> int | None:
-    """Return the snapshot that `user` committed under `identifier`, or None. The search starts at the newest snapshot.
-
-    It ends at the first expired snapshot, because Paimon expires the oldest ones. Spark's checkpoint has usually recorded a
-    batch that old; docs/writers.md has the limit.
-    """
+    """Return the retained snapshot that `user` committed under `identifier`, or None. The search starts at the newest one."""
     manager = table.snapshot_manager()
     snapshot = manager.get_latest_snapshot()
     while snapshot is not None:

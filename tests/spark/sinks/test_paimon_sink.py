@@ -13,10 +13,11 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.spark_jobs import BaseChanged, CommitAborted, PaimonSink
+from lakewarden.spark_jobs import BaseChanged, CommitAborted, CommitReplaced, PaimonSink
 from lakewarden.spark_jobs.sinks.paimon import sink as sink_module
 from lakewarden.spark_jobs.sinks.paimon.commit import sweep
 from lakewarden.spark_jobs.sinks.paimon.sink import Mode
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address, find_commit
 from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
@@ -55,6 +56,17 @@ def foreign_append(table: str, *rows: dict[str, Any]) -> None:
     write.close()
 
 
+def foreign_overwrite(table: str, flight: int) -> None:
+    """Replace the partition of January 1 as a writer that uses no agent."""
+    opened = address(table).open()
+    builder = opened.new_batch_write_builder().overwrite({"month": "1", "day": "1"})
+    write = builder.new_write()
+    rows = [{"month": 1, "day": 1, "flight": flight, "departure": "foreign"}]
+    write.write_arrow(pa.Table.from_pylist(rows, schema=_schema(opened)))
+    builder.new_commit().commit(write.prepare_commit())
+    write.close()
+
+
 def test_append_adds_rows_and_publishes_their_markers_first(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
@@ -79,7 +91,9 @@ def test_append_adds_rows_and_publishes_their_markers_first(
     snapshot = snapshots_of(table)[-1]
     assert agent.wait_for("commit-completed")[0].version == str(snapshot.id)
     assert (snapshot.commit_user, snapshot.commit_identifier) == ("departures", 0)
-    assert set(snapshot.properties) == {"lakewarden.transaction", "lakewarden.token"}
+    names = {"lakewarden.committed", "lakewarden.token", "lakewarden.transaction"}
+    assert set(snapshot.properties) == names
+    assert snapshot.properties["lakewarden.committed"] == '{"departures":[0,1]}'
 
 
 def test_upsert_keeps_columns_that_the_batch_does_not_have(
@@ -224,12 +238,7 @@ def test_a_rewritten_base_is_a_retriable_error(
 
     def rewriting(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
         if isinstance(event, CommitRequested):
-            opened = address(table).open()
-            builder = opened.new_batch_write_builder().overwrite({"month": "1", "day": "1"})
-            write = builder.new_write()
-            rows = [{"month": 1, "day": 1, "flight": 2, "departure": "foreign"}]
-            write.write_arrow(pa.Table.from_pylist(rows, schema=_schema(opened)))
-            builder.new_commit().commit(write.prepare_commit())
+            foreign_overwrite(table, 2)
         return grant_everything(event, offset)
 
     harness.agent(rewriting)
@@ -280,28 +289,78 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
     keys: list[str],
 ) -> None:
     """Two writers of different partitions race for one snapshot id. No transaction is aborted."""
-    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
-
     harness.agent(grant_everything)
     table = make_table()
-    publish, tries = RenamingSnapshotCommit.commit, []
+    put, tries = LinkedSnapshots.put_if_absent, []
 
-    def overtaken(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
-        tries.append(snapshot.id)
+    def overtaken(self: Any, name: str, body: bytes) -> Any:
+        tries.append(name)
         if len(tries) == 1:
-            monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
             foreign_append(table, {"month": 9, "day": 9, "flight": 9})
-            monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
-        return bool(publish(self, base, snapshot, statistics))
+        return put(self, name, body)
 
-    monkeypatch.setattr(RenamingSnapshotCommit, "commit", overtaken)
+    monkeypatch.setattr(LinkedSnapshots, "put_if_absent", overtaken)
     sink = PaimonSink(table, mode="upsert" if keys else "append", keys=keys)
     harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 1, "a")), 0)
 
-    assert tries == [1, 2]
+    assert tries == ["snapshot-1", "snapshot-2"]
     assert "abandoned" not in harness.steps()
     assert [row["flight"] for row in rows_of(table)] == [1, 9]
     assert harness.steps().count("completed") == 1
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_before_the_next(
+    harness: Harness, make_table: MakeTable, departures: Frame, mode: Mode
+) -> None:
+    """Java Paimon on S3 looks for the id, and copies its snapshot there later, without a condition."""
+    agent, table = harness.agent(grant_everything), make_table()
+    sink = PaimonSink(table, mode=mode, keys=["flight"] if mode == "upsert" else ())
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic")
+    first = Path(table) / "snapshot" / "snapshot-1"
+    foreign_append(table, {"month": 2, "day": 1, "flight": 7})
+    foreign = first.read_text()
+    first.unlink()
+    (Path(table) / "snapshot" / "LATEST").unlink()
+    write(departures((1, 1, 1, "a")), 0)
+    replacement = first.with_name("replacement")
+    replacement.write_text(foreign)
+    replacement.replace(first)
+    assert [row["flight"] for row in rows_of(table)] == [7], "the acknowledged batch is lost"
+
+    write(departures((1, 2, 2, "b")), 1)
+
+    assert sorted(row["flight"] for row in rows_of(table)) == [1, 2, 7]
+    commits = [(snapshot.commit_user, snapshot.commit_identifier) for snapshot in snapshots_of(table)]
+    assert commits[1:] == [("w", 0), ("w", 1)]
+    assert agent.wait_for("commit-completed", 2)[1].version == "3"
+
+
+def test_a_replaced_batch_whose_base_is_gone_is_an_error(
+    harness: Harness, make_table: MakeTable, departures: Frame
+) -> None:
+    """The files that the lost batch replaced were rewritten by the foreign writer."""
+    harness.agent(grant_everything)
+    table = make_table()
+    foreign_append(table, {"month": 1, "day": 1, "flight": 7})
+    foreign_overwrite(table, 8)
+    second = Path(table) / "snapshot" / "snapshot-2"
+    foreign = second.read_text()
+    second.unlink()
+    (Path(table) / "snapshot" / "LATEST").write_text("1")
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    write(departures((1, 1, 1, "a")), 0)
+    replacement = second.with_name("replacement")
+    replacement.write_text(foreign)
+    replacement.replace(second)
+
+    with pytest.raises(CommitReplaced, match=r"batch 0 was committed as snapshot 2, .*; its rows are lost: "):
+        write(departures((1, 2, 2, "b")), 1)
+
+    assert [row["flight"] for row in rows_of(table)] == [8]
+    write(departures((1, 2, 2, "b")), 1)
+    assert [row["flight"] for row in rows_of(table)] == [8, 2]
 
 
 def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
@@ -384,8 +443,10 @@ def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
 def test_batches_and_tables_that_it_cannot_write_are_refused(
     make_table: MakeTable, departures: Frame, spark: SparkSession
 ) -> None:
-    with pytest.raises(ValueError, match="give `keys` for upsert"):
-        PaimonSink("/lake/t", mode="upsert")
+    with pytest.raises(ValueError, match="give `keys` only for upsert"):
+        PaimonSink("/lake/t", keys=["flight"])
+    with pytest.raises(ValueError, match="mode 'merge' is none of append, upsert"):
+        PaimonSink("/lake/t", mode="merge")  # type: ignore[arg-type]
     table = make_table()
     with pytest.raises(ValueError, match=r"columns that the table doesn't have: \['colour'\]"):
         PaimonSink(table).write(spark.sql("select 1 month, 1 day, 'red' colour"), 0)

@@ -1,0 +1,134 @@
+"""Reading and writing which batches a table contains. `handlers/paimon/history.py` has the rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final, assert_never
+from urllib.parse import quote
+
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.paimon.history import (
+    Attempt,
+    Committed,
+    LastBatch,
+    NotCommitted,
+    SnapshotFacts,
+    Undecided,
+    carried,
+    decode,
+    encode,
+    find,
+    resolve,
+    with_batch,
+)
+from lakewarden.handlers.paimon.publish import CommitName
+from lakewarden.spark_jobs.gate.errors import OutcomeUnknown
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
+    FolderStore,
+    StoredObject,
+    folder_store,
+    snapshot_store,
+)
+from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED, find_commit
+
+COMMITTED: Final = "lakewarden.committed"
+"""Snapshot property: the last batch of each writer."""
+
+ATTEMPTS: Final = "_lakewarden/paimon"
+"""Folder of a table with an object for each writer: the batch that it is about to publish."""
+
+
+def facts_of(number: int, body: bytes) -> SnapshotFacts:
+    """Return what a snapshot's JSON says. Raises `OSError` for anything that is no snapshot."""
+    try:
+        fields = json.loads(body)
+        properties = fields.get("properties") or {}
+        name = CommitName(fields["commitUser"], int(fields["commitIdentifier"]), properties.get(TRANSACTION))
+        return SnapshotFacts(number, name, decode(properties.get(COMMITTED)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OSError(f"snapshot {number} can't be read: {error!r}") from error
+
+
+def numbers_of(store: FolderStore) -> set[int]:
+    """Return the ids of all snapshots, by one listing."""
+    names = (name.removeprefix("snapshot-") for name in store.names() if name.startswith("snapshot-"))
+    return {int(number) for number in names if number.isdigit()}
+
+
+def _newest_first(store: FolderStore, number: int) -> Iterator[SnapshotFacts]:
+    """Read snapshots from `number` down, until one doesn't exist."""
+    while number > 0:
+        found = store.read(f"snapshot-{number}")
+        if found is None:
+            return
+        yield facts_of(number, found.body)
+        number -= 1
+
+
+def property_of(store: FolderStore, number: int, name: CommitName) -> str:
+    """Return the value of the property `COMMITTED` for snapshot `number`, which this commit is about to put."""
+    batches = carried(_newest_first(store, number - 1), unnumbered=UNNUMBERED)
+    if name.identifier != UNNUMBERED:
+        batches = with_batch(batches, name.user, LastBatch(name.identifier, number))
+    return encode(batches)
+
+
+def committed_version(table: Any, uri: str, writer: str, batch: int) -> int | None:
+    """Return the snapshot in which `writer` committed the batch, or None.
+
+    If that has expired, it is the snapshot of the writer's last batch. Raises `OutcomeUnknown` if the table can't know.
+    """
+    store = snapshot_store(table)
+    newest = max(numbers_of(store), default=0)
+    answer = find(writer, batch, _newest_first(store, newest))
+    if isinstance(answer, Undecided):
+        answer = resolve(writer, batch, _attempt_of(_attempts(table), writer), _newest_first(store, newest))
+    match answer:
+        case Committed(snapshot, exact):
+            return snapshot if exact else find_commit(table, writer, batch) or snapshot
+        case NotCommitted():
+            return None
+        case Undecided():
+            raise OutcomeUnknown(
+                f"batch {batch} was about to be published, and no retained snapshot says whether it was: the snapshots since "
+                f"are of writers that bypass the gate, or have expired; nothing was written now; look for the batch's rows in "
+                f"the table: if they are missing, remove {ATTEMPTS}/{_object_name(writer)} in the table's folder and restart "
+                f"the query; if they are there, continue after the batch; table={uri} writer={writer}",
+                retriable=False,
+            )
+        case _:
+            assert_never(answer)
+
+
+def announce_attempt(table: Any, name: CommitName) -> None:
+    """Write that this batch is about to be published. Call it under the grant. A repeated attempt keeps the first one's base."""
+    if name.identifier == UNNUMBERED:
+        return
+    store, key = _attempts(table), _object_name(name.user)
+    seen = store.read(key)
+    if seen is None or _decoded(key, seen).batch != name.identifier:
+        newest = max(numbers_of(snapshot_store(table)), default=0)
+        store.replace(key, json.dumps({"batch": name.identifier, "after": newest}).encode(), seen)
+
+
+def _attempt_of(store: FolderStore, writer: str) -> Attempt | None:
+    key = _object_name(writer)
+    found = store.read(key)
+    return None if found is None else _decoded(key, found)
+
+
+def _decoded(key: str, found: StoredObject) -> Attempt:
+    try:
+        fields = json.loads(found.body)
+        return Attempt(int(fields["batch"]), int(fields["after"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"{ATTEMPTS}/{key} can't be read: {error!r}") from error
+
+
+def _attempts(table: Any) -> FolderStore:
+    return folder_store(table, f"{table.table_path.rstrip('/')}/{ATTEMPTS}")
+
+
+def _object_name(writer: str) -> str:
+    return f"{quote(writer, safe='')}.json"

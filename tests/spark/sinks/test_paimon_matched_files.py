@@ -1,0 +1,130 @@
+"""An upsert of an append table rewrites the files that have its keys, and no other one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakewarden.events import CommitRequested, DecisionEventUnion, WriterEventUnion
+from lakewarden.spark_jobs import CommitReplaced, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon import matched_files
+from lakewarden.spark_jobs.sinks.paimon.table import address, read_base
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import grant_everything
+from tests.spark.harness import Harness
+from tests.spark.sinks.test_paimon_sink import Frame, foreign_append
+from tests.spark.sinks.test_paimon_sink import departures as departures  # noqa: PLC0414 - a fixture
+
+pytestmark = [pytest.mark.real]
+
+
+def many_files(table: str, *files: list[int]) -> None:
+    for flights in files:
+        foreign_append(
+            table, *({"month": 1, "day": 1, "flight": flight, "departure": "old"} for flight in flights)
+        )
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "queued"])
+def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
+    *,
+    harness: Harness,
+    make_table: MakeTable,
+    departures: Frame,
+    monkeypatch: pytest.MonkeyPatch,
+    admission: Any,
+) -> None:
+    """Of four files, one has a key of the batch. One is in its range and has none; two are not in its range."""
+    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
+    harness.agent(grant_everything)
+    table = make_table()
+    many_files(table, [1, 2], [20, 30], [25, 40], [70, 80])
+    before = data_files_of(table)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w", admission=admission)
+
+    write(departures((1, 1, 25, "new"), (1, 1, 26, "new"), (1, 2, 25, "new")), 0)
+
+    rows = [(row["day"], row["flight"], row["departure"]) for row in rows_of(table)]
+    assert sorted(rows) == sorted(
+        [(1, flight, "old") for flight in (1, 2, 20, 30, 40, 70, 80)]
+        + [(1, 25, "new"), (1, 26, "new"), (2, 25, "new")]
+    )
+    kept = read_base(address(table).open(), [(1, 1), (1, 2)]).files
+    assert len(before & {Path(file).name for file in kept}) == 3
+    assert snapshots_of(table)[-1].commit_kind == "OVERWRITE"
+
+
+def test_an_upsert_of_new_keys_removes_no_large_file(
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
+    harness.agent(grant_everything)
+    table = make_table()
+    many_files(table, [1, 9], [2, 8])
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    write(departures((1, 1, 5, "new")), 0)
+    write(departures((1, 1, 5, "newer"), (1, 1, 9, "newer")), 1)
+
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [
+        (1, "old"),
+        (2, "old"),
+        (5, "newer"),
+        (8, "old"),
+        (9, "newer"),
+    ]
+    assert [snapshot.commit_kind for snapshot in snapshots_of(table)][2:] == ["APPEND", "OVERWRITE"]
+
+
+def test_a_key_that_a_foreign_writer_inserts_meanwhile_is_found_although_no_file_has_it(
+    harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch inserts the same key. Without the comparison of whole partitions there would be two rows."""
+    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
+    table = make_table()
+    many_files(table, [1, 2])
+    intruders = iter([1])
+
+    def intruding(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if isinstance(event, CommitRequested) and next(intruders, None):
+            many_files(table, [50])
+        return grant_everything(event, offset)
+
+    agent = harness.agent(intruding)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    harness.gate().foreach_batch(sink, writer="w")(departures((1, 1, 50, "mine")), 0)
+
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [
+        (1, "old"),
+        (2, "old"),
+        (50, "mine"),
+    ]
+    assert "BaseChanged" in agent.wait_for("transaction-abandoned")[0].reason
+
+
+def test_a_lost_insert_is_not_committed_again_if_another_writer_has_written_the_partition(
+    harness: Harness, make_table: MakeTable, departures: Frame
+) -> None:
+    """It replaced no file, so its files could be committed. But the other writer may have inserted the same keys."""
+    harness.agent(grant_everything)
+    table = make_table()
+    first = Path(table) / "snapshot" / "snapshot-1"
+    foreign_append(table, {"month": 1, "day": 1, "flight": 1, "departure": "foreign"})
+    foreign = first.read_text()
+    first.unlink()
+    (Path(table) / "snapshot" / "LATEST").unlink()
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w", admission="optimistic", max_attempts=1)
+    write(departures((1, 1, 1, "mine")), 0)
+    replacement = first.with_name("replacement")
+    replacement.write_text(foreign)
+    replacement.replace(first)
+
+    with pytest.raises(CommitReplaced, match="files that it was merged with changed"):
+        write(departures((1, 2, 2, "b")), 1)
+
+    assert [(row["flight"], row["departure"]) for row in rows_of(table)] == [(1, "foreign")]

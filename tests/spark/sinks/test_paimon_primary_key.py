@@ -1,0 +1,192 @@
+"""Upserts into Paimon tables with a primary key: on real tables and Spark tasks, alone and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lakewarden.events import DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.spark_jobs import CommitGate, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon.table import address
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.harness import Harness
+
+pytestmark = [pytest.mark.real]
+
+FLIGHTS = pa.schema(
+    [
+        pa.field("day", pa.int32(), nullable=False),
+        pa.field("flight", pa.int64(), nullable=False),
+        pa.field("gate", pa.string()),
+        pa.field("delay", pa.int64()),
+        pa.field("kind", pa.string()),
+    ]
+)
+
+COLUMNS = "day int, flight long, gate string, delay long, kind string"
+
+Frame = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def flights(spark: SparkSession) -> Frame:
+    def make(*rows: tuple[int, int, str | None, int | None, str]) -> DataFrame:
+        return spark.createDataFrame(list(rows), COLUMNS)
+
+    return make
+
+
+@pytest.fixture
+def keyed(make_table: MakeTable) -> MakeTable:
+    """A function that creates a table with the primary key (day, flight), partitioned by day, with two buckets."""
+
+    def make(**options: str) -> str:
+        return make_table(
+            partition_keys=("day",),
+            schema=FLIGHTS,
+            primary_keys=("day", "flight"),
+            **({"bucket": "2"} | options),
+        )
+
+    return make
+
+
+def test_an_upsert_publishes_its_buckets_first_and_commits_one_snapshot(
+    harness: Harness, keyed: MakeTable, flights: Frame
+) -> None:
+    agent, table = harness.agent(grant_everything), keyed()
+    write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")
+
+    write(flights(*((day, number, "a", 1, "+I") for day in (1, 2) for number in range(8))), 0)
+    write(flights((1, 3, "b", 2, "+I"), (2, 5, "c", None, "+I")), 1)
+
+    rows = {(row["day"], row["flight"]): (row["gate"], row["delay"]) for row in rows_of(table)}
+    assert len(rows) == 16
+    assert (rows.pop((1, 3)), rows.pop((2, 5))) == (("b", 2), ("c", None))
+    assert set(rows.values()) == {("a", 1)}
+    first, second = agent.wait_for("marker-created", 2)
+    assert set(first.markers) == {
+        Marker(partition=f"day={day}", file_group=f"bucket-{bucket}", operation="merge")
+        for day in (1, 2)
+        for bucket in (0, 1)
+    }
+    assert len(second.markers) == 2
+    assert agent.wait_for("commit-intent")[0].conflict_rule == "file-group"
+    assert agent.types().index("marker-created") < agent.types().index("commit-requested")
+    assert [snapshot.commit_kind for snapshot in snapshots_of(table)] == ["APPEND", "APPEND"]
+    assert len(data_files_of(table)) == 4 + 2
+
+
+def test_deletes_and_order_within_a_batch(harness: Harness, keyed: MakeTable, flights: Frame) -> None:
+    """The greatest row of a key by `order_by` is the last one. It may be a delete, of a key that was never there, too."""
+    harness.agent(grant_everything)
+    table = keyed(**{"rowkind.field": "kind"})
+    sink = PaimonSink(table, mode="upsert", order_by="delay")
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    write(flights((1, 1, "late", 9, "+U"), (1, 1, "early", 3, "+I"), (1, 2, "x", 1, "-D")), 0)
+    write(flights((1, 3, "a", 1, "+I"), (1, 3, "a", 2, "-D"), (1, 4, "b", 2, "+I"), (1, 4, "b", 1, "-D")), 1)
+    write(flights((1, 1, None, 10, "-D"), (1, 3, "again", 3, "+I")), 2)
+
+    assert [(row["flight"], row["gate"]) for row in rows_of(table)] == [(3, "again"), (4, "b")]
+
+
+def test_a_batch_may_lack_columns_only_if_the_merge_engine_keeps_them(
+    harness: Harness, keyed: MakeTable, flights: Frame, spark: SparkSession
+) -> None:
+    harness.agent(grant_everything)
+    table = keyed(**{"merge-engine": "partial-update"})
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    write(flights((1, 1, "a", None, "+I")).drop("delay"), 0)
+    write(spark.sql("select 1 day, 1 flight, 7 delay union all select 1, 2, 8"), 1)
+
+    assert [(row["gate"], row["delay"]) for row in rows_of(table)] == [("a", 7), (None, 8)]
+
+
+def test_batches_that_are_refused(make_table: MakeTable, keyed: MakeTable, spark: SparkSession) -> None:
+    table = keyed()
+    with pytest.raises(
+        ValueError, match=r"lacks columns \['gate', 'delay', 'kind'\], and merge-engine=dedup"
+    ):
+        PaimonSink(table, mode="upsert").write(spark.sql("select 1 day, 1 flight"), 0)
+    with pytest.raises(ValueError, match="write it with mode='upsert'"):
+        PaimonSink(table).write(spark.sql("select 1 day, 1 flight"), 0)
+    with pytest.raises(ValueError, match="the table has no primary key: give `keys`"):
+        PaimonSink(make_table("append"), mode="upsert").write(spark.sql("select 1 day"), 0)
+
+
+def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner(
+    harness: Harness, keyed: MakeTable, flights: Frame
+) -> None:
+    """The winner commits after this batch was staged. The retry reads a newer snapshot, so its rows are newer."""
+    table = keyed()
+    winner = PaimonSink(table, mode="upsert")
+
+    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "commit-requested" and not snapshots_of(table):
+            winner.write(flights(*((1, 1, f"{n}", n, "+I") for n in range(9)), (1, 2, "winner", 1, "+I")), 0)
+            return [aborted(event)]
+        return grant_everything(event, offset)
+
+    harness.agent(overtaken)
+    write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")
+    write(flights((1, 1, "retry", 1, "+I"), (1, 2, "retry", 1, "+I")), 0)
+
+    assert [row["gate"] for row in rows_of(table)] == ["retry", "retry"]
+    assert len(snapshots_of(table)) == 2
+    splits = address(table).open().new_read_builder().new_scan().plan().splits()
+    assert data_files_of(table) == {file.file_name for split in splits for file in split.files}
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "queued"])
+def test_overlapping_writers_leave_no_torn_result(
+    *,
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    keyed: MakeTable,
+    spark: SparkSession,
+    admission: Any,
+) -> None:
+    """Two drivers write all keys in each batch, with their label. Readers see one label, that of the last commit."""
+    import threading
+
+    table = keyed()
+    failures: list[BaseException] = []
+
+    def drive(writer: str) -> None:
+        with CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate:
+            write = gate.foreach_batch(
+                PaimonSink(table, mode="upsert"), writer=writer, admission=admission, max_attempts=50
+            )
+            try:
+                for batch in range(3):
+                    label = f"{writer}-{batch}"
+                    rows = [(1, number, label, batch, "+I") for number in range(20)]
+                    write(spark.createDataFrame(rows, COLUMNS), batch)
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    with running_agent(kafka, topic_prefix, tmp_path):
+        threads = [threading.Thread(target=drive, args=(writer,)) for writer in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert failures == []
+    commits = [(snapshot.commit_user, snapshot.commit_identifier) for snapshot in snapshots_of(table)]
+    assert sorted(commits) == [(writer, batch) for writer in "ab" for batch in range(3)]
+    user, identifier = commits[-1]
+    assert {row["gate"] for row in rows_of(table)} == {f"{user}-{identifier}"}

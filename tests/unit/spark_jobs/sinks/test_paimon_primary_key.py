@@ -1,0 +1,241 @@
+"""The executors' functions for tables with a primary key, on real tables on disk, without Spark."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pypaimon import CatalogFactory, Schema
+
+from lakewarden.handlers.paimon.primary_key import first_sequence_number
+from lakewarden.spark_jobs.gate.errors import BaseChanged
+from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
+from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
+from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    TableAddress,
+    address,
+    arrow_schema,
+    latest_snapshot_id,
+    require_supported,
+)
+
+KEYS = {"primary_keys": ["day", "flight"], "partition_keys": ["day"]}
+
+FLIGHTS = pa.schema(
+    [
+        pa.field("day", pa.int32(), nullable=False),
+        pa.field("flight", pa.int64(), nullable=False),
+        pa.field("gate", pa.string()),
+        pa.field("delay", pa.int64()),
+        pa.field("kind", pa.string()),
+    ]
+)
+
+Make = Callable[..., TableAddress]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def make(schema: pa.Schema = FLIGHTS, keys: dict[str, list[str]] = KEYS, **options: str) -> TableAddress:
+        named = {name.replace("__", ".").replace("_", "-"): value for name, value in options.items()}
+        catalog = CatalogFactory.create({"warehouse": str(tmp_path)})
+        catalog.create_database("d", ignore_if_exists=True)
+        made = Schema.from_pyarrow_schema(schema, options={"bucket": "2"} | named, **keys)
+        catalog.create_table("d.t", made, ignore_if_exists=False)
+        return address(str(tmp_path / "d.db" / "t"))
+
+    return make
+
+
+def flight(
+    number: int, gate: str | None = None, delay: int | None = None, kind: str = "+I"
+) -> dict[str, Any]:
+    return {"day": 1, "flight": number, "gate": gate, "delay": delay, "kind": kind}
+
+
+def grouped(where: TableAddress, rows: list[dict[str, Any]]) -> pa.Table:
+    batch = pa.Table.from_pylist(rows, schema=arrow_schema(where.open())).to_batches()
+    return pa.Table.from_batches(list(grouping_function(where)(batch)))
+
+
+def stage(where: TableAddress, rows: list[dict[str, Any]], first: int | None = None) -> list[Any]:
+    """Stage the rows on the newest snapshot, as one task. None: with the numbers that the sink gives."""
+    sorted_rows = grouped(where, rows).sort_by(GROUP)
+    groups = frozenset(sorted_rows[GROUP].to_pylist())
+    number = first_sequence_number(latest_snapshot_id(where.open())) if first is None else first
+    staging = Staging(where, "w", 1, "data-x-", None, None, groups=groups, first_sequence=number)
+    found = [batch.column(0) for batch in staging_function(staging)(sorted_rows.to_batches())]
+    return [pickle.loads(each.as_py()) for column in found for each in column]  # noqa: S301 - our own
+
+
+def commit(where: TableAddress, messages: list[Any], user: str = "w", identifier: int = 1) -> None:
+    builder = where.open().new_stream_write_builder()
+    builder.commit_user = user
+    builder.new_commit().commit(messages, identifier)
+
+
+def read(where: TableAddress) -> list[dict[str, Any]]:
+    builder = where.open().new_read_builder()
+    rows = builder.new_read().to_arrow(builder.new_scan().plan().splits()).to_pylist()
+    return sorted(rows, key=lambda row: row["flight"])
+
+
+def test_a_group_is_partition_and_bucket_as_in_the_file_names(make: Make) -> None:
+    where = make()
+    rows = [flight(number) for number in range(20)]
+    names = {row["flight"]: row[GROUP] for row in grouped(where, rows).to_pylist()}
+    assert set(names.values()) == {"day=1/bucket-0", "day=1/bucket-1"}
+
+    commit(where, stage(where, rows))
+
+    root = Path(where.uri.removeprefix("file://"))
+    folders = {str(file.parent.relative_to(root)) for file in root.rglob("data-x-*.parquet")}
+    assert folders == set(names.values())
+    assert [row["flight"] for row in read(where)] == list(range(20))
+
+
+def test_the_later_of_two_transactions_wins_all_keys_although_the_first_wrote_more_rows(make: Make) -> None:
+    where = make()
+    commit(where, stage(where, [flight(1, f"{n}") for n in range(50)] + [flight(2, "a"), flight(3, "a")]))
+    commit(where, stage(where, [flight(1, "b"), flight(2, "b")]), identifier=2)
+    assert [row["gate"] for row in read(where)] == ["b", "b", "a"]
+
+
+def test_a_foreign_writer_is_newer_than_the_transaction_before_it_and_older_than_the_next(make: Make) -> None:
+    where = make()
+
+    def foreign(gate: str) -> None:
+        builder = where.open().new_batch_write_builder()
+        write = builder.new_write()
+        write.write_arrow(
+            pa.Table.from_pylist([flight(1, gate), flight(2, gate)], schema=arrow_schema(where.open()))
+        )
+        builder.new_commit().commit(write.prepare_commit())
+
+    commit(where, stage(where, [flight(1, "ours"), flight(2, "ours"), flight(3, "ours")]))
+    foreign("foreign")
+    assert [row["gate"] for row in read(where)] == ["foreign", "foreign", "ours"]
+    commit(where, stage(where, [flight(1, "next")]), identifier=2)
+    assert [row["gate"] for row in read(where)] == ["next", "foreign", "ours"]
+
+
+def test_a_row_that_a_batch_inserts_and_deletes_is_not_there(make: Make) -> None:
+    """pypaimon alone writes 0 as the number of deletes, and readers show the deleted row."""
+    where = make(rowkind__field="kind", bucket="1")
+    messages = stage(where, [flight(1, "a"), flight(2, "a"), flight(1, "a", kind="-D"), flight(9, kind="-D")])
+    assert [file.delete_row_count for message in messages for file in message.new_files] == [2]
+    commit(where, messages)
+    assert [row["flight"] for row in read(where)] == [2]
+    commit(where, stage(where, [flight(2, kind="-D"), flight(1, "again")]), identifier=2)
+    assert [(row["flight"], row["gate"]) for row in read(where)] == [(1, "again")]
+
+
+def test_partial_update_keeps_the_values_that_a_batch_does_not_bring(make: Make) -> None:
+    where = make(merge_engine="partial-update")
+    commit(where, stage(where, [flight(1, "a"), flight(1, None, 5), flight(1, "b"), flight(2, "a")]))
+    commit(where, stage(where, [flight(1, delay=7), flight(2, "c")]), identifier=2)
+    assert [(row["gate"], row["delay"]) for row in read(where)] == [("b", 7), ("c", None)]
+
+
+def test_aggregation_adds_the_rows_of_one_batch_and_of_two(make: Make) -> None:
+    where = make(
+        merge_engine="aggregation",
+        fields__delay__aggregate_function="sum",
+        fields__gate__aggregate_function="last_value",
+    )
+    commit(where, stage(where, [flight(1, "a", 1), flight(1, "b", 2), flight(2, "a", 10)]))
+    commit(where, stage(where, [flight(1, "c", 4)]), identifier=2)
+    assert [(row["gate"], row["delay"]) for row in read(where)] == [("c", 7), ("a", 10)]
+
+
+def test_a_sequence_field_decides_before_the_order_of_transactions(make: Make) -> None:
+    where = make(sequence__field="delay")
+    commit(where, stage(where, [flight(1, "newer", 9), flight(2, "older", 1)]))
+    commit(where, stage(where, [flight(1, "older", 8), flight(2, "newer", 1)]), identifier=2)
+    assert [row["gate"] for row in read(where)] == ["newer", "newer"]
+
+
+def test_a_null_in_the_primary_key_is_an_error_that_names_the_column(make: Make) -> None:
+    where = make()
+    rows = pa.table({"day": [1], "flight": pa.array([None], pa.int64())})
+    with pytest.raises(ValueError, match=r"without a value in primary key columns \['flight'\]"):
+        list(grouping_function(where)(rows.to_batches()))
+
+
+def test_rows_for_a_bucket_that_was_not_listed_are_an_error(make: Make) -> None:
+    where = make()
+    rows = grouped(where, [flight(1)])
+    staging = Staging(where, "w", 1, None, None, None, groups=frozenset({"day=2/bucket-0"}), first_sequence=0)
+    with pytest.raises(RuntimeError, match="the query is not deterministic"):
+        list(staging_function(staging)(rows.to_batches()))
+    assert not list(Path(where.uri.removeprefix("file://")).rglob("*.parquet"))
+
+
+def test_a_table_with_greater_sequence_numbers_than_its_snapshots_give_is_refused(make: Make) -> None:
+    where = make()
+    require_free_numbers(where.open(), 0)
+    commit(where, stage(where, [flight(1)]))
+    require_free_numbers(where.open(), 1)
+    commit(where, stage(where, [flight(1)], first=5 << 32), identifier=2)
+    with pytest.raises(ValueError, match=r"sequence number 21474836480, more than its 2 snapshots allow"):
+        require_free_numbers(where.open(), 2)
+
+
+def test_a_late_put_with_the_same_numbers_is_found_before_the_next_put(make: Make) -> None:
+    """Two writers have read one snapshot. One was suspended beyond its grant, and its put came first all the same."""
+    where = make(bucket="1")
+    commit(where, stage(where, [flight(1, "base")]))
+    late, own = (
+        stage(where, [flight(1, "late")]),
+        Staging(
+            where, "w", 2, None, None, None, groups=frozenset({"day=1/bucket-0"}), first_sequence=1 << 32
+        ),
+    )
+    assert require_greater_numbers(where.open(), own, -1) == 1
+    other_day = [flight(1, "x") | {"day": 2}]
+    commit(where, stage(where, other_day), user="other")
+    assert require_greater_numbers(where.open(), own, -1) == 2
+
+    commit(where, late, user="late")
+
+    with pytest.raises(
+        BaseChanged, match=r"commit user 'late' has written day=1/bucket-0 with sequence numbers"
+    ):
+        require_greater_numbers(where.open(), own, 2)
+    (Path(where.uri.removeprefix("file://")) / "snapshot" / "snapshot-2").unlink()
+    with pytest.raises(BaseChanged, match="a snapshot expired"):
+        require_greater_numbers(where.open(), own, -1)
+
+
+def test_tables_modes_and_keys_that_are_refused(make: Make) -> None:
+    table = make().open()
+    require_supported(table, upsert=True, keys=())
+    require_supported(table, upsert=True, keys=["flight"])
+    with pytest.raises(ValueError, match="write it with mode='upsert'"):
+        require_supported(table, upsert=False, keys=())
+    with pytest.raises(ValueError, match=r"aren't the table's primary key \['day', 'flight'\]"):
+        require_supported(table, upsert=True, keys=["gate"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bucket": "-1"}, "dynamic buckets"),
+        (
+            {"merge-engine": "aggregation", "fields.delay.aggregate-function": "rbm64"},
+            "pypaimon can't write this table",
+        ),
+        ({"merge-engine": "partial-update", "ignore-delete": "true"}, "pypaimon can't write this table"),
+    ],
+    ids=["dynamic", "rbm64", "ignore-delete"],
+)
+def test_tables_that_this_sink_or_pypaimon_can_not_write(
+    make: Make, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        require_supported(make(**options).open(), upsert=True, keys=())
