@@ -20,6 +20,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import shorten
 from lakewarden.handlers.hudi.watching import File
 
@@ -33,7 +34,6 @@ MAX_FILES = 300_000
 
 _Store: TypeAlias = S3Store | GCSStore | AzureStore | LocalStore
 _Result = TypeVar("_Result")
-_DEBUG = "\n\nDebug source:\n"
 
 
 class UnreadableTableError(AgentError):
@@ -63,10 +63,17 @@ class TableFiles:
 
     async def below(self, path: str) -> dict[str, File]:
         """All files below a folder."""
+        return await self._below(path, None)
 
+    async def since(self, path: str, after: str) -> dict[str, File]:
+        """The files below a folder whose paths follow `after`, in alphabetical order."""
+        return await self._below(path, self._root + after)
+
+    async def _below(self, path: str, offset: str | None) -> dict[str, File]:
         async def listed() -> list[Any]:
             found: list[Any] = []
-            async for page in obstore.list(self._store, self._root + path.rstrip("/"), chunk_size=1_000):
+            pages = obstore.list(self._store, self._root + path.rstrip("/"), offset=offset, chunk_size=1_000)
+            async for page in pages:
                 found += page
                 if len(found) > MAX_FILES:
                     raise UnreadableTableError(f"more than {MAX_FILES:,} files below {path}")
@@ -206,4 +213,4 @@ class Buckets:
 
 def _why(error: BaseException) -> str:
     """The error on one line, without the parts for developers of obstore."""
-    return shorten(str(error).partition(_DEBUG)[0])
+    return shorten(error_text(error))

@@ -1,19 +1,21 @@
-"""The watcher: looks at each table once a period, and publishes what `handlers/hudi/watching.py` makes of it.
+"""The watcher: looks at each table once a period, and publishes what its writers have done without the gate.
 
 - Each table has a task of its own. At most `MAX_ROUNDS` tables are looked at at the same time.
-- One round of a table: list the timeline; if an instant is pending, also the markers and the heartbeats; read what has changed;
-  publish. The next round begins after Kafka has acknowledged it. If Kafka doesn't, the same events are sent again: their ids
-  don't change.
+- The first look finds out which format a table has (`formats.py`). The format's follower does the rest.
+- The next look begins after Kafka has acknowledged what the last one found. If Kafka doesn't, the same events are sent again:
+  their ids don't change.
+- **A commit whose age isn't known is not reported** (docs/decisions/0046). It is younger than the start of the last look that
+  didn't find it. If that is longer ago than `_max_age`, writers of the gate have begun since that have the commit in their
+  base, and aborting these would be wrong. The same if Kafka doesn't acknowledge it in that time.
 - A table that can't be read, or whose version isn't known, is reported once in the log and tried again in each period. When it
-  can be read again, that is logged too. A table whose properties change (an upgrade, or another table in its place) is watched
-  from the start.
+  can be read again, that is logged too.
 - A glob has its wildcard in the last segment: `s3://lake/hudi/*`. New tables below it are looked for every
   `DISCOVERY_SECONDS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -24,21 +26,22 @@ from anyio.abc import TaskGroup
 from lakewarden.agent.clock import monotonic, utc_now
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
+from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
+from lakewarden.agent.watching.follower import Follower, Look
+from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.reports import reports
-from lakewarden.events import WriterEventUnion
+from lakewarden.events import WriterEventUnion, is_glob
 from lakewarden.handlers.hudi.errors import UnreadableHudi
-from lakewarden.handlers.hudi.properties import HudiTable, read_properties
-from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES
-from lakewarden.handlers.hudi.watching import File, Round, WatchedTable
+from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
 
 log = structlog.get_logger(__name__)
 
 MAX_ROUNDS = 32
 """Tables that are looked at at the same time."""
 DISCOVERY_SECONDS = 60.0
-"""Between two looks for tables below a glob, and between two reads of a table's properties."""
-_WILDCARDS = "*?["
+"""Between two looks for tables below a glob."""
+MAX_AGE_SECONDS = 30.0
+"""Of a commit that is reported, unless `watch_idle_seconds` is a third of it or more."""
 
 Publish = Callable[[list[WriterEventUnion]], Awaitable[None]]
 """Publishes events in order, and returns when all are acknowledged. It retries by itself."""
@@ -50,14 +53,13 @@ class _Table:
 
     uri: str
     files: TableFiles
-    watched: WatchedTable | None = None
-    properties_read: float = 0.0
+    watched: Follower | None = None
+    looked_at: float | None = None
+    """When the last look began that succeeded."""
     trouble: str | None = None
     """Why it can't be read, as it was logged."""
     problems: set[tuple[str, str]] = field(default_factory=set)
     """Files that can't be read, as they were logged."""
-    unread: list[tuple[str, str]] = field(default_factory=list)
-    """Files that could not be read in this round, and why."""
 
 
 class Watcher:
@@ -78,11 +80,11 @@ class Watcher:
             _require_usable(glob)
         async with anyio.create_task_group() as tasks:
             for glob in self._globs:
-                if not _is_glob(glob):
+                if not is_glob(glob):
                     self._start(tasks, glob)
             while True:
                 for glob in self._globs:
-                    if _is_glob(glob):
+                    if is_glob(glob):
                         await self._discover(tasks, glob)
                 await anyio.sleep(DISCOVERY_SECONDS)
 
@@ -102,11 +104,9 @@ class Watcher:
             below = self._buckets.table(folder)
             for name in await below.folders(""):
                 uri = f"{folder}/{name}"
-                if fnmatchcase(name, pattern) and uri not in self.tables:
-                    try:
-                        await below.read(f"{name}/{PROPERTIES}")
-                    except AbsentFileError:
-                        continue
+                if not fnmatchcase(name, pattern) or uri in self.tables:
+                    continue
+                if format_of(await below.folders(name)) is not None:
                     self._start(tasks, uri)
                     log.info("watch.table-found", table=uri, glob=glob)
         except AgentError as error:
@@ -125,82 +125,74 @@ class Watcher:
             await anyio.sleep(max(0.0, began + period - monotonic()))
 
     async def _look(self, table: _Table) -> bool:
-        """One round. Returns whether an instant of the table is pending."""
+        """Look at a table once. Returns whether the next look follows soon."""
+        began = monotonic()
         try:
-            watched = await self._watched(table)
-            timeline = await table.files.folder(watched.table.timeline)
-            timeline.pop(PROPERTIES, None)
-            active: dict[str, File] = {}
-            if watched.is_active(timeline):
-                active = await table.files.below(MARKER_FOLDER)
-                active |= await table.files.below(HEARTBEAT_FOLDER)
-            bodies = await self._read(table, watched.wanted(timeline, active))
-        except (UnreadableTableError, UnreadableHudi) as error:
+            if table.watched is None:
+                table.watched = await follow(table.uri, table.files, self._settings)
+            look = await table.watched.look()
+        except (UnreadableTableError, UnreadableHudi, UnreadableCommit) as error:
             self._report_trouble(table, str(error))
+            if table.watched is not None and not table.watched.began:
+                table.watched = None  # it may come back in another format
             return False
         if table.trouble is not None:
             log.info("watch.table-readable", table=table.uri)
             table.trouble = None
-        seen = watched.advance(Round(monotonic(), timeline, active, bodies))
-        self._report_problems(table, watched.problems + table.unread)
-        events = [event for each in seen for event in reports(table.uri, each, utc_now())]
+        self._report_problems(table, look.problems)
+        await self._publish_seen(table, table.watched.format, look)
+        if look.complete:
+            table.looked_at = began
+        return look.active
+
+    async def _publish_seen(self, table: _Table, form: str, look: Look) -> None:
+        commits = [each for each in look.seen if isinstance(each, ObservedCommit)]
+        seen = [each for each in look.seen if not isinstance(each, ObservedCommit)]
+        events = [event for each in seen for event in reports(table.uri, form, each, utc_now())]
         if events:
             for each in seen:
                 log.debug("watch.seen", table=table.uri, what=type(each).__name__, instant=each.instant)
             await self._publish(events)
-        return bool(watched.pending)
+        if commits:
+            await self._publish_commits(table, form, commits)
 
-    async def _watched(self, table: _Table) -> WatchedTable:
-        """The state of a table, made anew if its properties have changed."""
-        now = monotonic()
-        if table.watched is None or now - table.properties_read >= DISCOVERY_SECONDS:
-            found = read_properties(await table.files.read(PROPERTIES))
-            table.properties_read = now
-            if table.watched is None or table.watched.table != found:
-                _log_start(table, found)
-                table.watched = WatchedTable(found, self._settings.watch_grace_seconds)
-        return table.watched
+    async def _publish_commits(self, table: _Table, form: str, commits: list[ObservedCommit]) -> None:
+        looked_at = float("-inf") if table.looked_at is None else table.looked_at
+        left = looked_at + self._max_age - monotonic()
+        if left > 0:
+            events = [event for each in commits for event in reports(table.uri, form, each, utc_now())]
+            with anyio.move_on_after(left):
+                await self._publish(events)
+                for each in commits:
+                    log.debug("watch.seen", table=table.uri, what="ObservedCommit", version=each.version)
+                return
+        log.warning(
+            "watch.commits-skipped",
+            table=table.uri,
+            versions=[each.version for each in commits[:10]],
+            count=len(commits),
+            detail="they may be older than writers that have them in their base; the format's own check finds a conflict",
+        )
 
-    async def _read(self, table: _Table, paths: list[str]) -> dict[str, bytes]:
-        """The files that could be read. The others are wanted again in the next round."""
-        bodies: dict[str, bytes] = {}
-        table.unread = []
-        for path in paths:
-            try:
-                bodies[path] = await table.files.read(path)
-            except AbsentFileError as error:
-                # Hudi removes markers and files of the timeline at any time, but never a table's properties.
-                if path == PROPERTIES:
-                    table.unread.append((path, str(error)))
-            except UnreadableTableError as error:
-                table.unread.append((path, str(error)))
-        return bodies
+    @property
+    def _max_age(self) -> float:
+        return max(MAX_AGE_SECONDS, 3 * self._settings.watch_idle_seconds)
 
     def _report_trouble(self, table: _Table, why: str) -> None:
         if table.trouble is None:
             log.warning("watch.table-unreadable", table=table.uri, why=why, detail="the watcher tries again")
         table.trouble = why
 
-    def _report_problems(self, table: _Table, problems: list[tuple[str, str]]) -> None:
+    def _report_problems(self, table: _Table, problems: Sequence[tuple[str, str]]) -> None:
         for path, why in problems:
             if (path, why) not in table.problems:
                 log.warning("watch.file-unreadable", table=table.uri, file=path, why=why)
         table.problems = set(problems)
 
 
-def _log_start(table: _Table, found: HudiTable) -> None:
-    changed = table.watched is not None
-    event = "watch.table-changed" if changed else "watch.table"
-    log.info(event, table=table.uri, version=found.version, layout=found.layout, kind=found.kind)
-
-
-def _is_glob(glob: str) -> bool:
-    return any(each in glob for each in _WILDCARDS)
-
-
 def _require_usable(glob: str) -> None:
     folder, _, pattern = glob.rpartition("/")
-    if any(each in folder for each in _WILDCARDS) or not pattern or folder.endswith(":/"):
+    if is_glob(folder) or not pattern or folder.endswith(":/"):
         raise SettingsError(
             f"a watcher can't look for tables at {glob!r}: wildcards stand in the last segment only, as in s3://lake/hudi/*"
         )

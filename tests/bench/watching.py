@@ -22,7 +22,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import Marker, WriterEventUnion
-from tests.bench import writer_events
+from tests.bench import watching_commits, writer_events
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import summary
 from tests.bench.writers import Writers
@@ -61,6 +61,7 @@ def measure(
     }
     with AgentProcess(servers, prefix, folder, **options):
         report["marker_to_abort_ms"] = asyncio.run(_delay(server, bucket, uris[0], settings, trials))
+    report["commits"] = watching_commits.measure(server, settings, tables=tables, seconds=seconds)
     return report
 
 
@@ -69,12 +70,13 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name in ("idle", "active"):
         figure = report[name]
         yield (
-            f"watching {report['tables']} {name} tables, once a second",
+            f"watching {report['tables']} {name} Hudi tables, once a second",
             f"{figure['requests_per_second']:.0f} requests per second, {figure['cpu_percent']:.1f} % of a core",
             "< 20 % of a core" if name == "active" else "",
         )
     delay = report["marker_to_abort_ms"]
     yield "marker of a foreign writer → abort", f"p50 {delay['p50']:.0f} ms, max {delay['max']:.0f} ms", ""
+    yield from watching_commits.rows(report["commits"], report["tables"])
 
 
 def _create(server: S3Server, bucket: str, tables: int) -> None:

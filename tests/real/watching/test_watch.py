@@ -7,18 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import pytest
 import pytest_asyncio
 
 from lakewarden.agent.operators.status import status
-from lakewarden.agent.watching.foreground import publishing
-from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import (
     WRITER_EVENT,
     Abort,
@@ -32,7 +28,8 @@ from lakewarden.events import (
 )
 from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place
-from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.real.watching.scene import WatchedScene
+from tests.real.writers import PATIENCE_SECONDS, environment, world
 from tests.recorded_hudi import recorded
 
 pytestmark = [pytest.mark.real]
@@ -45,48 +42,11 @@ OBSERVED = f"hudi:{TIME}"
 Reported = TypeVar("Reported", bound=WriterEvent)
 
 
-@dataclass
-class Scene:
-    """A table in a store, and the topics."""
+class Scene(WatchedScene):
+    """A Hudi table, and the topics."""
 
-    world: World
-    place: Place
-
-    def put(self, path: str, body: bytes = b"") -> None:
-        """Write a file below the table's `.hoodie`."""
-        if self.place.server is None:
-            file = Path(self.place.table.removeprefix("file://"), ".hoodie", path)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            written = file.with_name(f"{file.name}.written")
-            written.write_bytes(body)
-            written.rename(file)
-            return
-        bucket, _, key = self.place.table.removeprefix("s3://").partition("/")
-        client = self.place.server.new_client()
-        try:
-            client.put_object(Bucket=bucket, Key=f"{key}/.hoodie/{path}", Body=body)
-        finally:
-            client.close()
-
-    def settings(self) -> dict[str, Any]:
-        return {**self.place.settings, "allow": (self.place.table,)}
-
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[Watcher]:
-        """Run a watcher in this process. It has looked at the table once at the start of the block."""
-        settings = self.world.settings(
-            **self.settings(), watch_seconds=0.1, watch_idle_seconds=0.1, watch_grace_seconds=0.0
-        )
-        async with publishing(settings) as publish, anyio.create_task_group() as tasks:
-            watcher = Watcher(settings, (self.place.table,), publish)
-            tasks.start_soon(watcher.run)
-            with anyio.fail_after(PATIENCE_SECONDS):
-                while not (
-                    (found := watcher.tables.get(self.place.table)) and found.watched and found.watched.began
-                ):
-                    await anyio.sleep(0.05)
-            yield watcher
-            tasks.cancel_scope.cancel()
+    def put_in_hoodie(self, path: str, body: bytes = b"") -> None:
+        self.put(f".hoodie/{path}", body)
 
     async def reported(self, kind: type[Reported], count: int = 1) -> list[Reported]:
         """Wait until watchers have published so many events of this type. Return them."""
@@ -108,7 +68,7 @@ class Scene:
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place) -> AsyncIterator[Scene]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         found = Scene(made, place)
-        found.put("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+        found.put_in_hoodie("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
         yield found
 
 
@@ -121,8 +81,8 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
         await late.begin()
         await early.touch(FIRST, partition="p=d1")
 
-        scene.put(f"timeline/{TIME}.commit.requested")
-        scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
+        scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
         abort = await early.wait_for(Abort)
         (shown,) = [each for table in await status(w.settings(**scene.settings())) for each in table.transactions
                     if each.transaction == OBSERVED]  # fmt: skip
@@ -131,7 +91,7 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
             admission="queued", scope=({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
         )
 
-        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
         await queued.wait_for(Admitted)
         await late.touch(FIRST, partition="p=d1")
         after_commit = await late.wait_for(Abort)
@@ -154,9 +114,9 @@ async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: Scene)
         await first.begin()
         await first.touch(FIRST, partition="p=d1")
         async with scene.watched():
-            scene.put(f"timeline/{TIME}.commit.requested")
+            scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
             await scene.reported(CommitIntent)
-        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
         async with scene.watched():
             abort = await first.wait_for(Abort)
         second = w.writer("second", scene.place.table)
@@ -179,11 +139,11 @@ async def test_the_gates_own_instant_is_left_alone(scene: Scene) -> None:
         markers = ({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
         await w.send(gate.event(MarkerCreated, markers=markers, instant=TIME))
 
-        scene.put(f"timeline/{TIME}.commit.requested")
-        scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
+        scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
         await scene.reported(MarkerCreated)
         grant = await gate.obtain_grant()
-        scene.put(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
         await gate.complete(grant.grant, TIME)
         await scene.reported(CommitCompleted)
         await w.settle(scene.place.table)
@@ -207,8 +167,8 @@ async def test_the_command_watches_and_stops_on_a_signal(scene: Scene) -> None:
                 while '"watch.table"' not in log.read_text():
                     assert process.returncode is None, log.read_text()
                     await anyio.sleep(0.1)
-            scene.put(f"timeline/{TIME}.commit.requested")
-            scene.put(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+            scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
+            scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
             await scene.reported(CommitIntent)
             process.send_signal(signal.SIGTERM)
             with anyio.fail_after(PATIENCE_SECONDS):

@@ -34,7 +34,7 @@ def many(count: int, length: int) -> tuple[Marker, ...]:
 @pytest.mark.parametrize(
     "seen",
     [
-        Opened(INSTANT, "file-group", "commit"),
+        Opened(INSTANT, "file-group"),
         Touched(INSTANT, many(3, 4)),
         Alive(INSTANT, 1_795_000_000.25),
         Completed(INSTANT, many(3, 4)),
@@ -43,15 +43,15 @@ def many(count: int, length: int) -> tuple[Marker, ...]:
 )
 def test_the_ids_of_a_report_follow_from_what_it_says(seen: Observation) -> None:
     """Another watcher that sees the same later publishes the same ids, and the agent takes them for repeated deliveries."""
-    first, second = (list(reports(TABLE, seen, at)) for at in (EARLY, LATE))
-    (elsewhere,) = reports("s3://lake/orders", seen, EARLY)
+    first, second = (list(reports(TABLE, "hudi", seen, at)) for at in (EARLY, LATE))
+    (elsewhere,) = reports("s3://lake/orders", "hudi", seen, EARLY)
 
     assert [each.event_id for each in first] == [each.event_id for each in second]
     assert elsewhere.event_id != first[0].event_id
 
 
 def test_an_intent_is_observed_and_names_the_instant() -> None:
-    (intent,) = reports(TABLE, Opened(INSTANT, "deleted-file", "compaction"), EARLY)
+    (intent,) = reports(TABLE, "hudi", Opened(INSTANT, "deleted-file"), EARLY)
 
     assert isinstance(intent, CommitIntent)
     assert intent.observed
@@ -60,7 +60,7 @@ def test_an_intent_is_observed_and_names_the_instant() -> None:
 
 
 def test_a_heartbeat_counts_by_the_stores_clock() -> None:
-    (earlier,), (later,) = (list(reports(TABLE, Alive(INSTANT, sign), EARLY)) for sign in (5.0, 5.25))
+    (earlier,), (later,) = (list(reports(TABLE, "hudi", Alive(INSTANT, sign), EARLY)) for sign in (5.0, 5.25))
 
     assert isinstance(earlier, WriterHeartbeat)
     assert isinstance(later, WriterHeartbeat)
@@ -71,7 +71,7 @@ def test_a_heartbeat_counts_by_the_stores_clock() -> None:
 @pytest.mark.parametrize(("count", "length"), [(25_000, 4), (3_000, 1_000)])
 def test_a_long_footprint_is_split_into_events_that_fit(count: int, length: int) -> None:
     """A commit may have 100,000 file groups. The last part is in the completion itself."""
-    found = list(reports(TABLE, Completed(INSTANT, many(count, length)), EARLY))
+    found = list(reports(TABLE, "hudi", Completed(INSTANT, many(count, length)), EARLY))
 
     *before, completed = found
     assert isinstance(completed, CommitCompleted)

@@ -39,7 +39,7 @@ class Table:
 
     root: Path
     published: list[WriterEventUnion] = field(default_factory=list)
-    heard: anyio.Event = field(default_factory=anyio.Event)
+    arrival: anyio.Event = field(default_factory=anyio.Event)
 
     @property
     def uri(self) -> str:
@@ -59,14 +59,14 @@ class Table:
 
     async def publish(self, events: list[WriterEventUnion]) -> None:
         self.published += events
-        self.heard.set()
-        self.heard = anyio.Event()
+        self.arrival.set()
+        self.arrival = anyio.Event()
 
     async def until(self, kind: type[WriterEventUnion], count: int = 1) -> list[WriterEventUnion]:
         """Wait until so many events of a type are published."""
         with anyio.fail_after(PATIENCE_SECONDS):
             while len(found := [each for each in self.published if isinstance(each, kind)]) < count:
-                await self.heard.wait()
+                await self.arrival.wait()
         return found
 
     @asynccontextmanager

@@ -1,0 +1,44 @@
+"""Which format a table has, by the folders in its root. A table in two formats (Delta's UniForm) is watched as the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.delta import DeltaFollower
+from lakewarden.agent.watching.files import TableFiles, UnreadableTableError
+from lakewarden.agent.watching.follower import Follower
+from lakewarden.agent.watching.hudi import HudiFollower
+from lakewarden.agent.watching.iceberg import IcebergFollower
+from lakewarden.agent.watching.paimon import PaimonFollower
+
+FOLDERS = {
+    "hudi": {".hoodie"},
+    "delta": {"_delta_log"},
+    "paimon": {"schema", "snapshot"},
+    "iceberg": {"metadata"},
+}
+"""By which a table of each format is known."""
+
+
+def format_of(folders: Collection[str]) -> str | None:
+    """Return the format of a table with these folders in its root, or None if it is no table."""
+    return next((form for form, needed in FOLDERS.items() if needed <= set(folders)), None)
+
+
+async def follow(uri: str, files: TableFiles, settings: Settings) -> Follower:
+    """Look which format the table has, and return its follower. Raises `UnreadableTableError` if it is no table."""
+    match format_of(await files.folders("")):
+        case "hudi":
+            return HudiFollower(uri, files, settings.watch_grace_seconds)
+        case "delta":
+            return DeltaFollower(uri, files)
+        case "paimon":
+            return PaimonFollower(uri, files)
+        case "iceberg":
+            return IcebergFollower(uri, files)
+        case _:
+            known = "; ".join(f"{form}: {', '.join(sorted(needed))}" for form, needed in FOLDERS.items())
+            raise UnreadableTableError(
+                f"there is no table of a known format; its folders ({known}) are absent"
+            )

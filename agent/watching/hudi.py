@@ -1,0 +1,84 @@
+"""Follows one Hudi table: passes what a look finds to `handlers/hudi/watching.py`.
+
+A look lists the timeline; if an instant is pending, also the markers and the heartbeats; and reads what has changed. A table
+whose properties change (an upgrade, or another table in its place) is watched from the start.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
+from lakewarden.agent.watching.follower import RECHECK_SECONDS, Look
+from lakewarden.handlers.hudi.properties import HudiTable, read_properties
+from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES
+from lakewarden.handlers.hudi.watching import File, Round, WatchedTable
+
+log = structlog.get_logger(__name__)
+
+
+class HudiFollower:
+    """One Hudi table."""
+
+    format = "hudi"
+
+    def __init__(self, uri: str, files: TableFiles, grace: float) -> None:
+        self._uri, self._files, self._grace = uri, files, grace
+        self._watched: WatchedTable | None = None
+        self._properties_read = 0.0
+
+    @property
+    def began(self) -> bool:
+        """Whether the first round is over."""
+        return self._watched is not None and self._watched.began
+
+    async def look(self) -> Look:
+        """One round."""
+        watched = await self._table()
+        timeline = await self._files.folder(watched.table.timeline)
+        timeline.pop(PROPERTIES, None)
+        active: dict[str, File] = {}
+        if watched.is_active(timeline):
+            active = await self._files.below(MARKER_FOLDER)
+            active |= await self._files.below(HEARTBEAT_FOLDER)
+        bodies, unread = await self._read(watched.wanted(timeline, active))
+        seen = watched.advance(Round(monotonic(), timeline, active, bodies))
+        return Look(bool(watched.pending), seen, problems=watched.problems + unread)
+
+    async def _table(self) -> WatchedTable:
+        """The state of the table; a new one if its properties have changed."""
+        now = monotonic()
+        if self._watched is None or now - self._properties_read >= RECHECK_SECONDS:
+            found = read_properties(await self._files.read(PROPERTIES))
+            self._properties_read = now
+            if self._watched is None or self._watched.table != found:
+                self._log_start(found)
+                self._watched = WatchedTable(found, self._grace)
+        return self._watched
+
+    async def _read(self, paths: list[str]) -> tuple[dict[str, bytes], list[tuple[str, str]]]:
+        """The files that could be read, and why the others could not. These are wanted again in the next round."""
+        bodies: dict[str, bytes] = {}
+        unread: list[tuple[str, str]] = []
+        for path in paths:
+            try:
+                bodies[path] = await self._files.read(path)
+            except AbsentFileError as error:
+                # Hudi removes markers and files of the timeline at any time, but never a table's properties.
+                if path == PROPERTIES:
+                    unread.append((path, str(error)))
+            except UnreadableTableError as error:
+                unread.append((path, str(error)))
+        return bodies, unread
+
+    def _log_start(self, found: HudiTable) -> None:
+        event = "watch.table" if self._watched is None else "watch.table-changed"
+        log.info(
+            event,
+            table=self._uri,
+            format=self.format,
+            version=found.version,
+            layout=found.layout,
+            kind=found.kind,
+        )

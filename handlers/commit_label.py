@@ -1,0 +1,8 @@
+"""How a commit of the gate is known in its table. The sinks write the label, and watchers look for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TRANSACTION: Final = "lakewarden.transaction"
+"""Its value is the transaction. Delta has it in `userMetadata`, Paimon in a snapshot's properties, Iceberg in its summary."""

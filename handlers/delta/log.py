@@ -1,0 +1,226 @@
+"""The files of `_delta_log`: their names, the table's partition columns, and the footprint of one commit.
+
+It relies on these facts of Delta's protocol, which hold for all its reader and writer versions:
+
+- Commit N is `_delta_log/<N with 20 digits>.json`. Each line is one action, an object with one key.
+- `add` and `remove` have the partition's values as text, by the columns' physical names. A null or an empty text is NULL.
+- `commitInfo` is free-form. Delta and delta-rs write `isBlindAppend`; Delta's own check takes a commit without it for one
+  that has read.
+- Checkpoints sum up the log. Commits before the newest one may be removed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.observations import (
+    ObservedCommit,
+    Place,
+    UnreadableCommit,
+    changed_files,
+    observed_commit,
+)
+from lakewarden.handlers.partition_spelling import HIVE_NULL, escape_as_hive
+
+LOG_FOLDER: Final = "_delta_log/"
+LAST_CHECKPOINT: Final = LOG_FOLDER + "_last_checkpoint"
+READER_VERSIONS: Final = (1, 2, 3)
+"""Versions of the protocol whose meaning of a commit is known."""
+UNREADABLE_FEATURES: Final = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
+"""Of tables whose newest commits are kept by a catalog, and appear in `_delta_log` later or never."""
+
+_VERSIONED = re.compile(r"(\d{20})\.(?:json|checkpoint(?:\..+)?\.(?:parquet|json))")
+
+
+def commit_path(version: int) -> str:
+    """Return the path of a commit."""
+    return f"{LOG_FOLDER}{version:020d}.json"
+
+
+def checksum_path(version: int) -> str:
+    """Return the path of the file that repeats the table's metadata, if the writer of this version has written one."""
+    return f"{LOG_FOLDER}{version:020d}.crc"
+
+
+def before(version: int) -> str:
+    """Return a path before all files of a version, and after those of earlier ones."""
+    return f"{LOG_FOLDER}{version:020d}."
+
+
+def version_of(path: str) -> int | None:
+    """Return the version that a commit or a checkpoint stands for, or None for any other file."""
+    match = _VERSIONED.fullmatch(path.removeprefix(LOG_FOLDER))
+    return None if match is None else int(match[1])
+
+
+def newest_version(paths: Iterable[str]) -> int | None:
+    """Return the newest version that the log has, as a commit or as a checkpoint, or None."""
+    return max((found for path in paths if (found := version_of(path)) is not None), default=None)
+
+
+def checkpoint_version(body: bytes) -> int:
+    """Return the version in `_last_checkpoint`, or 0 if it says none: then the whole log is listed."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return 0
+    version = found.get("version") if isinstance(found, dict) else None
+    return version if isinstance(version, int) and version > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLayout:
+    """The partition columns of a table, in order."""
+
+    columns: tuple[tuple[str, str, str], ...]
+    """Name, physical name and Spark type of each."""
+
+    def path(self, values: Mapping[str, str | None]) -> str:
+        """Return the partition's path, as `DeltaSink` spells it."""
+        return "/".join(
+            f"{escape_as_hive(name)}={_spelled(values.get(physical), kind)}"
+            for name, physical, kind in self.columns
+        )
+
+
+def layout_of(actions: Iterable[tuple[str, dict[str, Any]]]) -> PartitionLayout | None:
+    """Return the layout in the last `metaData` of these actions, or None. Raises `UnreadableCommit` for an unknown protocol."""
+    layout = None
+    for kind, action in actions:
+        if kind == "protocol":
+            _require_known(action)
+        elif kind == "metaData":
+            layout = _layout(action)
+    return layout
+
+
+def read_checksum(body: bytes) -> PartitionLayout | None:
+    """Return the layout in a checksum file, or None if it has none. Raises `UnreadableCommit` for an unknown protocol."""
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("metadata"), dict):
+        return None
+    protocol = found.get("protocol")
+    if isinstance(protocol, dict):
+        _require_known(protocol)
+    return _layout(found["metadata"])
+
+
+def actions_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:
+    """Return the actions of a commit. Raises `UnreadableCommit`."""
+    try:
+        found = [json.loads(line) for line in body.splitlines() if line.strip()]
+    except ValueError as error:
+        raise UnreadableCommit(f"a line is no JSON: {error}") from error
+    actions = []
+    for each in found:
+        if not isinstance(each, dict):
+            raise UnreadableCommit("a line is no action")
+        actions += [(kind, action) for kind, action in each.items() if isinstance(action, dict)]
+    if not actions:
+        raise UnreadableCommit("the commit has no action")
+    return actions
+
+
+def foreign_commit(
+    version: int, actions: Iterable[tuple[str, dict[str, Any]]], layout: PartitionLayout
+) -> ObservedCommit | None:
+    """Return what a commit has changed, or None if it went through the gate, or has changed no file.
+
+    | action | operation | because |
+    | --- | --- | --- |
+    | `remove` | `delete` | a rewrite that has read the file is refused, rearranged or not; an append isn't |
+    | `add` of a commit that has read (`isBlindAppend` isn't true), in a partition without a `remove` | `delete` | the same |
+    | any other `add` | `create` | the `remove` says it already, or nothing is refused |
+    """
+    actions = list(actions)
+    info: dict[str, Any] = next((action for kind, action in actions if kind == "commitInfo"), {})
+    if went_through_the_gate(info):
+        return None
+    removed: list[Place] = []
+    added: list[Place] = []
+    rearranged: list[Place] = []
+    for kind, action in actions:
+        if kind == "remove":
+            found = removed
+        elif kind == "add":
+            found = rearranged if action.get("dataChange") is False else added
+        else:
+            continue
+        found.append((layout.path(_values(action)), _name(action)))
+    blind = info.get("isBlindAppend") is True
+    files = [
+        *changed_files(removed, added, additions_refute=not blind),
+        *changed_files((), rearranged, additions_refute=False),
+    ]
+    return observed_commit(str(version), files) if files else None
+
+
+def went_through_the_gate(info: Mapping[str, Any]) -> bool:
+    """Return whether `commitInfo` has the gate's label, in its `userMetadata` (`spark_jobs/sinks/delta/observer.py`)."""
+    try:
+        label = json.loads(info.get("userMetadata") or "null")
+    except (TypeError, ValueError):
+        return False
+    return isinstance(label, dict) and TRANSACTION in label
+
+
+def _layout(action: dict[str, Any]) -> PartitionLayout:
+    try:
+        fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
+        return PartitionLayout(tuple(_columns(action["partitionColumns"], fields)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableCommit(f"the table's metadata can't be read: {error!r}") from error
+
+
+def _columns(names: Iterable[str], fields: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name in names:
+        field = fields[name]
+        physical = (field.get("metadata") or {}).get("delta.columnMapping.physicalName", name)
+        yield name, str(physical), str(field["type"])
+
+
+def _require_known(protocol: Mapping[str, Any]) -> None:
+    version = protocol.get("minReaderVersion")
+    if version not in READER_VERSIONS:
+        raise UnreadableCommit(
+            f"reader version {version} of Delta's protocol is unknown; known are {', '.join(map(str, READER_VERSIONS))}"
+        )
+    features = {*(protocol.get("readerFeatures") or ()), *(protocol.get("writerFeatures") or ())}
+    if features & UNREADABLE_FEATURES:
+        raise UnreadableCommit(
+            f"a catalog keeps the table's commits ({min(features & UNREADABLE_FEATURES)}), so its log lacks the newest ones"
+        )
+
+
+def _values(action: Mapping[str, Any]) -> Mapping[str, str | None]:
+    values = action.get("partitionValues")
+    if not isinstance(values, dict):
+        raise UnreadableCommit("a file has no partitionValues: its writer is older than Delta Lake 0.7")
+    return values
+
+
+def _name(action: Mapping[str, Any]) -> str:
+    path = action.get("path")
+    if not isinstance(path, str) or not path.rpartition("/")[2]:
+        raise UnreadableCommit("a file has no path")
+    return path.rpartition("/")[2]
+
+
+def _spelled(value: str | None, kind: str) -> str:
+    if value is None or not value:
+        return HIVE_NULL
+    if kind.startswith("decimal("):
+        try:
+            return f"{Decimal(value):f}"
+        except InvalidOperation as error:
+            raise UnreadableCommit(f"{value!r} is no decimal") from error
+    return escape_as_hive(value.lower() if kind == "boolean" else value)

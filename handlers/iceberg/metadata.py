@@ -1,0 +1,261 @@
+"""The metadata files of an Iceberg table in a Hadoop catalog, and the footprint of one snapshot.
+
+It relies on these facts of Iceberg's table format 1 and 2:
+
+- In a Hadoop catalog, version N of the table is `metadata/v<N>.metadata.json`: it exists exactly if it is committed. In any other
+  catalog only the catalog knows which file counts, so such a table isn't followed.
+- A snapshot has a manifest list. The manifests whose `added_snapshot_id` is the snapshot's have its changes: entries with the
+  status 1 (added) or 2 (deleted). `content` is 0 for data files, 1 and 2 for delete files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from lakewarden.handlers.avro import read_avro
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.observations import (
+    ObservedCommit,
+    Place,
+    UnreadableCommit,
+    changed_files,
+    observed_commit,
+)
+from lakewarden.handlers.partition_spelling import date_of, escape_as_java_url
+
+METADATA_FOLDER: Final = "metadata/"
+FORMAT_VERSIONS: Final = (1, 2)
+
+_VERSION = re.compile(r"metadata/v(\d+)(\.gz)?\.metadata\.json")
+_OTHER_CATALOG = re.compile(r"metadata/\d+-[0-9a-f-]+(\.gz)?\.metadata\.json")
+_DELETED = 2
+_EXISTING = 0
+
+
+def version_path(version: int, *, gzipped: bool) -> str:
+    """Return the path of a version's metadata."""
+    return f"{METADATA_FOLDER}v{version}{'.gz' if gzipped else ''}.metadata.json"
+
+
+def newest_version(paths: Iterable[str]) -> tuple[int, bool] | None:
+    """Return the newest version of a listing, and whether its file is compressed; None if the table has no such file."""
+    found = ((int(match[1]), bool(match[2])) for path in paths if (match := _VERSION.fullmatch(path)))
+    return max(found, default=None)
+
+
+def has_other_catalog(paths: Iterable[str]) -> bool:
+    """Return whether a listing has metadata files of which only a catalog knows whether they count."""
+    return any(_OTHER_CATALOG.fullmatch(path) for path in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a partition spec."""
+
+    name: str
+    transform: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot of the main branch."""
+
+    id: int
+    operation: str
+    manifests: str
+    """Path of its list of manifests."""
+    is_gates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableMetadata:
+    """What a metadata file says that matters here."""
+
+    snapshots: tuple[Snapshot, ...]
+    """Of the main branch, the newest first, as far as they have not expired."""
+    specs: Mapping[int, tuple[Field, ...]]
+    appends_invalidate: bool
+    """Whether Iceberg refuses a MERGE for rows that were appended to its partitions meanwhile."""
+    location: str
+
+    def since(self, known: int | None) -> list[Snapshot]:
+        """Return the snapshots after this one, the oldest first. Empty if it is no ancestor: the branch was set back."""
+        found: list[Snapshot] = []
+        for each in self.snapshots:
+            if each.id == known:
+                return found[::-1]
+            found.append(each)
+        return found[::-1] if known is None else []
+
+    @property
+    def newest(self) -> int | None:
+        """Id of the newest snapshot, or None."""
+        return self.snapshots[0].id if self.snapshots else None
+
+
+def read_metadata(body: bytes) -> TableMetadata:
+    """Return what a metadata file says. Raises `UnreadableCommit`."""
+    try:
+        fields = json.loads(gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body)
+        version = fields["format-version"]
+        if version not in FORMAT_VERSIONS:
+            raise UnreadableCommit(
+                f"format version {version} of Iceberg is unknown; known are {', '.join(map(str, FORMAT_VERSIONS))}"
+            )
+        properties = fields.get("properties") or {}
+        return TableMetadata(
+            snapshots=tuple(_main_branch(fields)),
+            specs={int(spec["spec-id"]): tuple(_fields(spec)) for spec in _specs(fields)},
+            appends_invalidate=properties.get("write.merge.isolation-level", "serializable").lower()
+            == "serializable",
+            location=str(fields["location"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, EOFError, OSError) as error:
+        raise UnreadableCommit(f"the table's metadata can't be read: {error!r:.200}") from error
+
+
+def relative_path(path: str, location: str) -> str:
+    """Return the path of a file below the table's root. Raises `UnreadableCommit` if it is elsewhere."""
+    found, root = _plain(path), _plain(location).rstrip("/") + "/"
+    if not found.startswith(root):
+        raise UnreadableCommit(f"a file of the table's metadata is outside of its location: {path}")
+    return found.removeprefix(root)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest that a snapshot has added."""
+
+    path: str
+    spec: int
+
+
+def manifests_of(body: bytes, snapshot: int) -> list[Manifest]:
+    """Return the manifests with the snapshot's own changes. Raises `UnreadableCommit`."""
+    try:
+        return [
+            Manifest(str(each["manifest_path"]), int(each["partition_spec_id"]))
+            for each in read_avro(body)
+            if each["added_snapshot_id"] == snapshot
+        ]
+    except (KeyError, TypeError) as error:
+        raise UnreadableCommit(f"the list of manifests lacks {error}") from error
+
+
+def foreign_snapshot(
+    snapshot: Snapshot, manifests: Iterable[tuple[int, bytes]], metadata: TableMetadata
+) -> ObservedCommit | None:
+    """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file. `manifests` have their specs.
+
+    | entry | operation | because |
+    | --- | --- | --- |
+    | deleted file, rearranged or not | `delete` | a rewrite that replaces the file is refused; an append isn't |
+    | added delete file | `delete` | a rewrite of its partition is refused |
+    | added data file, in a partition without the above | `delete` | a serializable MERGE of its partition is refused |
+    | any other added file | `create` | nothing is refused for it |
+
+    A compaction (`replace`), or a table whose isolation level is `snapshot`, has none of the third kind.
+    """
+    entries = [
+        entry for spec, body in manifests for entry in _entries(body, metadata.specs.get(spec), snapshot.id)
+    ]
+    refuting = [place for place, refutes in entries if refutes]
+    added = [place for place, refutes in entries if not refutes]
+    appends_refute = metadata.appends_invalidate and snapshot.operation != "replace"
+    files = list(changed_files(refuting, added, additions_refute=appends_refute))
+    return observed_commit(str(snapshot.id), files) if files else None
+
+
+def _entries(body: bytes, spec: tuple[Field, ...] | None, snapshot: int) -> Iterator[tuple[Place, bool]]:
+    """Yield each file, and whether it refutes rewrites."""
+    if spec is None:
+        raise UnreadableCommit("a manifest has a partition spec that the table's metadata lacks")
+    try:
+        for each in read_avro(body):
+            if each["status"] == _EXISTING or each.get("snapshot_id") not in {None, snapshot}:
+                continue
+            file = each["data_file"]
+            values = list(file["partition"].values())
+            path = "/".join(
+                f"{escape_as_java_url(field.name)}={_spelled(value, field.transform)}"
+                for field, value in zip(spec, values, strict=True)
+                if field.transform != "void"
+            )
+            refutes = each["status"] == _DELETED or bool(file.get("content"))
+            yield (path, str(file["file_path"]).rpartition("/")[2]), refutes
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UnreadableCommit(f"an entry of a manifest can't be read: {error!r}") from error
+
+
+def _spelled(value: Any, transform: str) -> str:
+    if value is None:
+        return "null"
+    match transform:
+        case "year":
+            text = f"{1970 + value:04d}"
+        case "month":
+            text = f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
+        case "hour":
+            text = f"{date_of(value // 24)}-{value % 24:02d}"
+        case "day" if isinstance(value, int):
+            text = date_of(value)
+        case _:
+            text = _text(value)
+    return escape_as_java_url(text)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str() | int():
+            return str(value)
+        case Decimal():
+            return f"{value:f}"
+        case _ if type(value).__name__ == "date":  # fastavro's; the core makes no dates
+            return str(value)
+        case _:
+            raise UnreadableCommit(
+                f"a partition field has the value {value!r:.50}, whose type has no single spelling"
+            )
+
+
+def _main_branch(fields: Mapping[str, Any]) -> Iterator[Snapshot]:
+    found = {each["snapshot-id"]: each for each in fields.get("snapshots") or ()}
+    number = fields.get("current-snapshot-id")
+    while number in found:
+        each = found.pop(number)
+        summary = each.get("summary") or {}
+        if "manifest-list" not in each:
+            raise UnreadableCommit("a snapshot has no list of manifests, as in tables of before 2019")
+        yield Snapshot(
+            int(each["snapshot-id"]),
+            str(summary.get("operation")),
+            str(each["manifest-list"]),
+            TRANSACTION in summary,
+        )
+        number = each.get("parent-snapshot-id")
+
+
+def _specs(fields: Mapping[str, Any]) -> list[Any]:
+    return fields.get("partition-specs") or [{"spec-id": 0, "fields": fields.get("partition-spec") or []}]
+
+
+def _fields(spec: Mapping[str, Any]) -> Iterator[Field]:
+    for each in spec["fields"]:
+        yield Field(str(each["name"]), str(each["transform"]))
+
+
+def _plain(uri: str) -> str:
+    """Return authority and path. Hadoop has several schemes for one store, and several spellings of local files."""
+    if "://" not in uri and not uri.startswith("file:"):
+        return uri
+    split = urlsplit(uri)
+    return (split.netloc if split.netloc != "localhost" else "") + split.path

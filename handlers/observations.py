@@ -1,0 +1,105 @@
+"""What a watcher reports of a commit that it finds in a table: docs/decisions/0046-observed-commits.md has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from lakewarden.events import Marker, Operation
+from lakewarden.events.base import MAX_PATH
+
+INVALIDATES: Final[Operation] = "delete"
+"""Operation of a file whose removal or arrival refutes a rewrite that has read its partition before.
+
+Observed commits have the rule `deleted-file`, by which it conflicts with `merge` and `delete`, and never with an append.
+"""
+ADDS: Final[Operation] = "create"
+"""Operation of a file that refutes nothing."""
+
+
+class UnreadableCommit(Exception):
+    """A file of the table says something that this version doesn't understand, or is damaged. The text is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedFile:
+    """A file that a commit has added or removed."""
+
+    partition: str
+    """Its path, as the sinks spell it."""
+    name: str
+    operation: Operation
+
+
+Place: TypeAlias = tuple[str, str]
+"""Partition and name of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedCommit:
+    """A commit by a writer that doesn't use the gate."""
+
+    version: str
+    """As the format's sink names it in its completions."""
+    markers: tuple[Marker, ...]
+
+
+@dataclass(slots=True)
+class LogPosition:
+    """A position in a log whose commits have consecutive numbers."""
+
+    number: int
+    """The newest commit that was seen. It, and all before it, are not reported any more."""
+    identity: str | None = None
+    """What the store calls the file of that commit, as of the last listing. None: it was not listed since."""
+    stuck: bool = False
+    """The next commit can't be read."""
+
+    def advance(self) -> None:
+        """Move on to the next commit."""
+        self.number, self.identity, self.stuck = self.number + 1, None, False
+
+    def why_lost(self, newest: int | None, *, identity: str | None, has_next: bool) -> str | None:
+        """Return why the position is lost, or None, from a listing: `identity` is that of the file of commit `number`."""
+        if newest is None or newest < self.number:
+            return f"commit {self.number} is gone: the table was removed, or replaced by another one"
+        if newest > self.number and not has_next:
+            return f"commit {self.number + 1} is missing, and {newest} exists"
+        if newest > self.number + 1 and self.stuck:
+            return f"commit {self.number + 1} can't be read, and {newest} exists"
+        if None not in (identity, self.identity) and identity != self.identity:
+            return f"commit {self.number} is another one than before: the table was replaced"
+        self.identity = identity
+        return None
+
+
+def changed_files(
+    refuting: Collection[Place], added: Iterable[Place], *, additions_refute: bool
+) -> Iterator[ChangedFile]:
+    """Yield the files of a commit. The `refuting` ones refute a rewrite of their partition.
+
+    So does an added file if the format says so, unless another file of its partition does it already.
+    """
+    refuted = {partition for partition, _ in refuting}
+    for partition, name in refuting:
+        yield ChangedFile(partition, name, INVALIDATES)
+    for partition, name in added:
+        alone = additions_refute and partition not in refuted
+        yield ChangedFile(partition, name, INVALIDATES if alone else ADDS)
+
+
+def observed_commit(version: str, files: Iterable[ChangedFile]) -> ObservedCommit:
+    """Return the commit with its markers: each file once, and where its operations differ, the one that invalidates."""
+    places: dict[Place, Operation] = {}
+    for each in files:
+        place = (each.partition, each.name[-MAX_PATH:])
+        if places.get(place) != INVALIDATES:
+            places[place] = each.operation
+    return ObservedCommit(version, tuple(_markers(places)))
+
+
+def _markers(places: dict[Place, Operation]) -> Iterator[Marker]:
+    for (partition, name), operation in sorted(places.items()):
+        if len(partition) <= MAX_PATH:  # no writer can declare a longer one
+            yield Marker(partition=partition, file_group=name, operation=operation)

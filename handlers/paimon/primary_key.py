@@ -1,0 +1,159 @@
+"""Which tables with a primary key can be written, and which of several rows of one key counts.
+
+Paimon merges the rows of a key when the table is read or compacted. Rows with a greater sequence number are newer. So every
+reader gives the same answer only if no two transactions give the same number to rows of one bucket, and if the one that commits
+later has the greater numbers. pypaimon continues after the greatest number that it finds when it stages, and checks nothing
+when it commits.
+
+1. A transaction publishes its markers `(partition, bucket)` before it reads the newest snapshot, and numbers its rows from
+   `first_sequence_number(snapshot)`.
+2. The agent lets only one of two transactions commit that compute at the same time and touch one bucket. So the one that
+   commits later has read a snapshot that contains the earlier one, and its numbers are greater: the earlier one's numbers are
+   those of an older snapshot.
+3. A writer that bypasses the gate continues after the greatest number that it finds. It stays below the numbers of the next
+   snapshot, so its rows are older than those of the next transaction.
+4. A put may arrive after the writer's grant has lapsed, between another transaction's read of the newest snapshot and its put.
+   So before each put a transaction looks whether a newer snapshot has files in its buckets with numbers that aren't smaller.
+   Then it is computed again.
+5. Snapshot ids rise for the whole life of a table. Where they began again at 1 (a clone), there are files with greater numbers
+   than rule 1 gives, and the table is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+SEQUENCE_BITS: Final = 32
+"""One transaction writes fewer than 2^32 rows to a bucket. The other 31 bits hold the snapshot's id."""
+
+ENGINES: Final = frozenset({"deduplicate", "partial-update", "aggregation"})
+
+
+def first_sequence_number(snapshot: int) -> int:
+    """Return the sequence number of a transaction's first row, by the newest snapshot that it read."""
+    return snapshot << SEQUENCE_BITS
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryKeyTable:
+    """What the schema of a table with a primary key says."""
+
+    primary_key: Sequence[str]
+    partition_keys: Sequence[str]
+    options: Mapping[str, str] = field(repr=False)
+
+    @property
+    def engine(self) -> str:
+        """The merge engine."""
+        return self.options.get("merge-engine", "deduplicate")
+
+    @property
+    def keeps_missing_columns(self) -> bool:
+        """Whether a null means: leave the value as it is. Otherwise a row replaces the whole row."""
+        return self.engine != "deduplicate"
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the table has a column that says which rows are deletes."""
+        return "rowkind.field" in self.options
+
+    def is_set(self, option: str) -> bool:
+        """Return whether a boolean option is set."""
+        return self.options.get(option, "false").strip().lower() == "true"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a table can't be written, and what to do."""
+
+    reason: str
+    remedy: str
+
+
+_Rule: TypeAlias = tuple[Callable[[PrimaryKeyTable], object], Refusal]
+
+_RULES: Final[tuple[_Rule, ...]] = (
+    (
+        lambda table: table.options.get("bucket") == "-2",
+        Refusal("the rows of a postpone-bucket table are invisible until a compaction", "use a fixed bucket"),
+    ),
+    (
+        lambda table: not set(table.partition_keys) <= set(table.primary_key),
+        Refusal(
+            "its primary key lacks partition columns, so a key may move between partitions, which needs a global index",
+            "add the partition columns to the primary key",
+        ),
+    ),
+    (
+        lambda table: int(table.options.get("bucket", "-1")) < 1,
+        Refusal(
+            "it has dynamic buckets: two writers of one partition may put a key into two of them, and its row is there twice",
+            "create the table with a fixed number of buckets ('bucket' = '4')",
+        ),
+    ),
+    (
+        lambda table: table.options.get("bucket-function.type", "default") != "default",
+        Refusal("pypaimon computes only the default bucket function", "use bucket-function.type=default"),
+    ),
+    (
+        lambda table: table.engine not in ENGINES,
+        Refusal(
+            "of its merge engine, pypaimon's rows are invisible until a compaction, or it is not known",
+            f"use one of {', '.join(sorted(ENGINES))}",
+        ),
+    ),
+    (
+        lambda table: table.is_set("deletion-vectors.enabled"),
+        Refusal(
+            "with deletion vectors, pypaimon's rows are invisible until a compaction",
+            "use deletion-vectors.enabled=false",
+        ),
+    ),
+    (
+        lambda table: any(name.endswith(".sequence-group") for name in table.options),
+        Refusal(
+            "pypaimon can't merge sequence groups", "use sequence.field for the whole row, or separate tables"
+        ),
+    ),
+    (
+        lambda table: any("remove-record-on-" in name and table.is_set(name) for name in table.options),
+        Refusal(
+            "pypaimon can't merge deletes into this merge engine", "remove the remove-record-on-… option"
+        ),
+    ),
+    (
+        lambda table: table.deletes and table.engine != "deduplicate",
+        Refusal(
+            "pypaimon can't merge deletes into this merge engine",
+            "use merge-engine=deduplicate, or no rowkind.field",
+        ),
+    ),
+    (
+        lambda table: table.options.get("changelog-producer") == "input",
+        Refusal(
+            "its changelog would have rows of batches in an order that was never checked",
+            "use changelog-producer=none, lookup or full-compaction",
+        ),
+    ),
+    (
+        lambda table: table.is_set("data-file.thin-mode") or table.is_set("sequence.snapshot-ordering"),
+        Refusal(
+            "pypaimon doesn't write this layout of files",
+            "remove data-file.thin-mode and sequence.snapshot-ordering",
+        ),
+    ),
+)
+"""The first rule that applies is the answer."""
+
+
+def refusal(table: PrimaryKeyTable) -> Refusal | None:
+    """Return why upserts into this table are refused, or None."""
+    return next((answer for applies, answer in _RULES if applies(table)), None)
+
+
+def missing_columns(table: PrimaryKeyTable, columns: Sequence[str], given: Collection[str]) -> list[str]:
+    """Return the columns that a batch must have and lacks, of all `columns` of the table."""
+    needed = table.primary_key if table.keeps_missing_columns else columns
+    return [name for name in needed if name not in given]

@@ -1,0 +1,140 @@
+"""The snapshots of a Paimon table, as a watcher reads them: names, the gate's property, and the footprint of one snapshot.
+
+It relies on these facts of Paimon 1.0 to 1.4 and pypaimon 2.1:
+
+- `snapshot/snapshot-N` is JSON. Its `deltaManifestList` names a file in `manifest/` with the manifests of this commit alone.
+- An entry of a manifest has the kind 0 (added) or 1 (deleted), the partition as a `BinaryRow`, and the file's name.
+- `schema/schema-<id>` is JSON with the columns, the partition keys and the primary keys.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lakewarden.handlers.avro import read_avro
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.observations import (
+    ObservedCommit,
+    Place,
+    UnreadableCommit,
+    changed_files,
+    observed_commit,
+)
+from lakewarden.handlers.paimon.partitions import PartitionColumn, partition_path
+
+SNAPSHOT_FOLDER: Final = "snapshot/"
+MANIFEST_FOLDER: Final = "manifest/"
+SNAPSHOT_VERSIONS: Final = (2, 3)
+"""Versions of a snapshot's JSON that are known. A snapshot without one is of version 1."""
+
+_NAME = re.compile(r"snapshot/snapshot-(\d+)")
+_DELETED = 1
+
+
+def snapshot_path(number: int) -> str:
+    """Return the path of a snapshot."""
+    return f"{SNAPSHOT_FOLDER}snapshot-{number}"
+
+
+def schema_path(number: int) -> str:
+    """Return the path of a schema."""
+    return f"schema/schema-{number}"
+
+
+def newest_snapshot(paths: Iterable[str]) -> int | None:
+    """Return the newest snapshot of a listing, or None."""
+    return max((int(match[1]) for path in paths if (match := _NAME.fullmatch(path))), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a snapshot says that matters here."""
+
+    schema: int
+    changes: str
+    """Path of the list of the manifests that it has added."""
+    is_gates: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """What a schema says that matters here."""
+
+    columns: tuple[PartitionColumn, ...]
+    has_primary_key: bool
+
+
+def read_snapshot(body: bytes) -> Snapshot:
+    """Return what a snapshot says. Raises `UnreadableCommit`."""
+    fields = _object(body)
+    version = fields.get("version", 1)
+    if version not in SNAPSHOT_VERSIONS:
+        raise UnreadableCommit(
+            f"version {version} of Paimon's snapshots is unknown; known are {', '.join(map(str, SNAPSHOT_VERSIONS))}"
+        )
+    try:
+        properties = fields.get("properties") or {}
+        changes = MANIFEST_FOLDER + fields["deltaManifestList"]
+        return Snapshot(int(fields["schemaId"]), changes, TRANSACTION in properties)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
+
+
+def read_schema(body: bytes) -> TableLayout:
+    """Return what a schema says. Raises `UnreadableCommit`."""
+    fields = _object(body)
+    try:
+        kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
+        columns = tuple(
+            PartitionColumn(name, str(kinds[name]).removesuffix(" NOT NULL").upper())
+            for name in fields["partitionKeys"]
+        )
+        return TableLayout(columns, bool(fields["primaryKeys"]))
+    except (KeyError, TypeError) as error:
+        raise UnreadableCommit(f"the schema lacks what each has: {error!r}") from error
+
+
+def manifests_of(body: bytes) -> list[str]:
+    """Return the paths of the manifests in a list. Raises `UnreadableCommit`."""
+    try:
+        return [MANIFEST_FOLDER + str(each["_FILE_NAME"]) for each in read_avro(body)]
+    except KeyError as error:
+        raise UnreadableCommit(f"the list of manifests lacks {error}") from error
+
+
+def foreign_snapshot(number: int, manifests: Iterable[bytes], layout: TableLayout) -> ObservedCommit | None:
+    """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
+
+    | entry | operation | because |
+    | --- | --- | --- |
+    | deleted file | `delete` | a rewrite that has read the file is refused; an append isn't |
+    | added file of an append table, in a partition without a deleted one | `delete` | `PaimonSink` finds it in its base |
+    | any other added file | `create` | the deleted one says it already, or readers merge by key |
+    """
+    entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
+    removed = [place for place, deleted in entries if deleted]
+    added = [place for place, deleted in entries if not deleted]
+    files = list(changed_files(removed, added, additions_refute=not layout.has_primary_key))
+    return observed_commit(str(number), files) if files else None
+
+
+def _entry(record: dict[str, Any], layout: TableLayout) -> tuple[Place, bool]:
+    try:
+        kind, row, name = record["_KIND"], bytes(record["_PARTITION"]), str(record["_FILE"]["_FILE_NAME"])
+    except (KeyError, TypeError) as error:
+        raise UnreadableCommit(f"an entry of a manifest lacks what each has: {error!r}") from error
+    return (partition_path(row, layout.columns), name), kind == _DELETED
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError as error:
+        raise UnreadableCommit(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UnreadableCommit("not a JSON object")
+    return found

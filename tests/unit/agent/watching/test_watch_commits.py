@@ -1,0 +1,280 @@
+"""The watcher of tables that show commits only, on a local disk with files that the formats wrote."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching import numbered, watcher
+from lakewarden.agent.watching.formats import format_of
+from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import CommitCompleted, CommitIntent, WriterEventUnion
+from tests import recorded_iceberg
+from tests.recorded_delta import commit, recorded
+from tests.recorded_paimon import metadata
+
+pytestmark = [pytest.mark.unit]
+
+PATIENCE_SECONDS = 120.0
+LOG = "_delta_log/{:020d}.json"
+
+
+@dataclass
+class Lake:
+    """Tables on a disk, and the events that one watcher has published."""
+
+    root: Path
+    published: list[WriterEventUnion] = field(default_factory=list)
+    accepts: anyio.Event | None = None
+    """If it is given, publishing waits for it."""
+
+    def put(self, table: str, path: str, body: bytes) -> None:
+        file = self.root / table / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_name(f".{file.name}.written")
+        written.write_bytes(body)
+        written.rename(file)
+
+    def commit(self, *versions: int) -> None:
+        """Add commits of the recorded Delta table."""
+        for version in versions:
+            self.put("days", LOG.format(version), commit("days", version))
+
+    async def publish(self, events: list[WriterEventUnion]) -> None:
+        if self.accepts is not None:
+            await self.accepts.wait()
+        self.published += events
+
+    @asynccontextmanager
+    async def watched(self, table: str = "days") -> AsyncIterator[Watcher]:
+        settings = Settings(watch_seconds=0.01, watch_idle_seconds=0.01)
+        uri = f"file://{self.root}/{table}"
+        running = Watcher(settings, (uri,), self.publish)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            await until(lambda: uri in running.tables and running.tables[uri].looked_at is not None)
+            yield running
+            tasks.cancel_scope.cancel()
+
+    def completed(self) -> list[str | None]:
+        return [each.version for each in self.published if isinstance(each, CommitCompleted)]
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while not holds():
+            await anyio.sleep(0.005)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path.resolve())
+
+
+async def test_commits_since_the_first_look_are_reported_once(lake: Lake) -> None:
+    """Version 6 changes no file, and version 7 has the gate's label. A second watcher publishes the same ids."""
+    other = Lake(lake.root)
+    lake.commit(0, 1)
+    async with lake.watched(), other.watched():
+        lake.commit(2, 3, 4, 5, 6, 7)
+        await until(lambda: len(lake.completed()) == 4 and len(other.completed()) == 4)
+
+    assert lake.completed() == ["2", "3", "4", "5"]
+    assert [each.event_id for each in lake.published] == [each.event_id for each in other.published]
+    intent, completion = lake.published[:2]
+    assert isinstance(intent, CommitIntent)
+    assert (intent.transaction, intent.observed, intent.conflict_rule) == ("delta:2", True, "deleted-file")
+    assert completion.transaction == "delta:2"
+
+
+async def test_an_idle_look_is_one_request(lake: Lake) -> None:
+    lake.commit(0, 1, 2)
+    async with lake.watched() as running:
+        (table,) = running.tables.values()
+        before, looked_at = table.files.requests, table.looked_at
+        await until(lambda: table.looked_at != looked_at)
+        first, looked_at = table.files.requests, table.looked_at
+        await until(lambda: table.looked_at != looked_at)
+
+        assert table.files.requests - first <= first - before + 1 <= 3
+
+
+async def test_a_log_with_a_checkpoint_is_read_from_its_newest_version(lake: Lake) -> None:
+    """Older commits are gone. The metadata comes from the checksum file."""
+    lake.put("days", "_delta_log/_last_checkpoint", b'{"version":7,"size":3}')
+    lake.put("days", f"_delta_log/{7:020d}.checkpoint.parquet", b"")
+    lake.put("days", f"_delta_log/{7:020d}.crc", recorded("days", f"{7:020d}.crc"))
+    async with lake.watched():
+        lake.put("days", LOG.format(8), commit("days", 3))
+        await until(lake.completed)
+
+    assert lake.completed() == ["8"]
+
+
+async def test_a_table_whose_metadata_is_in_a_parquet_checkpoint_only_is_not_watched(lake: Lake) -> None:
+    lake.put("days", f"_delta_log/{7:020d}.checkpoint.parquet", b"")
+    with capture_logs() as logs:
+        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/days",), lake.publish)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
+            tasks.cancel_scope.cancel()
+
+    assert "Parquet checkpoint only" in next(each["why"] for each in logs if "why" in each)
+
+
+async def test_a_gap_is_left_behind(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit 3 is missing, as after a clean-up of the log while the watcher was suspended."""
+    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    lake.commit(0, 1, 2)
+    with capture_logs() as logs:
+        async with lake.watched():
+            lake.commit(4)
+            await until(lambda: any(each["event"] == "watch.position-lost" for each in logs))
+            await until(lambda: sum(each["event"] == "watch.table" for each in logs) == 2)
+            lake.commit(5)
+            await until(lake.completed)
+
+    assert lake.completed() == ["5"]
+
+
+async def test_a_damaged_commit_is_reported_in_the_log_until_it_can_be_read(lake: Lake) -> None:
+    lake.commit(0, 1)
+    with capture_logs() as logs:
+        async with lake.watched():
+            lake.put("days", LOG.format(2), commit("days", 2)[:100])
+            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
+            assert lake.completed() == []
+            lake.commit(2)
+            await until(lake.completed)
+
+    assert lake.completed() == ["2"]
+    assert sum(each["event"] == "watch.file-unreadable" for each in logs) == 1
+
+
+async def test_a_table_that_vanishes_and_returns_is_watched_from_its_newest_version(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    lake.commit(0, 1)
+    with capture_logs() as logs:
+        async with lake.watched():
+            away = (lake.root / "days").rename(lake.root / "away")
+            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
+            lake.root.joinpath("away", LOG.format(2)).write_bytes(commit("days", 2))
+            away.rename(lake.root / "days")
+            await until(lambda: any(each["event"] == "watch.table-readable" for each in logs))
+            lake.commit(3)
+            await until(lake.completed)
+
+    assert lake.completed() == ["3"]
+
+
+async def test_a_commit_whose_age_is_unknown_is_skipped(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka didn't answer for too long: writers that began meanwhile have the commit in their base."""
+    monkeypatch.setattr(watcher, "MAX_AGE_SECONDS", 0.1)
+    lake.accepts = anyio.Event()
+    lake.commit(0, 1)
+    with capture_logs() as logs:
+        async with lake.watched():
+            lake.commit(2)
+            await until(lambda: any(each["event"] == "watch.commits-skipped" for each in logs))
+            monkeypatch.setattr(watcher, "MAX_AGE_SECONDS", PATIENCE_SECONDS)
+            lake.accepts.set()
+            lake.commit(3)
+            await until(lake.completed)
+
+    assert lake.completed() == ["3"]
+    (line,) = [each for each in logs if each["event"] == "watch.commits-skipped"]
+    assert line["versions"] == ["2"]
+
+
+async def test_snapshots_of_paimon_are_reported_with_their_files(lake: Lake) -> None:
+    """Snapshot 4 has the gate's property."""
+    files = metadata()
+    for path, body in files.items():
+        if not path.startswith("snapshot/"):
+            lake.put("flights", path, body)
+    lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
+    async with lake.watched("flights") as running:
+        for number in (2, 3, 4, 5):
+            lake.put("flights", f"snapshot/snapshot-{number}", files[f"snapshot/snapshot-{number}"])
+        await until(lambda: len(lake.completed()) == 3)
+        (table,) = running.tables.values()
+
+    assert lake.completed() == ["2", "3", "5"]
+    assert lake.published[0].transaction == "paimon:2"
+    assert table.problems == set()
+
+
+async def test_snapshots_of_iceberg_are_reported_with_their_files(lake: Lake) -> None:
+    """Version 6 has no new snapshot, and version 7 is the gate's."""
+    versions = [f"metadata/v{number}.metadata.json" for number in range(1, 9)]
+    for path in {*recorded_iceberg.names()} - {*versions[1:]}:
+        lake.put("flights", path, recorded_iceberg.recorded(path))
+    async with lake.watched("flights") as running:
+        for path in versions[1:]:
+            lake.put("flights", path, recorded_iceberg.recorded(path))
+        await until(lambda: len(lake.completed()) == 5)
+        (table,) = running.tables.values()
+
+    assert len(set(lake.completed())) == 5
+    assert lake.published[0].transaction.startswith("iceberg:")
+    assert table.problems == set()
+
+
+async def test_an_iceberg_table_of_another_catalog_is_not_watched(lake: Lake) -> None:
+    """Of two files with one number, only the catalog knows which one is committed."""
+    name = "metadata/00001-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json"
+    lake.put("flights", name, b"{}")
+    with capture_logs() as logs:
+        running = Watcher(Settings(watch_idle_seconds=0.01), (f"file://{lake.root}/flights",), lake.publish)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            await until(lambda: any(each["event"] == "watch.table-unreadable" for each in logs))
+            tasks.cancel_scope.cancel()
+
+    assert "only the table's catalog knows" in next(each["why"] for each in logs if "why" in each)
+
+
+async def test_a_snapshot_whose_manifests_are_gone_is_read_again_and_left_behind(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They expired before the watcher came to read them. It goes on when newer snapshots exist."""
+    monkeypatch.setattr(numbered, "RECHECK_SECONDS", 0.05)
+    files = metadata()
+    for path, body in files.items():
+        if path.startswith("schema/"):
+            lake.put("flights", path, body)
+    lake.put("flights", "snapshot/snapshot-1", files["snapshot/snapshot-1"])
+    with capture_logs() as logs:
+        async with lake.watched("flights"):
+            lake.put("flights", "snapshot/snapshot-2", files["snapshot/snapshot-2"])
+            await until(lambda: any(each["event"] == "watch.file-unreadable" for each in logs))
+            lake.put("flights", "snapshot/snapshot-3", files["snapshot/snapshot-3"])
+            await until(lambda: any(each["event"] == "watch.position-lost" for each in logs))
+
+    assert lake.completed() == []
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (["_delta_log", "day=1", "metadata"], "delta"),
+        ([".hoodie", "_delta_log"], "hudi"),
+        (["metadata", "data"], "iceberg"),
+        (["bucket-0", "manifest", "schema", "snapshot"], "paimon"),
+        (["schema"], None),
+        ([], None),
+    ],
+)
+def test_a_format_is_known_by_its_folders(folders: list[str], expected: str | None) -> None:
+    assert format_of(folders) == expected

@@ -1,0 +1,254 @@
+"""The footprint of a commit of Delta, and what follows from listings of its log."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from lakewarden.events import Marker
+from lakewarden.handlers.delta.log import (
+    PartitionLayout,
+    actions_of,
+    checkpoint_version,
+    foreign_commit,
+    layout_of,
+    newest_version,
+    read_checksum,
+    version_of,
+)
+from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
+from tests.recorded_delta import commit, recorded
+
+pytestmark = [pytest.mark.unit]
+
+DAYS = PartitionLayout((("day", "day", "date"), ("region", "region", "string")))
+FLAT = PartitionLayout(())
+VALUES = {"region": "a b/c", "day": "2026-11-23"}
+DAY = "day=2026-11-23/region=a b%2Fc"
+
+Action = dict[str, Any]
+
+
+def add(name: str, values: Mapping[str, str | None] | None = None, **more: Any) -> Action:
+    return {"add": {"path": name, "partitionValues": values or {}, "dataChange": True} | more}
+
+
+def remove(name: str, values: Mapping[str, str | None] | None = None, **more: Any) -> Action:
+    return {"remove": {"path": name, "partitionValues": values or {}, "dataChange": True} | more}
+
+
+def info(**fields: Any) -> Action:
+    return {"commitInfo": {"operation": "WRITE"} | fields}
+
+
+def body(*actions: Action) -> bytes:
+    return "\n".join(json.dumps(each) for each in actions).encode()
+
+
+def metadata(schema: list[Action], *columns: str) -> Action:
+    return {
+        "metaData": {"schemaString": json.dumps({"fields": schema}), "partitionColumns": list(columns)},
+    }
+
+
+def touched(layout: PartitionLayout, *actions: Action) -> dict[tuple[str, str], str] | None:
+    found = foreign_commit(7, actions_of(body(*actions)), layout)
+    return None if found is None else {(each.partition, each.file_group): each.operation for each in found.markers}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        ([info(isBlindAppend=True), add("day=x/new")], {"new": "create"}),
+        ([info(isBlindAppend=False), add("new")], {"new": "delete"}),
+        ([info(), add("new")], {"new": "delete"}),
+        ([add("new")], {"new": "delete"}),
+        ([info(isBlindAppend=False), remove("old"), add("new")], {"old": "delete", "new": "create"}),
+        (
+            [info(isBlindAppend=False), remove("old", dataChange=False), add("new", dataChange=False)],
+            {"old": "delete", "new": "create"},
+        ),
+        ([info(isBlindAppend=False), add("same", dataChange=False)], {"same": "create"}),
+        (
+            [info(), remove("one"), add("one", deletionVector={"storageType": "u"})],
+            {"one": "delete"},
+        ),
+    ],
+    ids=[
+        "blind append",
+        "an append that has read",
+        "no isBlindAppend",
+        "no commitInfo",
+        "rewrite",
+        "compaction",
+        "statistics written again",
+        "deletion vector",
+    ],
+)
+def test_what_refutes_a_rewrite_is_a_delete(actions: list[Action], expected: dict[str, str]) -> None:
+    assert touched(FLAT, *actions) == {("", name): operation for name, operation in expected.items()}
+
+
+def test_rows_inserted_by_a_merge_refute_rewrites_of_their_partition_only() -> None:
+    """Its other partition has a removed file, which says it already."""
+    other = VALUES | {"day": "2026-11-24"}
+    found = touched(
+        DAYS, info(isBlindAppend=False), remove("old", VALUES), add("new", VALUES), add("more", other)
+    )
+
+    assert found == {
+        (DAY, "old"): "delete",
+        (DAY, "new"): "create",
+        ("day=2026-11-24/region=a b%2Fc", "more"): "delete",
+    }
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [info(userMetadata='{"lakewarden.transaction": "t"}'), remove("old"), add("new")],
+        [info(operation="SET TBLPROPERTIES")],
+        [{"txn": {"appId": "w", "version": 3}}],
+    ],
+    ids=["the gate's", "no file", "only a batch"],
+)
+def test_a_commit_of_the_gate_and_one_without_files_are_not_reported(actions: list[Action]) -> None:
+    assert touched(FLAT, *actions) is None
+
+
+@pytest.mark.parametrize("label", ["nightly job", "[1]", '{"other": 1}', "", None])
+def test_another_label_is_no_label_of_the_gate(label: str | None) -> None:
+    assert touched(FLAT, info(userMetadata=label, isBlindAppend=True), add("new")) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "spelled"),
+    [
+        ("string", 'a/b="c"', "a%2Fb%3D%22c%22"),
+        ("string", "", "__HIVE_DEFAULT_PARTITION__"),
+        ("date", None, "__HIVE_DEFAULT_PARTITION__"),
+        ("boolean", "TRUE", "true"),
+        ("integer", "-3", "-3"),
+        ("decimal(10,2)", "1.50", "1.50"),
+        ("decimal(10,8)", "0E-8", "0.00000000"),
+    ],
+)
+def test_partitions_are_spelled_as_by_the_sink(kind: str, value: str | None, spelled: str) -> None:
+    assert PartitionLayout((("p", "col-1", kind),)).path({"col-1": value}) == f"p={spelled}"
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (b"", "no action"),
+        (b'{"add":', "no JSON"),
+        (b"[1]", "no action"),
+        (body({"add": {"path": "x"}}), "partitionValues"),
+        (body({"add": {"partitionValues": {}}}), "no path"),
+        (body({"protocol": {"minReaderVersion": 4}}), "reader version 4"),
+        (
+            body({"protocol": {"minReaderVersion": 3, "readerFeatures": ["catalogManaged"]}}),
+            "a catalog keeps",
+        ),
+        (body({"metaData": {"partitionColumns": ["p"]}}), "metadata can't be read"),
+    ],
+)
+def test_a_commit_that_can_not_be_read_says_why(broken: bytes, why: str) -> None:
+    with pytest.raises(UnreadableCommit, match=why):
+        foreign_commit(7, actions_of(broken), layout_of(actions_of(broken)) or FLAT)
+
+
+def test_a_commit_is_named_by_its_version_and_its_partitions_by_their_logical_names() -> None:
+    schema = [{"name": "p", "type": "string", "metadata": {"delta.columnMapping.physicalName": "col-1"}}]
+    layout = layout_of(actions_of(body(metadata(schema, "p"))))
+    assert layout is not None
+
+    found = foreign_commit(8, actions_of(body(info(), add("new", {"col-1": "x"}))), layout)
+
+    assert found == ObservedCommit("8", (Marker(partition="p=x", file_group="new", operation="delete"),))
+
+
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [
+        ("_delta_log/00000000000000000012.json", 12),
+        ("_delta_log/00000000000000000012.checkpoint.parquet", 12),
+        ("_delta_log/00000000000000000012.checkpoint.0000000001.0000000002.parquet", 12),
+        ("_delta_log/00000000000000000012.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json", 12),
+        ("_delta_log/00000000000000000012.crc", None),
+        ("_delta_log/00000000000000000010.00000000000000000012.compacted.json", None),
+        ("_delta_log/_staged_commits/00000000000000000012.80a083e8.json", None),
+        ("_delta_log/_last_checkpoint", None),
+        ("_delta_log/.00000000000000000012.json.crc", None),
+    ],
+)
+def test_only_commits_and_checkpoints_have_a_version(path: str, version: int | None) -> None:
+    assert version_of(path) == version
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [(b'{"version":40,"size":3}', 40), (b"{", 0), (b"[]", 0), (b'{"version":"x"}', 0)]
+)
+def test_a_damaged_checkpoint_hint_means_the_whole_log(text: bytes, version: int) -> None:
+    assert checkpoint_version(text) == version
+
+
+def test_a_checkpoint_alone_is_a_version() -> None:
+    """Log retention has removed the commit of an idle table."""
+    assert newest_version(["_delta_log/00000000000000000005.checkpoint.parquet", "_delta_log/x"]) == 5
+    assert newest_version([]) is None
+
+
+def test_a_checksum_file_without_metadata_says_nothing() -> None:
+    assert read_checksum(b'{"tableSizeBytes":1}') is None
+    assert read_checksum(b"not json") is None
+    assert layout_of([]) is None
+
+
+MONDAY, NULL_DAY = "region=a b%2Fc/day=2026-11-23", "region=__HIVE_DEFAULT_PARTITION__/day=2026-11-24"
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        (1, {(MONDAY, "create"): 1, (NULL_DAY, "create"): 1}),
+        (3, {(MONDAY, "create"): 1, (MONDAY, "delete"): 2}),
+        (4, {(NULL_DAY, "create"): 1, (NULL_DAY, "delete"): 2}),
+        (5, {(MONDAY, "delete"): 1}),
+        (6, None),
+        (7, None),
+    ],
+    ids=[
+        "append",
+        "MERGE",
+        "OPTIMIZE",
+        "MERGE that only inserts",
+        "ALTER TABLE",
+        "a DELETE with the gate's label",
+    ],
+)
+def test_commits_that_delta_wrote(version: int, expected: dict[tuple[str, str], int] | None) -> None:
+    """A `remove` lacks the partition columns that are NULL."""
+    layout = layout_of(actions_of(commit("days", 0)))
+    assert layout is not None
+    assert layout == read_checksum(recorded("days", f"{7:020d}.crc"))
+
+    found = foreign_commit(version, actions_of(commit("days", version)), layout)
+
+    counted = None if found is None else Counter((each.partition, each.operation) for each in found.markers)
+    assert counted == expected
+
+
+def test_a_deletion_vector_on_a_table_with_column_mapping() -> None:
+    """The file is removed and added again. Its folder has the column's physical name, the partition the logical one."""
+    layout = read_checksum(recorded("mapped", f"{2:020d}.crc"))
+    assert layout is not None
+
+    found = foreign_commit(2, actions_of(commit("mapped", 2)), layout)
+
+    assert found is not None
+    assert [(each.partition, each.operation) for each in found.markers] == [("day=2026-11-23", "delete")]

@@ -1,0 +1,219 @@
+"""The metadata of Iceberg tables, and the footprint of their snapshots."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import fastavro
+import pytest
+
+from lakewarden.events import Operation
+from lakewarden.handlers.iceberg.metadata import (
+    Field,
+    Snapshot,
+    TableMetadata,
+    foreign_snapshot,
+    has_other_catalog,
+    manifests_of,
+    newest_version,
+    read_metadata,
+    relative_path,
+    version_path,
+)
+from lakewarden.handlers.observations import UnreadableCommit
+from tests.recorded_iceberg import recorded
+
+pytestmark = [pytest.mark.unit]
+
+MONDAY = "at_day=2026-11-23/later_hour=2026-11-23-05/region=a+b%2Fc/id_bucket={}"
+NULL = "at_day=1969-12-31/later_hour=null/region=null/id_bucket={}"
+
+Footprint = dict[tuple[str, Operation], int]
+
+
+def version(number: int) -> TableMetadata:
+    return read_metadata(recorded(version_path(number, gzipped=False)))
+
+
+def footprint(number: int, **changes: Any) -> Footprint | None:
+    """The footprint of the snapshot that a version has added, with other facts of the table."""
+    metadata = replace(version(number), **changes)
+    (snapshot,) = metadata.since(version(number - 1).newest)
+    listed = manifests_of(recorded(relative_path(snapshot.manifests, metadata.location)), snapshot.id)
+    bodies = [(each.spec, recorded(relative_path(each.path, metadata.location))) for each in listed]
+    found = foreign_snapshot(snapshot, bodies, metadata)
+    if found is None:
+        return None
+    assert found.version == str(snapshot.id)
+    return dict(Counter((each.partition.rpartition("=")[0], each.operation) for each in found.markers))
+
+
+SNAPSHOTS = tuple(Snapshot(number, "append", "m", is_gates=False) for number in (3, 2, 1))
+BUCKETS = {name: path.rpartition("=")[0] for name, path in (("monday", MONDAY), ("null", NULL))}
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (2, {("monday", "delete"): 1, ("null", "delete"): 1}),
+        (4, {("monday", "delete"): 1, ("monday", "create"): 1}),
+        (5, {("null", "delete"): 1}),
+        (7, None),
+    ],
+    ids=["append", "copy-on-write MERGE", "DELETE of a whole file", "no file"],
+)
+def test_snapshots_that_iceberg_wrote(number: int, expected: dict[tuple[str, Operation], int] | None) -> None:
+    named = None
+    if expected is not None:
+        named = {(BUCKETS[name], operation): count for (name, operation), count in expected.items()}
+
+    assert footprint(number) == named
+
+
+def test_a_compaction_refutes_by_its_removed_files_only() -> None:
+    found = footprint(8)
+
+    assert found is not None
+    assert {operation for _, operation in found} == {"create", "delete"}
+
+
+def test_an_append_refutes_nothing_under_snapshot_isolation() -> None:
+    found = footprint(2, appends_invalidate=False)
+
+    assert found is not None
+    assert {operation for _, operation in found} == {"create"}
+
+
+def test_a_delete_file_refutes_rewrites_of_its_partition_and_an_existing_file_none() -> None:
+    """An equality delete of a streaming writer names no data file."""
+    schema = {
+        "type": "record",
+        "name": "entry",
+        "fields": [
+            {"name": "status", "type": "int"},
+            {"name": "snapshot_id", "type": ["null", "long"]},
+            {
+                "name": "data_file",
+                "type": {
+                    "type": "record",
+                    "name": "file",
+                    "fields": [
+                        {"name": "content", "type": "int"},
+                        {"name": "file_path", "type": "string"},
+                        {
+                            "name": "partition",
+                            "type": {
+                                "type": "record",
+                                "name": "values",
+                                "fields": [{"name": "m", "type": ["null", "int"]}],
+                            },
+                        },
+                    ],
+                },
+            },
+        ],
+    }
+    entries = [
+        {
+            "status": status,
+            "snapshot_id": None,
+            "data_file": {
+                "content": content,
+                "file_path": f"s3://b/t/data/{name}",
+                "partition": {"m": month},
+            },
+        }
+        for status, content, name, month in ((1, 2, "deletes", 10), (1, 0, "rows", 10), (0, 0, "old", -1))
+    ]
+    body = io.BytesIO()
+    fastavro.writer(body, schema, entries)
+    metadata = TableMetadata((), {0: (Field("m", "month"),)}, appends_invalidate=True, location="s3://b/t")
+
+    found = foreign_snapshot(SNAPSHOTS[0], [(0, body.getvalue())], metadata)
+
+    assert found is not None
+    assert [(each.partition, each.file_group, each.operation) for each in found.markers] == [
+        ("m=1970-11", "deletes", "delete"),
+        ("m=1970-11", "rows", "create"),
+    ]
+
+
+def test_a_version_without_a_new_snapshot_reports_nothing() -> None:
+    """Version 6 sets a property of the table. Version 7 has the gate's property in its summary."""
+    assert version(6).since(version(5).newest) == []
+    assert [each.is_gates for each in version(7).since(version(6).newest)] == [True]
+
+
+def test_the_isolation_level_is_the_tables_property() -> None:
+    assert version(2).appends_invalidate
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [(3, []), (1, [2, 3]), (None, [1, 2, 3]), (9, [])],
+    ids=["none", "two", "a new table", "set back"],
+)
+def test_snapshots_since_a_known_one(known: int | None, expected: list[int]) -> None:
+    """A known one that is no ancestor means that the branch was set back, or that it has expired."""
+    metadata = TableMetadata(SNAPSHOTS, {}, appends_invalidate=True, location="/t")
+
+    assert [each.id for each in metadata.since(known)] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "location", "relative"),
+    [
+        ("s3a://b/t/metadata/x.avro", "s3://b/t", "metadata/x.avro"),
+        ("file:/lake/t/metadata/x.avro", "/lake/t", "metadata/x.avro"),
+        ("file:///lake/t/metadata/x.avro", "file:/lake/t/", "metadata/x.avro"),
+    ],
+)
+def test_files_are_found_below_the_table(path: str, location: str, relative: str) -> None:
+    assert relative_path(path, location) == relative
+
+
+def test_a_file_elsewhere_is_an_error() -> None:
+    with pytest.raises(UnreadableCommit, match="outside of its location"):
+        relative_path("s3://other/t/x.avro", "s3://b/t")
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "can't be read"),
+        (b"[]", "can't be read"),
+        (b'{"format-version": 3}', "format version 3 of Iceberg is unknown"),
+        (b'{"format-version": 2}', "can't be read"),
+        pytest.param(gzip.compress(b'{"format-version": 4}'), "format version 4", id="packed"),
+        pytest.param(gzip.compress(b"{}")[:-4], "can't be read", id="packed-and-cut"),
+        (
+            json.dumps(
+                {
+                    "format-version": 1,
+                    "location": "/t",
+                    "current-snapshot-id": 1,
+                    "snapshots": [{"snapshot-id": 1, "manifests": []}],
+                }
+            ).encode(),
+            "no list of manifests",
+        ),
+    ],
+)
+def test_metadata_that_can_not_be_read_is_an_error(body: bytes, why: str) -> None:
+    with pytest.raises(UnreadableCommit, match=why):
+        read_metadata(body)
+
+
+def test_only_a_hadoop_catalogs_names_count() -> None:
+    """`00002-….metadata.json` may have lost the swap in its catalog."""
+    other = "metadata/00002-80a083e8-7026-4e79-81be-64bd76c43a11.metadata.json"
+
+    assert newest_version([other, "metadata/snap-1.avro"]) is None
+    assert has_other_catalog([other])
+    assert newest_version(["metadata/v9.metadata.json", "metadata/v10.gz.metadata.json"]) == (10, True)
+    assert not has_other_catalog(["metadata/v9.metadata.json"])

@@ -1,0 +1,79 @@
+"""Which tables with a primary key are refused, and which sequence numbers their rows get."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakewarden.handlers.paimon.primary_key import (
+    PrimaryKeyTable,
+    first_sequence_number,
+    missing_columns,
+    refusal,
+)
+
+
+def table(partition_keys: tuple[str, ...] = ("day",), **options: str) -> PrimaryKeyTable:
+    """Options have `_` for `-`, and `__` for `.`."""
+    named = {name.replace("__", ".").replace("_", "-"): value for name, value in options.items()}
+    return PrimaryKeyTable(("day", "flight"), partition_keys, {"bucket": "2"} | named)
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        table(),
+        table(partition_keys=()),
+        table(merge_engine="deduplicate", rowkind__field="kind", sequence__field="version"),
+        table(merge_engine="partial-update"),
+        table(merge_engine="aggregation", fields__n__aggregate_function="sum"),
+        table(changelog_producer="lookup", deletion_vectors__enabled="false"),
+    ],
+    ids=lambda each: f"{each.partition_keys} {dict(each.options)}",
+)
+def test_tables_that_are_written(accepted: PrimaryKeyTable) -> None:
+    assert refusal(accepted) is None
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason", "remedy"),
+    [
+        (table(bucket="-1"), "dynamic buckets", "fixed number of buckets"),
+        (PrimaryKeyTable(("flight",), (), {}), "dynamic buckets: two writers", "fixed number of buckets"),
+        (table(bucket="-2"), "invisible until a compaction", "fixed bucket"),
+        (table(partition_keys=("month",)), "lacks partition columns", "add the partition columns"),
+        (table(bucket_function__type="mod"), "bucket function", "bucket-function.type=default"),
+        (table(merge_engine="first-row"), "merge engine", "aggregation, deduplicate, partial-update"),
+        (table(deletion_vectors__enabled="true"), "deletion vectors", "deletion-vectors.enabled=false"),
+        (table(fields__version__sequence_group="gate"), "sequence groups", "sequence.field"),
+        (
+            table(merge_engine="partial-update", partial_update__remove_record_on_delete="true"),
+            "can't merge deletes",
+            "remove-record-on-",
+        ),
+        (table(merge_engine="aggregation", rowkind__field="kind"), "can't merge deletes", "deduplicate"),
+        (table(changelog_producer="input"), "changelog", "lookup"),
+        (table(data_file__thin_mode="true"), "layout", "data-file.thin-mode"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_tables_that_are_refused_with_a_reason_and_a_remedy(
+    refused: PrimaryKeyTable, reason: str, remedy: str
+) -> None:
+    answer = refusal(refused)
+    assert answer is not None
+    assert reason in answer.reason
+    assert remedy in answer.remedy
+
+
+def test_a_later_snapshot_gives_greater_numbers_to_all_rows() -> None:
+    assert first_sequence_number(0) == 0
+    most_rows = 2**32 - 1
+    assert first_sequence_number(7) + most_rows < first_sequence_number(8)
+    assert first_sequence_number(2**31 - 1) + most_rows == 2**63 - 1, "Java's greatest long"
+
+
+def test_only_an_engine_that_keeps_values_takes_rows_with_missing_columns() -> None:
+    columns = ["day", "flight", "gate", "arrival"]
+    assert missing_columns(table(), columns, ["day", "flight", "gate"]) == ["arrival"]
+    assert missing_columns(table(merge_engine="partial-update"), columns, ["day", "flight"]) == []
+    assert missing_columns(table(merge_engine="aggregation"), columns, ["flight", "gate"]) == ["day"]

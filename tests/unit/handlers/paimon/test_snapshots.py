@@ -1,0 +1,134 @@
+"""The footprint of a snapshot of Paimon, and the spelling of its partitions."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from datetime import date, timedelta
+
+import pytest
+
+from lakewarden.handlers.observations import UnreadableCommit
+from lakewarden.handlers.paimon.partitions import PartitionColumn, partition_path
+from lakewarden.handlers.paimon.snapshots import (
+    TableLayout,
+    foreign_snapshot,
+    manifests_of,
+    newest_snapshot,
+    read_schema,
+    read_snapshot,
+)
+from lakewarden.handlers.partition_spelling import date_of
+from tests.recorded_paimon import metadata
+
+pytestmark = [pytest.mark.unit]
+
+MONDAY, LONG = "day=2026-11-23/region=a b/c", "day=2026-11-23/region=a region with a long name"
+TUESDAY = "day=2026-11-24/region=__DEFAULT_PARTITION__"
+
+
+@pytest.mark.parametrize(
+    ("number", "keyed", "expected"),
+    [
+        (1, False, {(MONDAY, "delete"): 1, (TUESDAY, "delete"): 1}),
+        (2, False, {(MONDAY, "delete"): 1, (LONG, "delete"): 1}),
+        (3, False, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
+        (1, True, {(MONDAY, "create"): 1, (TUESDAY, "create"): 1}),
+        (3, True, {(MONDAY, "delete"): 2, (MONDAY, "create"): 1}),
+    ],
+    ids=["append", "append, long text", "overwrite", "append with keys", "overwrite with keys"],
+)
+def test_snapshots_that_paimon_wrote(number: int, keyed: bool, expected: dict[tuple[str, str], int]) -> None:
+    """An added file refutes a rewrite of its partition on an append table: `PaimonSink` would find it in its base."""
+    files = metadata()
+    layout = TableLayout(read_schema(files["schema/schema-0"]).columns, keyed)
+    lists = manifests_of(files[read_snapshot(files[f"snapshot/snapshot-{number}"]).changes])
+
+    found = foreign_snapshot(number, [files[path] for path in lists], layout)
+
+    assert found is not None
+    assert Counter((each.partition, each.operation) for each in found.markers) == expected
+    assert found.version == str(number)
+
+
+def test_the_gates_snapshots_have_its_property() -> None:
+    files = metadata()
+    gates = [number for number in range(1, 6) if read_snapshot(files[f"snapshot/snapshot-{number}"]).is_gates]
+
+    assert gates == [4]
+    assert newest_snapshot(files) == 5
+
+
+def row(*fields: bytes, nulls: int = 0, tail: bytes = b"") -> bytes:
+    return struct.pack(">i", len(fields)) + bytes([0, nulls]) + bytes(6) + b"".join(fields) + tail
+
+
+def inline(text: str) -> bytes:
+    data = text.encode()
+    return data.ljust(7, b"\0") + bytes([0x80 | len(data)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "partition", "spelled"),
+    [
+        ("INT", row(struct.pack("<q", 7)), "7"),
+        ("BIGINT", row(struct.pack("<q", -(2**40))), "-1099511627776"),
+        ("TINYINT", row(bytes([255]) + bytes(7)), "-1"),
+        ("BOOLEAN", row(bytes([1]) + bytes(7)), "True"),
+        ("DATE", row(struct.pack("<q", 20_780)), "2026-11-23"),
+        ("STRING", row(inline("a/b")), "a/b"),
+        ("VARCHAR(10)", row(inline("  ")), "__DEFAULT_PARTITION__"),
+        ("STRING", row(struct.pack("<Q", 16 << 32 | 11), tail=b"twelve char\0"), "twelve char"),
+        ("STRING", row(bytes(8), nulls=1), "__DEFAULT_PARTITION__"),
+        ("DECIMAL(10, 2)", row(struct.pack("<q", -150)), "-1.50"),
+        (
+            "DECIMAL(20, 2)",
+            row(struct.pack("<Q", 16 << 32 | 2), tail=(1234).to_bytes(2, "big") + bytes(6)),
+            "12.34",
+        ),
+    ],
+)
+def test_partitions_are_spelled_as_by_the_sink(kind: str, partition: bytes, spelled: str) -> None:
+    assert partition_path(partition, [PartitionColumn("p", kind)]) == f"p={spelled}"
+
+
+def test_dates_are_those_of_the_calendar() -> None:
+    for days in (-800_000 // 2, -1, 0, 59, 60, 365, 11_016, 20_780, 2_000_000):
+        expected = date(1970, 1, 1) + timedelta(days=days)
+        assert date_of(days) == expected.isoformat()
+
+
+@pytest.mark.parametrize(
+    ("kind", "partition", "why"),
+    [
+        ("TIMESTAMP(3)", row(bytes(8)), "no single spelling"),
+        ("INT", b"\0\0\0\1", "can't be read"),
+        ("STRING", row(b"\xff" + bytes(6) + b"\x81"), "can't be read"),
+    ],
+)
+def test_a_partition_that_can_not_be_read_is_an_error(kind: str, partition: bytes, why: str) -> None:
+    with pytest.raises(UnreadableCommit, match=why):
+        partition_path(partition, [PartitionColumn("p", kind)])
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"version": 4}', "version 4 of Paimon's snapshots is unknown"),
+        (b"{}", "version 1 of Paimon's snapshots is unknown"),
+        (json.dumps({"version": 3, "schemaId": 0}).encode(), "lacks"),
+    ],
+)
+def test_a_snapshot_that_can_not_be_read_is_an_error(body: bytes, why: str) -> None:
+    with pytest.raises(UnreadableCommit, match=why):
+        read_snapshot(body)
+
+
+def test_a_damaged_manifest_or_schema_is_an_error() -> None:
+    with pytest.raises(UnreadableCommit, match="not an Avro file"):
+        manifests_of(b"not avro")
+    with pytest.raises(UnreadableCommit, match="the schema lacks"):
+        read_schema(b'{"fields": []}')

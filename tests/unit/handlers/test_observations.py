@@ -1,0 +1,63 @@
+"""A position in a log of numbered commits, and the markers of a commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from lakewarden.handlers.observations import ADDS, INVALIDATES, ChangedFile, LogPosition, observed_commit
+
+pytestmark = [pytest.mark.unit]
+
+
+@pytest.mark.parametrize(
+    ("newest", "identity", "has_next", "why"),
+    [
+        (5, "a", False, None),
+        (5, None, False, None),
+        (7, "a", True, None),
+        (5, "other", False, "another one than before"),
+        (None, None, False, "is gone"),
+        (4, None, False, "is gone"),
+        (7, "a", False, "6 is missing, and 7 exists"),
+    ],
+    ids=["idle", "only a checkpoint", "new ones", "replaced", "vanished", "a shorter log", "a gap"],
+)
+def test_a_position_is_lost_by_a_gap_or_another_table(
+    newest: int | None, identity: str | None, has_next: bool, why: str | None
+) -> None:
+    found = LogPosition(5, "a").why_lost(newest, identity=identity, has_next=has_next)
+
+    assert found is None if why is None else found is not None and why in found
+
+
+def test_a_commit_that_can_not_be_read_is_left_behind_when_newer_ones_exist() -> None:
+    position = LogPosition(5, "a", stuck=True)
+
+    assert position.why_lost(6, identity="a", has_next=True) is None
+    assert position.why_lost(7, identity="a", has_next=True) is not None
+
+
+def test_an_identity_counts_from_the_listing_after_a_commit() -> None:
+    position = LogPosition(5, "a", stuck=True)
+    position.advance()
+
+    assert position.why_lost(6, identity="b", has_next=False) is None
+    assert position == LogPosition(6, "b")
+
+
+def test_of_two_operations_on_a_file_the_one_that_invalidates_counts() -> None:
+    files = [ChangedFile("p", "f", operation) for operation in (ADDS, INVALIDATES, ADDS)]
+
+    (marker,) = observed_commit("1", files).markers
+
+    assert (marker.partition, marker.file_group, marker.operation) == ("p", "f", "delete")
+
+
+def test_names_that_no_marker_can_have_are_no_error() -> None:
+    """Of a longer file name the end counts. No writer can declare a longer partition."""
+    found = observed_commit(
+        "1", [ChangedFile("p", "x" * 5_000 + "end", ADDS), ChangedFile("p" * 5_000, "f", ADDS)]
+    )
+
+    (marker,) = found.markers
+    assert (len(marker.file_group), marker.file_group[-3:]) == (1024, "end")
