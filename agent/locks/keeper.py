@@ -25,6 +25,7 @@ import anyio.lowlevel
 import structlog
 
 from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.errors import TaskEndedError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import (
     ConditionalStore,
@@ -37,6 +38,7 @@ from lakewarden.agent.stores import (
 )
 from lakewarden.agent.stores.limited import LimitedStore
 from lakewarden.agent.stores.locations import parse_location
+from lakewarden.agent.stores.metered import MeteredStore, OnRequest
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased
 from lakewarden.handlers.lease import machine as lease
@@ -189,19 +191,22 @@ class LockKeeper:
         return self._inbox.popleft() if self._inbox else lease.Timer(self._clock())
 
     async def _request(self, effect: lease.Get | lease.Put) -> None:
-        with guarded(f"a request for {self.place.uri}"):
-            try:
+        done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
+        try:
+            with guarded(f"a request for {self.place.uri}"):
                 store = await self._open_store()
-            except (StoreProbeError, LocationError) as error:
-                done = lease.ReadDone if isinstance(effect, lease.Get) else lease.WriteDone
-                self._enqueue(done(self._clock(), _not_opened(error)))
-                return
-            if isinstance(effect, lease.Get):
-                found = await store.read(self.place.uri)
-                self._enqueue(lease.ReadDone(self._clock(), found))
-            else:
-                written = await store.write(self.place.uri, effect.body, effect.condition)
-                self._enqueue(lease.WriteDone(self._clock(), written))
+                if isinstance(effect, lease.Get):
+                    found = await store.read(self.place.uri)
+                    self._enqueue(lease.ReadDone(self._clock(), found))
+                else:
+                    written = await store.write(self.place.uri, effect.body, effect.condition)
+                    self._enqueue(lease.WriteDone(self._clock(), written))
+        except (StoreProbeError, LocationError) as error:
+            self._enqueue(done(self._clock(), _not_opened(error)))
+        except TaskEndedError as error:
+            # The store's client has cancelled it. As after any lost answer, it may have arrived.
+            log.warning("lock.request-cancelled", lock=self.place.uri, problem=str(error))
+            self._enqueue(done(self._clock(), Unknown(str(error))))
 
 
 def _not_opened(error: StoreProbeError | LocationError) -> Unknown | Refused:
@@ -237,8 +242,11 @@ def _folder(root: str) -> str:
 class Stores:
     """Opens and probes each store once. All callers that wait for the same probe get its error."""
 
-    def __init__(self, settings: Settings, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, settings: Settings, stack: AsyncExitStack, on_request: OnRequest = lambda *_: None
+    ) -> None:
         self._settings = settings
+        self._on_request = on_request
         self._stack = stack
         self._open: dict[str, ConditionalStore] = {}
         self._opening: dict[str, anyio.Lock] = {}
@@ -253,7 +261,7 @@ class Stores:
         `StoreProbeError` if it ignores conditions, and `LocationError` if there is no store for the URI. The next call after an
         error probes the store again.
         """
-        root = self._root_of(uri)
+        root = self.root_of(uri)
         if root not in self._open:
             failed_before = self._failed.get(root)
             # One lock per store: a store that is slow to open delays no other one.
@@ -268,7 +276,7 @@ class Stores:
     async def read(self, uri: str) -> ReadOutcome:
         """Read an object of a table, without a probe: the agent may have no right to write there."""
         try:
-            root = self._root_of(uri)
+            root = self.root_of(uri)
             if root.startswith("file://") and not await anyio.Path(_folder(root)).is_dir():
                 return Absent()
             store = self._open.get(root) or await self._reader(root)
@@ -281,7 +289,7 @@ class Stores:
     async def _reader(self, root: str) -> ConditionalStore:
         async with self._opening_readers.setdefault(root, anyio.Lock()):
             if root not in self._readers:
-                store = LimitedStore(store_at(root, self._settings))
+                store = self._store(root)
                 self._readers[root] = await self._stack.enter_async_context(store)
         return self._readers[root]
 
@@ -303,7 +311,7 @@ class Stores:
                 ) from error
         async with AsyncExitStack() as attempt:
             try:
-                entered = await attempt.enter_async_context(LimitedStore(store_at(root, self._settings)))
+                entered = await attempt.enter_async_context(self._store(root))
             except (OSError, ValueError) as error:
                 raise StoreRefusedError(f"the store can't be opened: {error}; store={root}") from error
             await probe(entered, root)
@@ -311,7 +319,10 @@ class Stores:
         log.info("store.honours-conditions", store=root)
         return entered
 
-    def _root_of(self, uri: str) -> str:
+    def _store(self, root: str) -> LimitedStore:
+        return LimitedStore(MeteredStore(store_at(root, self._settings), self._on_request))
+
+    def root_of(self, uri: str) -> str:
         """The part of a URI that is opened and probed: the lock root, a bucket, or the folder of a local table's glob."""
         lock_root = self._settings.lock_root
         if lock_root is not None and uri.startswith(lock_root + "/"):

@@ -20,12 +20,14 @@ import structlog
 
 from lakewarden.agent import wire_events
 from lakewarden.agent.clock import moment, monotonic
+from lakewarden.agent.errors import TaskEndedError
 from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, Stores
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import AuditEventUnion, encode
 from lakewarden.handlers.lease import machine as lease
+from lakewarden.handlers.lease.conditional import ReadOutcome, Unknown
 from lakewarden.handlers.lease.lock_queue import Contender
 from lakewarden.handlers.lease.placement import (
     HUDI_PROPERTIES,
@@ -52,7 +54,10 @@ LOOK_AGAIN_SECONDS = 60.0
 
 
 class TableLocks:
-    """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset."""
+    """The locks of one partition. `step_table` passes an input to a table, `last_offset` returns the last consumed offset.
+
+    `on_event` gets each audit event, and the interval of the lock's renewals.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class TableLocks:
         step_table: Callable[[str, LockInput], None],
         last_offset: Callable[[], int],
         on_failure: Callable[[str, Exception], None],
+        on_event: Callable[[AuditEventUnion, float], None],
     ) -> None:
         self._settings = settings
         self._placement = settings.placement()
@@ -75,6 +81,7 @@ class TableLocks:
         self._step_table = step_table
         self._last_offset = last_offset
         self._on_failure = on_failure
+        self._on_event = on_event
         self._places: dict[str, LockPlace] = {}
         self._absent_at: dict[str, float] = {}
         """When a table was found to be no Hudi table, in monotonic seconds."""
@@ -116,8 +123,13 @@ class TableLocks:
         uri, look_up = state.uri, LookUp()
         settings = self._settings.lease(shared=False)
         found: LockPlace | NotAllowed | None = self._placement.configured(uri)
+        outcome: ReadOutcome
         while found is None:
-            outcome = await self._stores.read(uri + HUDI_PROPERTIES)
+            try:
+                with guarded(f"a request for {uri}{HUDI_PROPERTIES}"):
+                    outcome = await self._stores.read(uri + HUDI_PROPERTIES)
+            except TaskEndedError as error:
+                outcome = Unknown(str(error))
             at = moment()
             judged = judge_look_up(
                 self._placement, uri, look_up, outcome, settings, now=at.now, jitter=at.jitter
@@ -239,6 +251,7 @@ class TableLocks:
     def _on_keeper_event(self, uri: str, place: LockPlace, step: KeeperEvent, *, relied_on: bool) -> None:
         event = wire_events.lock_event(self._settings.agent_id, uri, place.uri, step)
         self._publisher.put(Outgoing(self._settings.topics.audit, uri.encode(), encode(event)))
+        self._on_event(event, self._settings.lease(shared=place.shared).renew_interval)
         if self._places.get(uri) is not place or not relied_on:
             return  # The lock is being released: the table does not need it any more, or has changed to another lock.
         now, offset = monotonic(), self._last_offset()

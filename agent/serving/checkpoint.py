@@ -4,7 +4,7 @@
 - The metadata, JSON, has the matching position in `decisions`, the term in force at that position, and the topic's number of
   partitions. If that number has changed, tables have moved between partitions, and their events have no single order any more.
 - It also has what shows the next owner that the log is complete (`handlers/table/log_gaps.py`): the last event that the owner had
-  read, the last decision that it had published, the end of what it had published to the ledger, and gaps found before.
+  read, the last decision and the last ledger entry that it had published, where the ledger began, and gaps found before.
 
 Checkpoints never move backwards within a session. The agent commits one only after all its decisions are in the log.
 """
@@ -57,6 +57,10 @@ class Checkpoint:
     ledger_end: int = 0
     """Offset after the last ledger entry that Kafka had acknowledged."""
     gaps: tuple[FoundGap, ...] = ()
+    entry: LastRecord | None = None
+    """That ledger entry."""
+    ledger_beginning: int = 0
+    """Offset of the ledger's first record."""
 
     def metadata(self, partitions: int) -> str:
         """The metadata of the committed offset."""
@@ -68,6 +72,8 @@ class Checkpoint:
                 "read": _record_json(self.read),
                 "published": _record_json(self.published),
                 "ledger": self.ledger_end,
+                "entry": _record_json(self.entry),
+                "ledger_beginning": self.ledger_beginning,
                 "gaps": [
                     [each.at.isoformat(), each.gap.topic, each.gap.problem, each.gap.expected, each.gap.found]
                     for each in self.gaps[-MAX_GAPS:]
@@ -79,8 +85,7 @@ class Checkpoint:
     def parse(cls, offset: int, metadata: str) -> Checkpoint:
         """The checkpoint of a committed offset. What its metadata doesn't have, or has in another form, is left out."""
         fields = _parse(metadata)
-        ledger_end = fields.get("ledger")
-        gaps = fields.get("gaps")
+        ledger_end, beginning, gaps = fields.get("ledger"), fields.get("ledger_beginning"), fields.get("gaps")
         return cls(
             offset,
             decisions_position(metadata),
@@ -90,11 +95,13 @@ class Checkpoint:
             tuple(found for each in gaps if (found := _gap(each)) is not None)
             if isinstance(gaps, list)
             else (),
+            _record(fields.get("entry")),
+            beginning if isinstance(beginning, int) else 0,
         )
 
 
 def digest(value: bytes | None) -> str:
-    """Tells records apart."""
+    """Identifies a record."""
     return hashlib.blake2b(value or b"", digest_size=8).hexdigest()
 
 

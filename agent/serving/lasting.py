@@ -7,6 +7,7 @@ from collections import deque
 import anyio
 
 from lakewarden.agent.clock import monotonic
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.settings import Settings
 from lakewarden.events import UndecodableRecords
 
@@ -21,6 +22,7 @@ class Lasting:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.metrics = AgentMetrics(settings.metrics_tables)
         self.ready = anyio.Event()
         """Set while every assigned partition is live."""
         self.undecodable = UndecodableRecords()

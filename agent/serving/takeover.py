@@ -33,7 +33,14 @@ from lakewarden.agent.serving.checkpoint import (
 )
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import KafkaSettings, Settings
-from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, find_gap, replay_start
+from lakewarden.handlers.table.log_gaps import (
+    Extent,
+    Gap,
+    LastRecord,
+    find_gap,
+    find_ledger_gap,
+    replay_start,
+)
 from lakewarden.handlers.table.replay import Position
 
 log = structlog.get_logger()
@@ -42,6 +49,14 @@ RECORDS_AT_ONCE = 200
 """Records that are decoded before other tasks run: about 2 ms of ledger entries, 30 ms of the largest usual decisions."""
 RECORDS_READ_AT_ONCE = 5_000
 """Records that are in memory at once, beside what Kafka's client has fetched."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """Where the ledger of one partition begins, and what it lacks of what the checkpoint relies on."""
+
+    beginning: int
+    gap: Gap | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +91,17 @@ async def load(
     for number, start in starts.items():
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
+    ledgers = await find_ledger_gaps(
+        settings, consumer, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
+    )
     await _read(owners, settings, spans, starts)
     ends = await consumer.end_offsets([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
         if owner.phase != "loading":
             continue
         start, events = starts[owner.number], TopicPartition(topics.writers, owner.number)
-        gaps = (*start.gaps, *_ledger_gap(owner, start.checkpoint, topics.ledger))
+        ledger = ledgers[owner.number]
+        gaps = start.gaps if ledger.gap is None else (*start.gaps, ledger.gap)
         if start.gaps or owner.follows_paused:
             _move(consumer, events, start.offset)
         owner.load(
@@ -93,6 +112,7 @@ async def load(
             (),
             checkpoint=start.checkpoint,
             gaps=gaps,
+            ledger_beginning=ledger.beginning,
         )
 
 
@@ -192,11 +212,48 @@ async def _digests(
     }
 
 
-def _ledger_gap(owner: PartitionOwner, checkpoint: Checkpoint | None, topic: str) -> tuple[Gap, ...]:
-    """This owner's own `partition-taken` must follow everything that the former owner has published."""
-    if checkpoint is None or owner.takeover_in_ledger >= checkpoint.ledger_end:
-        return ()
-    return (Gap(topic, "end-lost", checkpoint.ledger_end, owner.takeover_in_ledger),)
+async def find_ledger_gaps(
+    settings: KafkaSettings,
+    consumer: AIOKafkaConsumer,
+    starts: Mapping[int, Start],
+    ends: Mapping[int, int] | None = None,
+) -> dict[int, LedgerState]:
+    """What the ledger lacks of what the checkpoints rely on. `consumer`: any that is started.
+
+    `ends`: where it ended before the owners' own `partition-taken`. None: now.
+    """
+    topic = settings.topics.ledger
+    where = {number: TopicPartition(topic, number) for number in starts}
+    beginnings = await consumer.beginning_offsets(list(where.values()))
+    if ends is None:
+        found_ends = await consumer.end_offsets(list(where.values()))
+        ends = {number: found_ends[each] for number, each in where.items()}
+    last = {
+        number: start.checkpoint.entry
+        for number, start in starts.items()
+        if start.checkpoint is not None and start.checkpoint.entry is not None
+    }
+    digests = await _digests(
+        settings,
+        {
+            where[number]: each.offset
+            for number, each in last.items()
+            if beginnings[where[number]] <= each.offset < ends[number]
+        },
+    )
+    found: dict[int, LedgerState] = {}
+    for number, start in starts.items():
+        extent = Extent(beginnings[where[number]], ends[number], digests.get(where[number]))
+        checkpoint = start.checkpoint
+        gap = find_ledger_gap(
+            topic,
+            None if checkpoint is None else checkpoint.ledger_beginning,
+            0 if checkpoint is None else checkpoint.ledger_end,
+            last.get(number),
+            extent,
+        )
+        found[number] = LedgerState(extent.beginning, gap)
+    return found
 
 
 def _move(consumer: AIOKafkaConsumer, partition: TopicPartition, offset: int) -> None:

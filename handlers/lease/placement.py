@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias, assert_never
 
+from lakewarden.events import is_glob
 from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
 from lakewarden.handlers.lease.types import LeaseSettings, Refusal
 
@@ -169,6 +170,6 @@ def judge_look_up(
 
 
 def _covers(glob: str, uri: str) -> bool:
-    if any(wild in glob for wild in "*?["):
+    if is_glob(glob):
         return fnmatchcase(uri, glob)
     return uri == glob or uri.startswith(glob.rstrip("/") + "/")

@@ -10,6 +10,7 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
    entry in force is not the last of its key: at the end of its replay, and when it reads a replaced agent's entry later.
 3. A copy from another topic prefix that is not complete (`ledger-copied`) is no ledger to decide by.
 4. A writer of whose `conflicts-lost` none counts has lost nothing.
+5. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from lakewarden.events import (
     Marker,
     PartitionTaken,
 )
-from lakewarden.handlers.table.verdicts import RecordLosses
+from lakewarden.handlers.table.verdicts import RecordBatch, RecordLosses
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 """One encoder: `json.dumps` with options makes another one each time."""
@@ -60,6 +61,13 @@ class CommittedBatch:
         """Of two entries of one writer, the one with the larger rank is in force."""
         corrected_at = -1 if self.correction is None else self.correction.offset
         return (corrected_at, self.batch_id is not None, self.batch_id or 0)
+
+    def to_record(self, writer: str) -> RecordBatch:
+        """The entry of its writer."""
+        corrected_at, event_id = (
+            (None, None) if self.correction is None else (self.correction.offset, self.correction.event_id)
+        )
+        return RecordBatch(self.transaction, writer, self.batch_id, self.version, corrected_at, event_id)
 
     def covers(self, batch_id: int | None) -> bool:
         """Whether this batch of the writer is committed: batch ids rise, so smaller ones are, too."""
@@ -173,6 +181,12 @@ class Ledger:
             self.to_repeat[key] = None
         elif self.to_repeat:
             self.to_repeat.pop(key, None)
+
+    def to_record(self) -> Iterator[tuple[str, RecordBatch]]:
+        """Each batch in force, with its table."""
+        for uri, entries in list(self.tables.items()):
+            for writer, batch in list(entries.batches.items()):
+                yield uri, batch.to_record(writer)
 
 
 def batch_of(entry: BatchCommitted) -> CommittedBatch:

@@ -18,6 +18,9 @@ Where the replay starts, if `writers` or `decisions` is incomplete:
 - The term in force at a start that is not the checkpoint's is unknown.
 
 What an owner does then is in `machine.py` (`Replayed`) and in decision record 16.
+
+The ledger is read from its beginning, and compaction removes records from its midst, so it has a rule of its own
+(`find_ledger_gap`, decision record 50).
 """
 
 from __future__ import annotations
@@ -91,6 +94,23 @@ def find_gap(topic: str, needed: int | None, last: LastRecord | None, extent: Ex
     if needed < extent.beginning:
         return Gap(topic, "beginning-lost", needed, extent.beginning)
     return None
+
+
+def find_ledger_gap(
+    topic: str, beginning: int | None, end: int, last: LastRecord | None, extent: Extent
+) -> Gap | None:
+    """What is missing in the ledger.
+
+    `beginning` and `end`: what it had before; the former is None without a checkpoint. `last`: the last entry, which compaction
+    may have removed since.
+    """
+    if end > extent.end:
+        return Gap(topic, "end-lost", end, extent.end)
+    if last is not None and extent.digest not in (None, last.digest):
+        return Gap(topic, "replaced", last.offset, extent.end)
+    if beginning is None:
+        return Gap(topic, "no-checkpoint", 0, extent.beginning) if extent.beginning > 0 else None
+    return Gap(topic, "beginning-lost", beginning, extent.beginning) if beginning < extent.beginning else None
 
 
 def missing_events(

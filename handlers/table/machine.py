@@ -87,7 +87,6 @@ from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
     Cause,
     Effect,
-    RecordBatch,
     RecordLosses,
     Verdict,
     Warn,
@@ -421,14 +420,7 @@ def _decide_outstanding(context: StepContext) -> None:
             break
         # Each round ends or starts a transaction, which may unblock another: at most one round per transaction.
     for writer in sorted(state.unrecorded_batches):
-        batch = state.ledger[writer]
-        correction = batch.correction
-        corrected_at, event_id = (
-            (None, None) if correction is None else (correction.offset, correction.event_id)
-        )
-        context.emit(
-            [RecordBatch(batch.transaction, writer, batch.batch_id, batch.version, corrected_at, event_id)]
-        )
+        context.emit([state.ledger[writer].to_record(writer)])
     state.unrecorded_batches.clear()
     for writer, lost_last in sorted(state.unrecorded_losses.items()):
         losses, lost_on = state.losses.get(writer, 0), state.lost_on.get(writer, ())

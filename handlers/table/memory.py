@@ -19,7 +19,7 @@ from two agents, so their sum may exceed a budget that each agent kept:
 4. The footprint of a transaction that the log has as aborted with `not-allowed`, and never as granted, is not entered.
 5. At the budget, the table with the largest index loses it, and enters no markers until the end of the replay.
 
-A table that lost its index can't tell who conflicts with whom:
+A table that lost its index doesn't know who conflicts with whom:
 
 6. All its open transactions, except a granted one, are aborted as in rule 1: at once, or at the end of the replay.
 7. Its landed transactions are dropped. No open transaction is left that began before them.

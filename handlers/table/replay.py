@@ -25,7 +25,7 @@ Requests of unknown transactions
    later replay that reads the request, because a checkpoint has no decision before its position that answers a later event. So
    the answer is published once. Events of other types get theirs when the writer's next event is read.
 8. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
-   transactions that ended before the checkpoint can't be told from unanswered ones. They get the answer, which no writer awaits.
+   transactions that ended before the checkpoint look like unanswered ones. They get the answer, which no writer awaits.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lakewarden.events import CommitIntent
 from lakewarden.handlers.table.machine import EventRead, Input
@@ -37,6 +38,11 @@ class OpenInLog:
     transaction: str
     writer: str
     granted: bool
+
+    @property
+    def reason(self) -> Literal["lease-lost", "not-allowed"]:
+        """The reason of its abort (rule 2)."""
+        return "lease-lost" if self.granted else "not-allowed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Simulation:
             stack.enter_context(patch.object(where, what, instead))
         return stack
 
-    def hunt(self, bug: str, seeds: range, pool: Executor) -> Future[Counter[str]]:
+    def hunt(self, bug: str, seeds: Sequence[int], pool: Executor) -> Future[Counter[str]]:
         """Plant a bug and run these seeds until its own oracle finds it. Return which oracles found something."""
         return pool.submit(_hunt, self.module, bug, seeds)
 
@@ -170,7 +170,7 @@ def _examine_all(module: str, seeds: tuple[int, ...]) -> list[Result]:
     return [simulation.examine(seed) for seed in seeds]
 
 
-def _hunt(module: str, bug: str, seeds: range) -> Counter[str]:
+def _hunt(module: str, bug: str, seeds: Sequence[int]) -> Counter[str]:
     simulation = _simulation(module)
     found: Counter[str] = Counter()
     with simulation.planted(bug):

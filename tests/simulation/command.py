@@ -23,7 +23,7 @@ def main(simulation: Simulation, description: str | None) -> int:
     )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="run one seed")
-    which.add_argument("--seeds", type=_range, help="run so many seeds, or the range from-to")
+    which.add_argument("--seeds", type=_range, help="run so many seeds, or the range from-to[/step]")
     parser.add_argument("--trace", action="store_true", help="print the trace of one seed")
     parser.add_argument("--planted", choices=simulation.bugs, help="plant this bug, with --seed")
     parser.add_argument("--digests", action="store_true", help="print a digest of each trace")
@@ -36,7 +36,8 @@ def main(simulation: Simulation, description: str | None) -> int:
 
 def _range(text: str) -> range:
     first, dash, last = text.replace("_", "").partition("-")
-    return range(int(first), int(last)) if dash else range(int(first))
+    last, _, step = last.partition("/")
+    return range(int(first), int(last), int(step or 1)) if dash else range(int(first))
 
 
 def _one(simulation: Simulation, seed: int, *, trace: bool, bug: str | None) -> int:

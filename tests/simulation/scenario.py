@@ -62,7 +62,7 @@ class Scenario:
     tampering: tuple[tuple[str, float, float], ...]
     """Locks that a person breaks by hand, with start and end."""
     forged_hints: tuple[tuple[str, float, float], ...]
-    """Locks about which somebody publishes invented audit events, with start and end."""
+    """Locks about which a stranger publishes invented audit events, with start and end."""
     bound: float
     """When every contender must have had its lock, at the latest."""
 

@@ -3,9 +3,9 @@
 - At a take-over, the gaps that `takeover.py` has found are logged, and the checkpoints carry them for some days.
 - While the owner runs, it notes the last event that it has read, the last decision and the end of the ledger that Kafka has
   acknowledged. Its checkpoints have them, so that the next owner finds a gap (`handlers/table/log_gaps.py`).
-- A decision that is acknowledged at an offset below an earlier one shows that Kafka has lost records since (`cut`). The session
-  ends, and the take-over of the next one finds out what is missing. The last checkpoint still names the decision that was lost:
-  otherwise the log would look complete as soon as it is as long as before.
+- A decision or a ledger entry that is acknowledged at an offset below an earlier one shows that Kafka has lost records since
+  (`cut`). The session ends, and the take-over of the next one finds out what is missing. The last checkpoint still names the
+  record that was lost: otherwise the log would look complete as soon as it is as long as before.
 
 **If the log is incomplete** (decision record 16), the owner replays what is left, aborts what is open without a grant, and admits
 nothing in a table before it has the table's lock. It commits no checkpoint before a lock lease has passed, so that an owner that
@@ -34,8 +34,8 @@ _LOG_LOST = (
     "recent leader elections, and whether the cluster was restored"
 )
 _LEDGER_LOST = (
-    "the ledger has lost entries, so a batch whose sink can't ask its table may be written twice. Restore the topic from a "
-    "backup if there is one"
+    "the ledger has lost entries. If an agent was running then, it has recorded them again (ledger.restored). Otherwise a batch "
+    "whose sink can't ask its table may be written twice: restore the entries from a backup if there is one"
 )
 
 
@@ -50,7 +50,13 @@ class LogSeen:
         """The last event that it has read."""
         self._published: LastRecord | None = None
         """Its last decision that Kafka has acknowledged, before any was lost."""
-        self._ledger_end = 0
+        self._entry: LastRecord | None = None
+        """Its last ledger entry that Kafka has acknowledged, before any was lost."""
+        self.ledger_lost = False
+        """Whether the ledger has lost entries since the take-over, as far as it has been noticed."""
+        self.ledger_beginning = 0
+        """Offset of the ledger's first record at the take-over."""
+        self.ledger_end = 0
         """Offset after its last ledger entry that Kafka has acknowledged."""
         self._gaps: tuple[FoundGap, ...] = ()
         """All gaps, with those of the ledger and of former owners, for the checkpoints."""
@@ -78,11 +84,14 @@ class LogSeen:
         gaps: Sequence[Gap],
         decided: Iterable[DecisionEventUnion],
         end: int,
+        ledger_beginning: int,
     ) -> None:
         """Note and log what the log lacks. `gaps`: of what `checkpoint`, the former owner's, relies on.
 
-        `decided`: the decisions that count; `end`: of `writers`, which must have the cause of each.
+        `decided`: the decisions that count; `end`: of `writers`, which must have the cause of each. `ledger_beginning`: where the
+        ledger begins now.
         """
+        self.ledger_beginning = ledger_beginning
         beyond = missing_events(self._topics.writers, decided, end, gaps)
         gaps = gaps if beyond is None else [*gaps, beyond]
         now = utc_now()
@@ -110,20 +119,36 @@ class LogSeen:
 
     def on_decision(self, value: bytes, offset: int) -> None:
         """Kafka has acknowledged a decision of the owner."""
-        if self.cut is None and offset < self.decisions_end:
-            self.cut = (
-                f"topic {self._topics.decisions} has lost records of partition {self._number}: a decision was acknowledged at "
-                f"offset {offset}, an earlier one at {self.decisions_end - 1}"
-            )
-        if self.cut is not None:
-            return  # the last checkpoint must name a decision that is lost
-        self.decisions_end = offset + 1
-        self._published = LastRecord(offset, digest(value))
+        if self._is_complete(self._topics.decisions, offset, self.decisions_end):
+            self.decisions_end = offset + 1
+            self._published = LastRecord(offset, digest(value))
 
-    def on_ledger_entry(self, offset: int) -> None:
+    def on_ledger_entry(self, value: bytes, offset: int) -> None:
         """Kafka has acknowledged a ledger entry of the owner."""
-        self._ledger_end = max(self._ledger_end, offset + 1)
+        if self._is_complete(self._topics.ledger, offset, self.ledger_end):
+            self.ledger_end = offset + 1
+            self._entry = LastRecord(offset, digest(value))
+        else:
+            self.ledger_lost = self.ledger_lost or offset < self.ledger_end
+
+    def _is_complete(self, topic: str, offset: int, end: int) -> bool:
+        """Whether no record of the owner was lost before this one. Otherwise the last checkpoint must name one that is lost."""
+        if self.cut is None and offset < end:
+            self.cut = (
+                f"topic {topic} has lost records of partition {self._number}: a record was acknowledged at offset {offset}, an "
+                f"earlier one at {end - 1}"
+            )
+        return self.cut is None
 
     def checkpoint(self, offset: int, decisions: Position) -> Checkpoint:
         """The checkpoint with these positions, and with what must not be missing later."""
-        return Checkpoint(offset, decisions, self._read, self._published, self._ledger_end, self._gaps)
+        return Checkpoint(
+            offset,
+            decisions,
+            self._read,
+            self._published,
+            self.ledger_end,
+            self._gaps,
+            self._entry,
+            self.ledger_beginning,
+        )

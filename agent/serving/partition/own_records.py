@@ -95,13 +95,13 @@ class OwnRecords:
             instance=self._instance,
         )
         key, value = taken.table.encode(), encode(taken)
-        in_ledger = self._first_in_ledger if first else self._seen.on_ledger_entry
+        in_ledger = partial(self._first_in_ledger if first else self._seen.on_ledger_entry, value)
         self._publisher.put(Outgoing(self._topics.ledger, key, value, self.number, on_offset=in_ledger))
         self._put_decision(key, value, partial(self._first_taken if first else self._taken_again, value))
 
-    def _first_in_ledger(self, offset: int) -> None:
+    def _first_in_ledger(self, value: bytes, offset: int) -> None:
         self.takeovers.own_in_ledger = offset
-        self._seen.on_ledger_entry(offset)
+        self._seen.on_ledger_entry(value, offset)
 
     def _first_taken(self, value: bytes, offset: int) -> None:
         self.takeovers.own = offset
@@ -199,7 +199,8 @@ class OwnRecords:
         self._publisher.put(Outgoing(self._topics.decisions, key, value, self.number, on_offset=acknowledged))
 
     def _ledger_entry(self, key: bytes, value: bytes, too_large: Callable[[Exception], None]) -> Outgoing:
-        return Outgoing(self._topics.ledger, key, value, self.number, self._seen.on_ledger_entry, too_large)
+        acknowledged = partial(self._seen.on_ledger_entry, value)
+        return Outgoing(self._topics.ledger, key, value, self.number, acknowledged, too_large)
 
     def _dead_letter(self, record: ConsumerRecord, reason: str) -> Outgoing:
         letter = DeadLetter(

@@ -27,7 +27,7 @@ The rules about conflicts, grants and locks are in `handlers/`, the tables' lock
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import anyio.abc
@@ -37,7 +37,9 @@ from aiokafka.structs import ConsumerRecord
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
-from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.checkpoint import Checkpoint
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_seen import LogSeen
@@ -58,6 +60,7 @@ from lakewarden.events import (
     decode,
 )
 from lakewarden.handlers.group.ownership import may_resume
+from lakewarden.handlers.group.readiness import Lag, OwnedPartition
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.machine import EventRead
@@ -91,9 +94,10 @@ class PartitionOwner:
         undecodable: UndecodableRecords | None = None,
         unpublishable: dict[str, str] | None = None,
         memory: MemoryBudget | None = None,
+        metrics: AgentMetrics | None = None,
         partitions: int = 1,
     ) -> None:
-        """An agent's owners share the last four.
+        """An agent's owners share the last five.
 
         `unpublishable`: tables whose record a broker refused for its size, with the reason. `partitions`: their number in
         `writers`, by which each table has its place.
@@ -103,6 +107,8 @@ class PartitionOwner:
         """Whether it replaces an owner that was paused and could not resume: the consumer may have passed the checkpoint."""
         self.committed = 0
         """Offset of the checkpoint that is committed."""
+        self.lag = Lag()
+        """The periodic check notes the ends of the log there."""
         self._progress = Progress()
         self._seen = LogSeen(number, settings)
         unpublishable = {} if unpublishable is None else unpublishable
@@ -110,10 +116,13 @@ class PartitionOwner:
         self._takeovers = self._records.takeovers
         memory = memory or MemoryBudget(settings.memory_bytes)
         parts = self._progress, settings, self._records, self._seen
-        self._tables = Tables(*parts, memory, publisher, stores, tasks, watch, partitions=partitions)
+        observer = PartitionObserver(metrics or AgentMetrics())
+        self._tables = Tables(
+            *parts, memory, publisher, stores, tasks, watch, observer=observer, partitions=partitions
+        )
         undecodable = undecodable or UndecodableRecords()
         self._replay = Replay(self._progress, self._tables, self._records, self._seen, undecodable)
-        self._refused = RefusedEvents(self._tables, self._records)
+        self._refused = RefusedEvents(self._tables, self._records, observer)
         self._positions = CheckpointPositions()
         self._safe = Checkpoint(0, Position(0, None))
         """The last checkpoint that was computed."""
@@ -129,6 +138,13 @@ class PartitionOwner:
     def position(self) -> int:
         """Offset of the next event."""
         return self._progress.position
+
+    def facts(self) -> OwnedPartition:
+        """What the agent's readiness depends on here."""
+        if self.phase in ("replaying", "live"):
+            self.lag.note_position(self.position)
+        unread = max(0, self.lag.end - self.position)
+        return OwnedPartition(self.number, self.phase, unread, self.lag.reached_at)
 
     @property
     def term(self) -> str:
@@ -149,6 +165,29 @@ class PartitionOwner:
     def locks(self) -> TableLocks:
         """The locks of its tables."""
         return self._tables.locks
+
+    @property
+    def log_incomplete(self) -> bool:
+        """Whether the log lacked records when this owner took the partition over."""
+        return self._seen.missing is not None
+
+    @property
+    def ledger_lost(self) -> bool:
+        """Whether the ledger has lost entries since this owner read it, as far as it has noticed."""
+        return self._seen.ledger_lost
+
+    def note_lost_ledger(self) -> None:
+        """Note that the ledger has lost entries."""
+        self._seen.ledger_lost = True
+
+    def ledger_records(self) -> Iterator[Outgoing]:
+        """A record for each batch of the ledger that it knows to be in force."""
+        return self._tables.ledger_records()
+
+    @property
+    def ledger_extent(self) -> tuple[int, int]:
+        """Where the ledger begins, and the offset after this owner's last entry."""
+        return self._seen.ledger_beginning, self._seen.ledger_end
 
     @property
     def cut(self) -> str | None:
@@ -211,11 +250,13 @@ class PartitionOwner:
         *,
         checkpoint: Checkpoint | None = None,
         gaps: Sequence[Gap] = (),
+        ledger_beginning: int = 0,
     ) -> None:
         """Start the replay of `writers` from `start` to `end`.
 
         `decisions` and `ledger`: the records that `read_decisions` and `read_ledger` have not been given yet.
-        `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on.
+        `checkpoint`: the one of the former owner. `gaps`: what the log lacks of what that relies on. `ledger_beginning`: where
+        the ledger begins.
         """
         replay, takeovers = self._replay, self._takeovers
         self._progress.position = self.committed = start
@@ -229,7 +270,7 @@ class PartitionOwner:
                 f"the copy of the ledger of topic prefix {source} is not complete", _COPY_INCOMPLETE
             )
             return
-        self._seen.compare(checkpoint, gaps, replay.decided, end)
+        self._seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
         self._safe = self._seen.checkpoint(start, decisions_position)
         self._tables.repeat_entries()
         if replay.term not in (None, self.term):

@@ -18,6 +18,7 @@ import structlog
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
+from lakewarden.agent.metrics.partition_observer import PartitionObserver
 from lakewarden.agent.serving.partition.own_records import MAX_REASON, OwnRecords
 from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.events import Undecodable
@@ -35,9 +36,10 @@ MAX_REFUSED = 10_000
 class RefusedEvents:
     """Answers the refused events of one partition."""
 
-    def __init__(self, tables: Tables, records: OwnRecords) -> None:
+    def __init__(self, tables: Tables, records: OwnRecords, observer: PartitionObserver) -> None:
         self._tables = tables
         self._records = records
+        self._observer = observer
         self._answered: OrderedDict[Subject, None] = OrderedDict()
         """Unknown transactions that have their abort, oldest first."""
 
@@ -63,6 +65,7 @@ class RefusedEvents:
         if answer == "nothing" or (answer == "abort once" and not self._first(subject)):
             return
         abort = self._records.refusal(record, bad, reason)
+        self._observer.on_refusal(abort, served=state is not None)
         if answer == "abort" and state is not None:
             close = partial(replay_verdict, state, verdict_of(abort), monotonic())
             self._tables.attempt(bad.table, close)

@@ -166,8 +166,8 @@ class Replay:
     def _stop_failed(self) -> None:
         """Abort what is open in tables that the replay has stopped, and stop those whose record a broker refused for its size."""
         tables, unpublishable = self._tables, self._records.unpublishable
-        for uri, state in list(tables.states.items()):
+        for uri in list(tables.states):
             if uri in tables.stopped:
-                tables.stopped.abort_open(uri, state, unless=self.aborted)
+                tables.abort_open(uri, unless=self.aborted)
             elif uri in unpublishable:
                 tables.stop(uri, RecordTooLargeError(unpublishable[uri]))

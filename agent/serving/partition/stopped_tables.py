@@ -85,11 +85,14 @@ class StoppedTables:
 
     def abort_open(
         self, uri: str, state: TableState, failed: FailedStep = NO_STEP, *, unless: Container[Subject] = ()
-    ) -> None:
-        """Abort the transactions of a stopped table that are open in the log (rule 3)."""
-        for each in open_in_log(state, failed):
-            if (uri, each.transaction, each.writer) not in unless:
-                self._records.decision(uri.encode(), self._abort(uri, each))
+    ) -> list[OpenInLog]:
+        """Abort the transactions of a stopped table that are open in the log (rule 3), and return them."""
+        found = [
+            each for each in open_in_log(state, failed) if (uri, each.transaction, each.writer) not in unless
+        ]
+        for each in found:
+            self._records.decision(uri.encode(), self._abort(uri, each))
+        return found
 
     def _abort(self, uri: str, each: OpenInLog) -> bytes:
         return json.dumps(
@@ -105,7 +108,7 @@ class StoppedTables:
                 "cause": None,
                 "cause_offset": self._progress.last_applied,
                 "type": "abort",
-                "reason": "lease-lost" if each.granted else "not-allowed",
+                "reason": each.reason,
                 "retriable": each.granted,
                 "conflicts": [],
                 "detail": STOPPED + self.reasons[uri][:MAX_REASON],

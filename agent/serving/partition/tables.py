@@ -13,7 +13,7 @@ compact form (`handlers/table/ledger.py`), and its next event finds them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -26,7 +26,8 @@ from lakewarden.agent.clock import monotonic
 from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.locks.table_locks import TableLocks
-from lakewarden.agent.publisher import Publisher
+from lakewarden.agent.metrics.partition_observer import PartitionObserver
+from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.log_lines import log_effect
 from lakewarden.agent.serving.partition.log_seen import LogSeen
@@ -52,6 +53,7 @@ from lakewarden.handlers.table.machine import (
     step,
 )
 from lakewarden.handlers.table.memory import Excess, largest_excess, used_bytes
+from lakewarden.handlers.table.replay import Subject
 from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS, TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep, answered_before, failed_step
 
@@ -76,9 +78,10 @@ class Tables:
         tasks: anyio.abc.TaskGroup,
         watch: SleepWatch | None,
         *,
+        observer: PartitionObserver,
         partitions: int,
     ) -> None:
-        """`partitions`: their number in `writers`, by which each table has its place."""
+        """`observer`: counts what is decided. `partitions`: their number in `writers`, by which each table has its place."""
         self.number = records.number
         self._partitions = partitions
         self.states: dict[str, TableState] = {}
@@ -94,9 +97,11 @@ class Tables:
             step_table=self.step,
             last_offset=lambda: progress.position - 1,
             on_failure=self.stop,
+            on_event=observer.on_lock_event,
         )
         self.deferred = DeferredInputs()
         """What has happened to the locks since the owner was paused."""
+        self._observer = observer
         self._progress = progress
         self._settings = settings
         self._placement = settings.placement()
@@ -137,6 +142,13 @@ class Tables:
         for kind, uri, writer in self.ledger.to_repeat:
             self.attempt(uri, partial(self._repeat_entry, kind, uri, writer))
         self.ledger.to_repeat.clear()
+
+    def ledger_records(self) -> Iterator[Outgoing]:
+        """A record for each batch in force."""
+        for uri, batch in self.ledger.to_record():
+            record = self._records.of_effect(uri, batch, None)
+            assert record is not None
+            yield record
 
     def _repeat_entry(self, kind: Kind, uri: str, writer: str) -> None:
         state = self.find(uri, known=True)
@@ -200,6 +212,7 @@ class Tables:
             if record is not None:
                 self._records.put(record)
             log_effect(uri, effect)
+        self._observer.on_step(state, step_input, effects)
         self.attempt(uri, partial(self._run_lock_effects, uri, effects))
         self.note_memory(uri)
 
@@ -239,9 +252,14 @@ class Tables:
         self.stopped.add(uri, state, error, failed)
         self.locks.leave_to_expire(uri)
         if self._progress.phase == "live":
-            self.stopped.abort_open(uri, state, failed)
+            self.abort_open(uri, failed)
+        self._observer.forget_table(uri)
         drop_index(state)
         self.note_memory(uri)
+
+    def abort_open(self, uri: str, failed: FailedStep = NO_STEP, *, unless: Container[Subject] = ()) -> None:
+        """Abort what is open in a stopped table. `unless`: what the log has an abort of."""
+        self._observer.on_stop(uri, self.stopped.abort_open(uri, self.states[uri], failed, unless=unless))
 
     def _run_lock_effects(self, uri: str, effects: Iterable[verdicts.Effect]) -> None:
         for effect in effects:

@@ -14,7 +14,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.operators.status import status
-from lakewarden.events import Abort, CommitGranted, partition_name
+from lakewarden.events import Abort, AlreadyCommitted, CommitGranted, partition_name
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
 
@@ -98,6 +98,33 @@ async def test_a_running_agent_notices_that_its_topic_was_created_again(
         await _commits(scene.writer("after"))
 
 
+async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: AIOKafkaAdminClient) -> None:
+    """Before, nothing noticed it until the next agent took over, and that one admitted the batch again."""
+    ledger, first = scene.settings().topics.ledger, scene.writer("once")
+    with scene.process() as process:
+        await process.ready()
+        await first.begin(batch_id=7)
+        completed = await first.complete((await first.obtain_grant()).grant)
+        await scene.settle()
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while all(offset <= completed for offset, _ in (await scene.committed()).values()):
+                await anyio.sleep(0.2)
+        await _create_again(scene, admin, ledger)
+        restored = await process.logged("ledger.restored")
+        await process.logged("partitions.live", count=2)
+        process.kill()
+    shown = await status(scene.settings())
+    with scene.process() as process:
+        await process.ready()
+        again = scene.writer("once")
+        await again.send_intent(batch_id=7)
+        skipped = await again.wait_for(AlreadyCommitted)
+
+    assert restored["batches"] == 1
+    assert any(ledger in each for each in shown[0].incomplete)
+    assert skipped.committed_transaction == first.transaction
+
+
 async def _commits(writer: Writer) -> None:
     await writer.begin()
     await writer.touch("x")
@@ -117,10 +144,11 @@ async def _remove(scene: World, admin: AIOKafkaAdminClient, topic: str) -> None:
     await admin.delete_records({partition: RecordsToDelete(before_offset=end)})
 
 
-async def _create_again(scene: World, admin: AIOKafkaAdminClient) -> None:
+async def _create_again(scene: World, admin: AIOKafkaAdminClient, topic: str | None = None) -> None:
     settings = scene.settings()
-    await admin.delete_topics([settings.topics.writers])
+    topic = topic or settings.topics.writers
+    await admin.delete_topics([topic])
     with anyio.fail_after(PATIENCE_SECONDS):
-        while settings.topics.writers in await admin.list_topics():
+        while topic in await admin.list_topics():
             await anyio.sleep(0.1)
     await ensure_topics(settings, settings.topics, settings.partitions, settings.replication)

@@ -41,10 +41,12 @@ class Losses:
         until: float,
         partition_of: Callable[[Loss], int],
         on_loss: Callable[[str, int, int, int], None],
+        on_ledger_loss: Callable[[int, list[Record]], None],
         kill_owner: Callable[[int, float], None],
     ) -> None:
         """`on_loss`: called with topic, partition, and the offsets of the first and the last record that are left.
 
+        `on_ledger_loss`: called instead for the ledger, with the partition and what is left.
         `kill_owner`: called with a partition and the delay of the restart.
         """
         self._timeline = timeline
@@ -52,23 +54,29 @@ class Losses:
         self._until = until
         self._partition_of = partition_of
         self._on_loss = on_loss
+        self._on_ledger_loss = on_ledger_loss
         self._kill_owner = kill_owner
         for each in planned:
             timeline.plan(each.at, partial(self._try, each))
 
     def lacking(self, number: int) -> str | None:
         """The topic of which a partition lacks something that its checkpoint relies on, or None."""
-        for topic in (TOPICS.writers, TOPICS.decisions):
-            where = TopicPartition(topic, number)
-            log, beginning = self._broker.logs[where], self._broker.beginnings[where]
-            needed, last = self._relied_on(topic, number)
-            if not beginning <= (needed or 0) <= len(log):
-                return topic
-            if last is not None:
-                offset, known = last
-                if offset >= len(log) or (offset >= beginning and _digest(log[offset]) != known):
-                    return topic
-        return None
+        return next((each for each in (TOPICS.writers, TOPICS.decisions) if self._lacks(each, number)), None)
+
+    def ledger_lacks(self, number: int) -> bool:
+        """Whether the ledger of a partition lacks something that its checkpoint relies on."""
+        return self._lacks(TOPICS.ledger, number)
+
+    def _lacks(self, topic: str, number: int) -> bool:
+        where = TopicPartition(topic, number)
+        log, beginning = self._broker.logs[where], self._broker.beginnings[where]
+        needed, last = self._relied_on(topic, number)
+        if not beginning <= (needed or 0) <= len(log):
+            return True
+        if last is None:
+            return False
+        offset, known = last
+        return offset >= len(log) or (offset >= beginning and _digest(log[offset]) != known)
 
     def gaps_shown(self, number: int) -> set[str]:
         """The topics of which the checkpoint of a partition names a gap, as `lakewarden status` shows it."""
@@ -83,13 +91,17 @@ class Losses:
         fields = json.loads(known.metadata)
         if topic == TOPICS.writers:
             return known.offset, fields["read"]
+        if topic == TOPICS.ledger:
+            return fields["ledger_beginning"], fields["entry"]
         return fields["decisions"], fields["published"]
 
     def _try(self, loss: Loss) -> None:
         if self._timeline.now >= self._until:
             return
         number = self._partition_of(loss)
-        topic = TOPICS.writers if loss.topic == "writers" else TOPICS.decisions
+        topic = {"writers": TOPICS.writers, "decisions": TOPICS.decisions, "ledger": TOPICS.ledger}[
+            loss.topic
+        ]
         if not self._lose(loss, topic, number):
             self._timeline.after(RETRY_SECONDS, partial(self._try, loss))
             return
@@ -101,7 +113,7 @@ class Losses:
         where = TopicPartition(topic, number)
         end = len(self._broker.logs[where])
         needed, last = self._relied_on(topic, number)
-        if self.lacking(number) is not None or needed is None:
+        if self.lacking(number) is not None or self.ledger_lacks(number) or needed is None:
             return False
         match loss.what:
             case "beginning":
@@ -120,6 +132,8 @@ class Losses:
                 if any(self._broker.logs[each] and not self._is_known(each) for each in every):
                     return False
                 for each in every:
+                    if topic == TOPICS.ledger and not self._broker.logs[each]:
+                        continue  # nothing is lost there
                     self._broker.remove_from(each, 0)
                     self._lost(loss, each)
         return True
@@ -133,7 +147,10 @@ class Losses:
         self._timeline.log(
             "log", f"{loss.topic}-{where.partition} loses its {loss.what}: {beginning} to {end} are left"
         )
-        self._on_loss(where.topic, where.partition, beginning, end)
+        if where.topic == TOPICS.ledger:
+            self._on_ledger_loss(where.partition, self._broker.logs[where][beginning:])
+        else:
+            self._on_loss(where.topic, where.partition, beginning, end)
 
 
 def _digest(record: Record) -> str:

@@ -22,13 +22,13 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | forged events change nothing | a decision relies on a forged event, or blames a transaction for one |
 | a hung body owns no table | a grant is extended beyond `max_grant_seconds` and one lease, while its writer publishes |
 | limits are waited out | an abort is `lock-refused` or `timed-out` before `refusal_seconds` or `max_transaction_seconds` |
-| an incomplete log is noticed | after a loss, an owner goes on with what was open, tells its writer nothing, or hides the loss |
+| an incomplete log is noticed | after a loss, an owner grants what was open, aborts nothing, hides it, or restores nothing |
 | one partition per table | an owner decides about a table of another partition, except that an event is not allowed there |
-| an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer isn't told |
+| an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer gets no abort |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
 
-*After a loss of records* (`losses.py`) the oracles judge by what the log still has (docs/decisions/0016):
+*After a loss of records* (`losses.py`), the oracles use only what the log still has (docs/decisions/0016):
 
 - An open transaction may be aborted as unknown by an owner whose log was incomplete at its take-over, and by each owner if its
   intent is lost. It must not be granted later.
@@ -39,6 +39,8 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 - An owner of an incomplete log may not know which terms were in force, and so believe a grant of a replaced agent. It then lets
   it lapse.
 - The offset of a lost event proves nothing any more.
+- If the ledger has lost records, an owner must know only the batches of `ledger_knowledge.py`. Until a writer loses again, it is
+  unclear whether it is protected.
 
 Everything else holds as ever: no commit without a grant, one grant, no overlap, and every batch commits.
 
@@ -86,6 +88,7 @@ from tests.simulation.oracles import Oracles as LockOracles
 from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
+from tests.simulation.whole.ledger_knowledge import Completion, LedgerKnowledge
 from tests.simulation.whole.scenario import FORGED, TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 
@@ -128,7 +131,7 @@ class History:
     """The abort that ended it."""
     ended_at: int | None = None
     """Its offset in `decisions`."""
-    told: bool = False
+    answered: bool = False
     """Whether the log has had an abort of it, even if that is lost."""
     lost_to: set[str] = field(default_factory=set)
     events: list[tuple[int, float]] = field(default_factory=list)
@@ -183,14 +186,17 @@ class Oracles(ViolationRecorder):
         self._tables = tables
         self.lacking: Callable[[int], str | None] = lambda _: None
         """The topic of which a partition lacks something that its checkpoint relies on."""
+        self.ledger_lacks: Callable[[int], bool] = lambda _: False
+        """Whether a partition's ledger lacks something that its checkpoint relies on."""
         self._takeovers: dict[str, TakeOver] = {}
         """By term."""
         self._lost_at: dict[int, float] = {}
         """By partition: when records were lost last."""
         self._overlooked: set[str] = set()
         """Transactions with an event that its owner can't read."""
-        self._in_ledger: dict[tuple[str, str], int] = {}
-        """By table and writer: the largest batch in the ledger."""
+        self.ledger = LedgerKnowledge(partition_of, self._completions)
+        self._unclear_losses: set[tuple[str, str]] = set()
+        """By table and writer: those whose losses in a row the ledger may have lost."""
         self._terms: dict[int, str] = {}
         self._taken_over_at: dict[int, float] = {}
         self._histories: dict[str, History] = {}
@@ -298,18 +304,33 @@ class Oracles(ViolationRecorder):
             ended = history.ended
             self._check_decision(event, history)
             if history.ended is not ended:
-                history.ended_at, history.told = record.offset, True
+                history.ended_at, history.answered = record.offset, True
 
     def _on_ledger_record(self, record: Record) -> None:
         event = decode(LEDGER_EVENT, record.value)
         if isinstance(event, BatchCommitted) and event.batch_id is not None:
-            key = event.table, event.writer
-            self._in_ledger[key] = max(event.batch_id, self._in_ledger.get(key, -1))
+            self.ledger.on_entry((event.table, event.writer), event.batch_id)
 
     # -- lost records ------------------------------------------------------------------------------------------------
 
+    def _completions(self) -> Iterable[Completion]:
+        for history in self._histories.values():
+            if history.completed is not None and history.batch is not None and not history.unreported:
+                key = history.table, history.writer
+                yield Completion(key, history.batch, history.sequence, history.completed)
+
+    def on_ledger_loss(self, partition: int, left: Iterable[Record]) -> None:
+        """The ledger has lost all records but these."""
+        entries: list[tuple[tuple[str, str], int]] = []
+        for record in left:
+            entry = decode(LEDGER_EVENT, record.value)
+            if isinstance(entry, BatchCommitted) and entry.batch_id is not None:
+                entries.append(((entry.table, entry.writer), entry.batch_id))
+        self.ledger.on_loss(partition, self._timeline.now, entries)
+        self._unclear_losses |= {each for each in self._losses if self._partition_of(each[0]) == partition}
+
     def on_loss(self, topic: str, partition: int, beginning: int, end: int) -> None:
-        """A log has lost its records before `beginning` and from `end` on."""
+        """`writers` or `decisions` has lost its records before `beginning` and from `end` on."""
         self._lost_at[partition] = self._timeline.now
         for history in self._histories.values():
             if self._partition_of(history.table) != partition:
@@ -323,10 +344,10 @@ class Oracles(ViolationRecorder):
                     history.ended = history.ended_at = None
             key = history.table, history.writer
             if history.completed is not None and -1 in (history.completed, history.granted_at):
-                history.unreported = (history.batch or 0) > self._in_ledger.get(key, -1)
+                history.unreported = (history.batch or 0) > self.ledger.in_ledger.get(key, -1)
         for key, committed in self._committed.items():
             if self._partition_of(key[0]) == partition:
-                known = self._in_ledger.get(key, -1)
+                known = self.ledger.in_ledger.get(key, -1)
                 reported = {
                     each.batch
                     for each in self._histories.values()
@@ -340,7 +361,7 @@ class Oracles(ViolationRecorder):
         history.completed = -1
         self._histories[transaction] = history
         self._committed[table, writer].append((-1, batch))
-        self._in_ledger[table, writer] = batch
+        self.ledger.on_entry((table, writer), batch)
 
     def on_overlooked(self, transaction: str) -> None:
         """The owner of the partition has already read another record at the offset of an event of this transaction."""
@@ -370,7 +391,7 @@ class Oracles(ViolationRecorder):
                     f"the checkpoint of partition {partition} doesn't name what {each.lacking} had lost",
                 )
         for name, history in self._histories.items():
-            over = history.told or history.granted or history.skipped or history.abandoned
+            over = history.answered or history.granted or history.skipped or history.abandoned
             if (
                 self._partition_of(history.table) == partition
                 and history.opened_at < noticed[-1].at
@@ -378,7 +399,7 @@ class Oracles(ViolationRecorder):
                 and name not in self._overlooked
             ):
                 self.violated(
-                    "an incomplete log is noticed", f"{name} was open, and nobody told its writer anything"
+                    "an incomplete log is noticed", f"{name} was open, and no decision about it was published"
                 )
 
     def check_owner(self, partition: int, term: str, agent: str) -> None:
@@ -431,7 +452,7 @@ class Oracles(ViolationRecorder):
             if history.table == table and history.sequence < position and not over and name not in ended:
                 self.violated(
                     "an error stops one table",
-                    f"{name} is open, {node.name} has stopped {table} on partition {partition} and tells its writer nothing",
+                    f"{name} is open, {node.name} has stopped {table} on partition {partition} and publishes nothing about it",
                 )
 
     def _check_forged_abort(self, event: Abort, history: History) -> None:
@@ -480,11 +501,15 @@ class Oracles(ViolationRecorder):
         if history.requested is None or history.requested > event.cause_offset:
             self.violated("no commit without grant", f"{name} is granted without a request")
         for offset, batch in self._committed[history.table, history.writer]:
-            if offset <= event.cause_offset and history.batch is not None and history.batch <= batch:
+            known = offset <= event.cause_offset and self._must_know(event, history, batch, offset)
+            if known and history.batch is not None and history.batch <= batch:
                 self.violated(
                     "committed batch skipped",
                     f"{name} is granted batch {history.batch}; {batch} is committed",
                 )
+
+    def _must_know(self, grant: CommitGranted, history: History, batch: int, offset: int) -> bool:
+        return self.ledger.must_know(grant.term, (history.table, history.writer), batch, offset)
 
     def _check_abort(self, event: Abort, history: History) -> None:
         name = event.transaction
@@ -505,6 +530,7 @@ class Oracles(ViolationRecorder):
                 self._check_victim(event, history)
         if event.losses is not None:
             self._losses[history.table, history.writer] = (event.losses, event.cause_offset)
+            self._unclear_losses.discard((history.table, history.writer))
         if history.granted is None and history.ended is None:
             history.ended = event
         elif history.ended is not None and event.reason == "outcome-unknown" and self._may_lack(event.term):
@@ -529,7 +555,8 @@ class Oracles(ViolationRecorder):
 
     def _check_order(self, event: Abort, history: History, name: str, other: History) -> None:
         """Check the victim by design.md §4. While it is unclear whether a writer is protected, either may lose."""
-        if self._lost(other) >= self._max_losses:
+        writers = {(history.table, history.writer), (other.table, other.writer)}
+        if self._lost(other) >= self._max_losses or writers & self._unclear_losses:
             return
         mine, theirs = (history.priority, -history.order), (other.priority, -other.order)
         if self._lost(history) >= self._max_losses and not self._has_committed_since(history):
@@ -694,7 +721,13 @@ class Oracles(ViolationRecorder):
         """Judge a repeated batch. It is allowed if the table records no batches and the first commit was not reported."""
         first, again = self._histories[other.commit.transaction], self._histories[landed.commit.transaction]
         known = first.completed is not None and again.granted is not None and not first.unreported
-        reported = known and (first.completed or 0) <= (again.granted.cause_offset if again.granted else -1)
+        reported = (
+            known
+            and again.granted is not None
+            and first.completed is not None
+            and first.completed <= again.granted.cause_offset
+            and self._must_know(again.granted, again, landed.commit.batch, first.completed)
+        )
         if table.records_batches or reported:
             batch = landed.commit.batch
             self.violated(

@@ -13,7 +13,7 @@
 | decisions during replay | replay matches | nothing is decided during a replay |
 | published decisions ignored | consistent decisions | a published decision is a fact for later owners |
 | take-overs ignored | last take-over owns | an owner whose partition was taken over later restarts its session |
-| a kept partition goes on | consistent decisions | an owner whose partition another agent took meanwhile doesn't resume |
+| a kept partition goes on | replay matches | an owner whose partition another agent took meanwhile doesn't resume |
 | expiry while lagging | lag loses no writer | silence counts only while the agent has read the whole log |
 | lapse too early | one grant | nothing is granted before the running grant's end |
 | grant without lock | no foreign holder | a grant needs the lock |
@@ -34,7 +34,7 @@
 | misplaced events accepted | one partition per table | an event counts only in the partition of its table |
 | an incomplete copy accepted | committed batch skipped | a partition whose ledger is an incomplete copy is refused |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
-| writers of a stopped table not told | an error stops one table | a stopped table's open transactions are aborted |
+| writers of a stopped table not answered | an error stops one table | a stopped table's open transactions are aborted |
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.replay import Replay
 from lakewarden.agent.serving.partition.stopped_tables import StoppedTables
 from lakewarden.agent.serving.partition.tables import Tables
+from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     CommitCompleted,
     DecisionEvent,
@@ -315,6 +316,20 @@ def _gaps_not_shown() -> list[Patch]:
     return [(LogSeen, "checkpoint", without_gaps)]
 
 
+def _a_lost_ledger_not_noticed() -> list[Patch]:
+    def nothing(self: LogSeen, value: bytes, offset: int) -> None:
+        self._entry, self.ledger_end = LastRecord(offset, digest(value)), 0
+
+    return [(takeover, "find_ledger_gap", lambda *_: None), (LogSeen, "on_ledger_entry", nothing)]
+
+
+def _a_lost_ledger_not_restored() -> list[Patch]:
+    async def forget(_: KafkaSession) -> None:
+        return
+
+    return [(KafkaSession, "_restore_ledgers", forget)]
+
+
 def _a_lost_decision_forgotten() -> list[Patch]:
     def forget(self: LogSeen, value: bytes, offset: int) -> None:
         if offset < self.decisions_end:
@@ -351,7 +366,7 @@ def _an_error_ends_the_session() -> list[Patch]:
 
 
 def _writers_of_a_stopped_table_not_told() -> list[Patch]:
-    return [(StoppedTables, "abort_open", lambda *_, **__: None)]
+    return [(StoppedTables, "abort_open", lambda *_, **__: [])]
 
 
 BUGS: Bugs = {
@@ -366,7 +381,7 @@ BUGS: Bugs = {
     "decisions during replay": ("replay matches", _decisions_during_replay),
     "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
     "take-overs ignored": ("last take-over owns", _takeovers_ignored),
-    "a kept partition goes on": ("consistent decisions", _a_kept_partition_goes_on),
+    "a kept partition goes on": ("replay matches", _a_kept_partition_goes_on),
     "expiry while lagging": ("lag loses no writer", _expiry_while_lagging),
     "lapse too early": ("one grant", _lapse_too_early),
     "grant without lock": ("no foreign holder", _grant_without_lock),
@@ -384,10 +399,12 @@ BUGS: Bugs = {
     "an incomplete log not noticed": ("an incomplete log is noticed", _an_incomplete_log_not_noticed),
     "gaps not shown": ("an incomplete log is noticed", _gaps_not_shown),
     "a lost decision forgotten": ("replay matches", _a_lost_decision_forgotten),
+    "a lost ledger not noticed": ("an incomplete log is noticed", _a_lost_ledger_not_noticed),
+    "a lost ledger not restored": ("an incomplete log is noticed", _a_lost_ledger_not_restored),
     "misplaced events accepted": ("one partition per table", _misplaced_events_accepted),
     "an incomplete copy accepted": ("committed batch skipped", _an_incomplete_copy_accepted),
     "an error ends the session": ("an error stops one table", _an_error_ends_the_session),
-    "writers of a stopped table not told": (
+    "writers of a stopped table not answered": (
         "an error stops one table",
         _writers_of_a_stopped_table_not_told,
     ),
@@ -411,9 +428,11 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "an incomplete log not noticed": "losses",
     "gaps not shown": "losses",
     "a lost decision forgotten": "losses",
+    "a lost ledger not noticed": "checkpoints_restored",
+    "a lost ledger not restored": "checkpoints_restored",
     "misplaced events accepted": "misplaced",
     "an incomplete copy accepted": "copied_again",
     "an error ends the session": "errors",
-    "writers of a stopped table not told": "errors",
+    "writers of a stopped table not answered": "errors",
 }
 """The addition, a field of `Additions`, that reveals a bug."""

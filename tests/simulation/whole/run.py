@@ -9,6 +9,7 @@ from random import Random
 
 from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
+from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.agent.stores.memory import Objects
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.simulation.agents import LockUsage
@@ -27,7 +28,7 @@ from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.copying import InterruptedCopy
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.losses import Losses
-from tests.simulation.whole.oracles import LockWatch, Oracles
+from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
     HANG_SECONDS,
@@ -143,9 +144,11 @@ class World:
             until=scenario.fault_free_from,
             partition_of=lambda loss: self._partition_of(scenario.tables[loss.table].uri),
             on_loss=self.oracles.on_loss,
+            on_ledger_loss=self.oracles.on_ledger_loss,
             kill_owner=self._kill_owner,
         )
         self.oracles.lacking = self.losses.lacking
+        self.oracles.ledger_lacks = self.losses.ledger_lacks
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -165,6 +168,8 @@ class World:
         if scenario.additions.copied_again is not None:
             copy = InterruptedCopy(timeline, self.broker, self.oracles, self._jobs)
             copy.begin(scenario.additions.copied_again, self._restart_agents)
+        for at, batches in scenario.additions.checkpoints_restored:
+            timeline.plan(at, partial(self._restore_checkpoints, batches))
         for at in scenario.checks:
             timeline.plan(at, self._compare)
         if scenario.additions.errors:
@@ -236,6 +241,7 @@ class World:
         for owner in self.owners:
             if owner.phase == "live" and owner.node.state == "running":
                 self.oracles.check_owner(owner.number, owner.term, owner.node.name)
+                self._check_ledger(owner)
         for number in range(self.scenario.partitions):
             self.oracles.check_incomplete(number, self.losses.gaps_shown(number))
         for job in self._jobs:
@@ -246,6 +252,33 @@ class World:
             for batch in range(job.next_batch):
                 if job.table.find(job.writer, batch) is None:
                     self.oracles.violated("once", f"batch {batch} of {job.writer} is in no table")
+
+    def _check_ledger(self, owner: ObservedOwner) -> None:
+        """After a loss in the ledger, an owner has had time if no fault delays it, and it was live when it could have noticed."""
+        lost_at = max(self.oracles.ledger.lost_at.get(owner.number, 0.0), self.scenario.fault_free_from)
+        notice = LEDGER_BEGINNING_SECONDS + TAKEOVER_NOTICE_SECONDS
+        if min(owner.live_for(), self.timeline.now - lost_at) > notice and not (
+            owner.stopped or owner.replaced
+        ):
+            shown = TOPICS.ledger in self.losses.gaps_shown(owner.number)
+            problem = self.oracles.ledger.problem(owner.term, shown=shown)
+            if problem is not None:
+                self.oracles.violated("an incomplete log is noticed", problem)
+
+    def _restore_checkpoints(self, batches: int) -> None:
+        """Each writer begins again with an earlier batch, in a new driver."""
+        self.timeline.log("table", f"the checkpoints of all writers lose {batches} batches")
+        for job in self._jobs:
+            if job.done:
+                continue
+            job.next_batch = max(0, job.next_batch - batches)
+            for process in list(self._processes):
+                node = process.node
+                if node.name.partition(".")[0] == job.writer and node.state != "dead":
+                    node.kill()
+                    if node.name == job.process:
+                        restart = partial(self._restart, node, self._machine(node), kill=True)
+                        self.timeline.after(0.1, restart)
 
     def _compare(self) -> None:
         """Let each live owner compare its state with a replay, in its own process, between two callbacks."""

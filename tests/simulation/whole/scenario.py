@@ -39,9 +39,16 @@ Every tenth seed, beginning with 9, has one of these faults (`draw_log_faults`),
 | misplaced | writers' events reach another Kafka partition, too, as by a producer with another partitioner |
 | copied again | the copy of the ledger was interrupted, and agents are started; an operator copies it again (`copying.py`) |
 
+Every twentieth seed, beginning with 4, has these faults (`draw_ledger_faults`):
+
+| addition | what goes wrong |
+| --- | --- |
+| losses | Kafka loses records of the ledger that a checkpoint relies on (`losses.py`) |
+| checkpoints restored | the checkpoints of Spark are restored from an earlier batch, so that committed batches begin again |
+
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
-of the first kind what it meant in version 3, one of the second kind what it meant in version 4, and one with losses what it meant
-in version 5.
+of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
+what it meant in version 5, and any other one what it meant in version 6.
 """
 
 from __future__ import annotations
@@ -59,7 +66,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 6
+VERSION = 7
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -79,6 +86,8 @@ LOG_FAULTS_FROM = 9
 """Likewise, one of `LATER_ADDITIONS_EVERY` seeds has faults of the log."""
 OTHER_LOG_FAULTS_EVERY = 40
 """One of so many seeds, beginning with `LOG_FAULTS_FROM`, has faults of the log other than losses."""
+LEDGER_FAULTS_EVERY, LEDGER_FAULTS_FROM = 20, 4
+"""None of the seeds that failed before there were any has faults of the ledger."""
 MAX_TRANSACTION_SECONDS = 30.0
 """In seeds with hung bodies: longer than most transactions take."""
 REFUSAL_SECONDS = (3.0, 120.0)
@@ -164,7 +173,7 @@ class Loss:
 
     at: float
     """Not before this time."""
-    topic: Literal["writers", "decisions"]
+    topic: Literal["writers", "decisions", "ledger"]
     what: Literal["beginning", "end", "everything"]
     table: int
     """The one whose partition is concerned, by its place in the scenario."""
@@ -192,6 +201,8 @@ class Additions:
     losses: tuple[Loss, ...] = ()
     misplaced: float = 0.0
     """Probability that a copy of a writer's event reaches another Kafka partition."""
+    checkpoints_restored: tuple[tuple[float, int], ...] = ()
+    """When the checkpoints of Spark are restored, and how many batches they lose."""
     copied_again: float | None = None
     """When an interrupted copy of the ledger is repeated; None: the ledger is no copy."""
 
@@ -287,6 +298,8 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     scenario = draw(stream("scenario"))
     if seed % LATER_ADDITIONS_EVERY == LATER_ADDITIONS_FROM:
         return _with_later_additions(stream, scenario)
+    if seed % LEDGER_FAULTS_EVERY == LEDGER_FAULTS_FROM:
+        return replace(scenario, additions=draw_ledger_faults(stream, scenario))
     if seed % LATER_ADDITIONS_EVERY == LOG_FAULTS_FROM:
         others = seed % OTHER_LOG_FAULTS_EVERY == LOG_FAULTS_FROM
         faults = draw_other_log_faults if others else draw_log_faults
@@ -351,6 +364,29 @@ def draw_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Addi
                 losses.choice((None, 0.1, 1.0, 5.0)),
             )
             for _ in range(losses.choice((1, 1, 2)))
+        ),
+    )
+
+
+def draw_ledger_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
+    """Draw when Kafka loses what of the ledger, and when the writers begin again with an earlier batch."""
+    losses, restored = stream("ledger losses"), stream("checkpoints restored")
+    until = scenario.fault_free_from
+    return Additions(
+        losses=tuple(
+            Loss(
+                losses.uniform(1.5, until * 0.6),
+                "ledger",
+                losses.choice(("beginning", "end", "everything")),
+                losses.randrange(len(scenario.tables)),
+                losses.choice((0, 1, 3, 8)),
+                losses.choice((None, None, None, 0.1, 5.0)),
+            )
+            for _ in range(losses.choice((1, 1, 2)))
+        ),
+        checkpoints_restored=tuple(
+            (restored.uniform(until * 0.3, until), restored.choice((1, 2, 5)))
+            for _ in range(restored.choice((1, 2, 3)))
         ),
     )
 

@@ -1,7 +1,7 @@
 """Strangers: clients with the right to write to `writers` that publish forged events among those of the writers.
 
 A stranger reads all topics, so it knows every id, name and grant. It doesn't use another writer's name together with that
-writer's transaction on that writer's table: such a record can't be told from the writer's own. It tries everything else, right
+writer's transaction on that writer's table: such a record is the writer's own for every reader. It tries everything else, right
 after the record that it forges from, or some time later.
 
 | forged | why it must not count |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -549,6 +550,68 @@ async def test_a_keeper_that_is_cancelled_at_any_request_leaves_a_lease_that_exp
                 _, confirmed = await successor.wait_for(lease.Confirmed)
                 assert confirmed.what == "acquired"
     assert cut_offs >= 12, "requests that were cancelled"
+
+
+@dataclass
+class Cancelling:
+    """Cancels the n-th request, before or after the store acted, as the store's client may: nothing asked the task to end."""
+
+    count: int
+    acted: bool
+    requests: int = 0
+
+    async def before(self, request: Request) -> Fault | None:
+        self.requests += 1
+        if not self.acted:
+            self._cancel()
+        return None
+
+    async def after(self, request: Request, outcome: ReadOutcome | WriteOutcome | None) -> Unknown | None:
+        if self.acted:
+            self._cancel()
+        return None
+
+    def _cancel(self) -> None:
+        if self.requests == self.count:
+            raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("acted", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_a_request_that_its_client_cancelled_has_an_unknown_outcome(count: int, acted: bool) -> None:
+    """Read, write, first renewal. Before, it ended the task of the lock, and stopped its table until a restart of the agent."""
+    cancelling = Cancelling(count, acted)
+    store = MemoryStore(request_timeout_seconds=REQUEST_SECONDS, faults=cancelling)
+    async with store, keeping(store) as keeper:
+        keeper.lock.acquire(None)
+        await keeper.wait_for(lease.Confirmed, 2)
+        keeper.lock.release()
+        await keeper.wait_for(lease.Released)
+
+    assert cancelling.requests > count
+    assert [each for _, each in keeper.events if isinstance(each, lease.LeaseEnded)] == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_store_whose_opening_was_cancelled_is_opened_again() -> None:
+    attempts = 0
+
+    async def opened() -> ConditionalStore:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise asyncio.CancelledError
+        return store
+
+    async with (
+        MemoryStore(request_timeout_seconds=REQUEST_SECONDS) as store,
+        anyio.create_task_group() as tasks,
+    ):
+        keeper = _keeper(opened, "t", tasks)
+        keeper.lock.acquire(None)
+        await keeper.wait_for(lease.Confirmed)
+        tasks.cancel_scope.cancel()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from aiokafka.structs import ConsumerRecord
 from pydantic import TypeAdapter
 
 from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from lakewarden.agent.publisher import Outgoing
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -87,6 +88,7 @@ class Table:
         self.events: list[ConsumerRecord] = []
         self.accepted = 0
         self.unpublishable: dict[str, str] = {}
+        self.metrics = AgentMetrics()
         self.start()
 
     def start(self, start_acquire: Callable[..., None] = lambda *_, **__: None) -> None:
@@ -95,7 +97,13 @@ class Table:
         no_tasks: Any = None
         stores = Stores(CONFIGURED, AsyncExitStack())
         self.owner = PartitionOwner(
-            0, CONFIGURED, publisher, stores, no_tasks, unpublishable=self.unpublishable
+            0,
+            CONFIGURED,
+            publisher,
+            stores,
+            no_tasks,
+            unpublishable=self.unpublishable,
+            metrics=self.metrics,
         )
         for name, request in (("start_acquire", start_acquire), ("start_release", lambda *_: None)):
             setattr(self.owner.locks, name, request)

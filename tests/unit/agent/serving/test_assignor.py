@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
-from lakewarden.agent.serving.assignor import StickyAssignor
+from lakewarden.agent.serving.assignor import StickyAssignor, member_of
+from lakewarden.handlers.setup.agents import Member
 
 TOPIC = "lakewarden.writers"
 
@@ -88,3 +90,14 @@ def test_a_claim_that_cannot_be_read_is_none(user_data: bytes) -> None:
     assigned = StickyAssignor(TOPIC).assign(cluster, members)
 
     assert len(assigned["strange"].partitions()) == 12
+
+
+def test_a_member_names_its_agent_and_its_version() -> None:
+    sent = StickyAssignor(TOPIC, "agent-1").metadata([TOPIC]).user_data
+
+    assert member_of(sent) == Member("agent-1", version("lakewarden"))
+
+
+@pytest.mark.parametrize("user_data", [b"", b"\xff", b"[]", b'{"agent": 3, "version": null}'])
+def test_a_member_that_names_no_agent_is_of_an_earlier_release(user_data: bytes) -> None:
+    assert member_of(user_data) == Member(None, None)

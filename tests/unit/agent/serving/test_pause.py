@@ -203,7 +203,7 @@ def test_a_lock_without_a_grant_is_released_and_not_handed_over(table: Table) ->
 
 
 def test_a_lost_lock_is_not_handed_over(table: Table) -> None:
-    """Its owner id is in no lock object any more, or nobody knows."""
+    """Its owner id is in no lock object any more, or that is unknown."""
     table.send("commit-requested", 0, seq=1)
     table.lock("gone")
 

@@ -14,6 +14,7 @@ from lakewarden.agent.errors import KafkaUnreachableError, LogCutError, Partitio
 from lakewarden.agent.serving import periodic_check
 from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.settings import Settings
+from lakewarden.handlers.group.readiness import Lag
 
 PARTITIONS = 3
 SETTINGS = Settings(allow=("s3://lake/orders",), check_seconds=1.0, session_timeout_seconds=10.0)
@@ -27,10 +28,17 @@ class Owner:
     phase: Literal["live", "loading"] = "live"
     position: int = 7
     cut: str | None = None
+    ledger_extent: tuple[int, int] = (0, 0)
+    """Where the ledger begins, and the offset after the owner's last entry."""
+    ledger_lost: bool = False
+    lag: Lag = field(default_factory=Lag)
     ticks: list[tuple[float, float, int | None, bool]] = field(default_factory=list)
 
     async def tick(self, now: float, asked_at: float, end: int | None, *, stalled: bool) -> None:
         self.ticks.append((now, asked_at, end, stalled))
+
+    def note_lost_ledger(self) -> None:
+        self.ledger_lost = True
 
     def advance_to(self, position: int) -> None:
         self.position = position
@@ -49,6 +57,11 @@ class Scene:
     partitions: int = PARTITIONS
     owners: dict[int, Any] = field(default_factory=lambda: {0: Owner(0), 2: Owner(2)})
     end_offsets_requests: int = 0
+    beginning: int = 0
+    """Where the ledger begins in every partition."""
+
+    async def beginning_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, self.beginning)
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         self.end_offsets_requests += 1
@@ -167,6 +180,31 @@ async def test_a_log_that_ends_before_the_position_ends_the_session(scene: Scene
 
     with pytest.raises(LogCutError, match="ends at offset 6 of partition 0, and this agent has read up to 7"):
         await scene.check()._check()
+
+
+async def test_a_ledger_that_ends_before_the_last_entry_ends_the_session(scene: Scene) -> None:
+    scene.owners[2].ledger_extent = (0, 8)
+
+    with pytest.raises(
+        LogCutError, match="ends at offset 7 of partition 2, and this agent's last entry is at 7"
+    ):
+        await scene.check()._check()
+    assert [each.ledger_lost for each in scene.owners.values()] == [False, True], (
+        "its session records it again"
+    )
+
+
+async def test_a_ledger_whose_beginning_has_moved_ends_the_session(scene: Scene) -> None:
+    """Compaction doesn't move it. The agent asks every ten seconds."""
+    checking = scene.check()
+    scene.owners[0].ledger_extent = scene.owners[2].ledger_extent = (0, 7)
+    scene.beginning = 3
+
+    await checking._check()
+    scene.now += 10.0
+    with pytest.raises(LogCutError, match="begins at offset 3 of partition 0 instead of 0"):
+        await checking._check()
+    assert scene.owners[0].ledger_lost
 
 
 async def test_an_owner_that_noticed_lost_decisions_ends_the_session(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""A store that refuses the lock of a table: what the table's transactions are told, and when."""
+"""A store that refuses the lock of a table: the answers to the table's transactions, and when they come."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,10 +30,23 @@ NAMES = [("A", "w-A"), ("B", "w-B"), ("C", "w-C")]
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    """At the end of each test, the metrics must count the aborts that are in the log."""
     made = Table(URI, NAMES)
     monkeypatch.setattr(clock, "time", SetClock(lambda: made.now))
-    return made
+    yield made
+    reasons = Counter(reason for kind, _, reason in decisions(made) if kind == "abort")
+    assert counted(made, "lakewarden_aborts_total", "reason") == reasons
+
+
+def counted(table: Table, sample: str, label: str) -> Counter[str]:
+    """The values of a counter by one label, summed over the others."""
+    found: Counter[str] = Counter()
+    for family in table.metrics.registry.collect():
+        for each in family.samples:
+            if each.name == sample:
+                found[each.labels[label]] += int(each.value)
+    return found
 
 
 def decisions(table: Table) -> list[tuple[str, str, str]]:
@@ -89,6 +103,8 @@ def test_a_grant_that_cannot_be_stamped_stops_its_table_and_no_other(
     assert stopped_tables(table.log.of(TOPICS.decisions)) == {URI: "planted"}
     table.send("commit-intent", 1, table=OTHER, transaction="Y")
     assert ("admitted", "Y", "") in decisions(table)
+    assert counted(table, "lakewarden_aborts_total", "table") == {URI: 3}
+    assert counted(table, "lakewarden_transactions_total", "outcome") == {"aborted": 3}
 
 
 def test_what_a_failed_step_decided_is_not_published(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +135,7 @@ def test_a_running_grant_of_a_stopped_table_is_revoked_and_its_completion_counts
         table.send("commit-intent", 1)
 
     assert aborts_of_the_stop(table) == {"A": ("lease-lost", True), "B": ("not-allowed", False)}
+    assert counted(table, "lakewarden_transactions_total", "outcome") == {"aborted": 1}, "A has not ended"
     table.send("commit-completed", 0, grant=grant, version="v7")
     assert table.owner.checkpoint() == before, "the checkpoint doesn't move"
     assert table.log.ledger_entries() == []
@@ -256,3 +273,11 @@ def test_an_event_that_does_not_count_is_kept_among_the_dead_letters(table: Tabl
         "commit-without-grant",
     ]
     assert table.log.ledger_entries() == []
+
+
+def test_tables_that_only_a_refused_event_names_share_one_value_of_the_label(table: Table) -> None:
+    """Otherwise a stranger could use up the values that real tables need."""
+    for name in ("file:///etc", "gs://elsewhere/a"):
+        table.send("commit-intent", 0, table=name, transaction=name)
+
+    assert counted(table, "lakewarden_aborts_total", "table") == {"other": 2}

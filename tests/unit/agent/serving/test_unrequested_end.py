@@ -15,16 +15,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import TaskEndedError
-from lakewarden.agent.locks.keeper import LockKeeper
 from lakewarden.agent.serving import agent as agent_module
 from lakewarden.agent.serving import session as session_module
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.stores import ConditionalStore
 from lakewarden.agent.unrequested import guarded
-from lakewarden.handlers.lease.placement import LockPlace
 
 PATIENCE_SECONDS = 60.0
 SETTINGS = Settings(allow=("s3://lake/*",))
@@ -121,25 +118,6 @@ async def test_a_session_ends_with_an_error_if_a_task_of_a_kafka_client_has_ende
     )
     with anyio.fail_after(PATIENCE_SECONDS), pytest.RaisesGroup(expected):
         await session.serve()
-
-
-async def test_a_cancelled_request_of_a_lock_ends_its_task_with_an_error() -> None:
-    """The lock's task ended in silence: its lock was never renewed or requested again."""
-
-    async def open_store() -> ConditionalStore:
-        await await_what_was_cancelled()
-        raise AssertionError
-
-    def ignore(event: object, relied_on: bool) -> None:
-        """Nothing depends on this lock."""
-
-    place = LockPlace("memory://locks/t.json", shared=False)
-    keeper = LockKeeper(place, SETTINGS.lease(shared=False), open_store, ignore)
-    keeper.acquire(None)
-
-    expected = pytest.RaisesExc(TaskEndedError, match="a request for memory://locks/t.json was cancelled")
-    with anyio.fail_after(PATIENCE_SECONDS), pytest.RaisesGroup(expected):
-        await keeper.run()
 
 
 class ScriptedSession:

@@ -89,7 +89,7 @@ def test_a_refusal_without_a_lease_is_reported_and_retried_within_a_renewal_inte
 
 
 def test_a_refusal_lasts_when_every_request_was_refused_for_refusal_seconds() -> None:
-    """A minute is not long enough: the caller waits. After two minutes it is told, once."""
+    """A minute is not long enough: the caller waits. After two minutes it gets the error, once."""
     keeper = Keeper().acquire()
     began = keeper.now
 

@@ -137,7 +137,7 @@ def test_an_adoption_skips_the_queue() -> None:
 
 
 def test_repeated_acquisitions_delay_the_next_read_by_one_poll_interval_at_most() -> None:
-    """The review's `heard.py`: an acquisition was published every four seconds, and the lock was not read for an hour."""
+    """The review's script: an acquisition was published every four seconds, and the lock was not read for an hour."""
     keeper = Keeper().acquire().reads(record := foreign(left=4.0), "f1")
     due = deadline(keeper.state, SETTINGS)
     assert due is not None
@@ -158,7 +158,7 @@ def test_repeated_acquisitions_delay_the_next_read_by_one_poll_interval_at_most(
 
 
 def test_invented_contenders_delay_the_first_read_by_one_poll_interval_at_most() -> None:
-    """The review's `heard.py`: a thousand contenders that don't exist delayed a free lock by 250 s."""
+    """The review's script: a thousand contenders that don't exist delayed a free lock by 250 s."""
     keeper = Keeper().step(Acquire(Keeper().at(), None, ahead=1_000))
     began = keeper.now
 

@@ -52,7 +52,7 @@ def test_one_forged_completion_does_not_make_a_query_skip_its_batches() -> None:
     """The ledger is compacted: what is in it counts for ever, and `foreach_batch` returns normally for a skipped batch."""
     w = world().intent("real-7", writer="arrivals:q1", batch_id=7)
 
-    w.complete("nobody", writer="arrivals:q1", grant="x", batch_id=10**12)
+    w.complete("forged", writer="arrivals:q1", grant="x", batch_id=10**12)
     assert [each.event for each in w.of(Warn)] == ["commit-without-grant"]
     assert w.of(RecordBatch) == []
 

@@ -1,4 +1,4 @@
-"""Transactions that a watcher reports: their writers know nothing of lakewarden, and nobody can stop them."""
+"""Transactions that a watcher reports: their writers know nothing of lakewarden, and nothing can stop them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def land(w: World, transaction: str = HUDI, *markers: Marker) -> World:
 
 
 def test_a_writer_of_the_gate_loses_to_an_observed_one_although_it_is_older() -> None:
-    """The observed writer hears nothing, so only one of the two can stop."""
+    """The observed writer reads no decisions, so only one of the two can stop."""
     w = observe(world().intent("A").touch("A", m("p/f"))).touch(HUDI, m("p/f"))
 
     assert w.aborted == {"A": "conflict"}
@@ -293,7 +293,7 @@ def test_queued_and_protected_writers_wait_behind_an_observed_transaction() -> N
 
 
 def test_an_observed_transaction_beyond_a_limit_is_forgotten_aloud() -> None:
-    """Nobody can stop it. Hudi's own check still finds the conflict."""
+    """Nothing can stop it. Hudi's own check still finds the conflict."""
     w = observe(world(max_open=1).intent("A"))
     assert w.aborted == {HUDI: "not-allowed"}
     assert (w.one(AbortTransaction).detail or "").startswith(FORGOTTEN)
@@ -382,7 +382,7 @@ actions = st.one_of(
     st.sampled_from(("first-intent", "first-committer")),
     st.sampled_from((True, True, False)),
 )
-def test_whatever_is_observed_nobody_overwrites_it_and_a_restart_changes_nothing(
+def test_no_grant_overlaps_an_observed_transaction_and_a_restart_changes_nothing(
     history: list[tuple[str, str, str]], policy: Any, early: bool
 ) -> None:
     """The order of the log is the only order. Each step is compared with a list of what has landed."""
