@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 
 import anyio
 import anyio.abc
@@ -18,6 +19,7 @@ import anyio.lowlevel
 import structlog
 from aiokafka.errors import IllegalStateError, KafkaError
 
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import (
     KafkaRefusedError,
     KafkaUnreachableError,
@@ -30,12 +32,15 @@ from lakewarden.agent.errors import (
 )
 from lakewarden.agent.kafka import missing_right
 from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.agent.serving.gauges import set_readiness_gauges
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.unrequested import guarded
 from lakewarden.events import UndecodableRecords
+from lakewarden.handlers.group.readiness import AgentFacts, Condition, Limits, conditions
 
 log = structlog.get_logger()
 
@@ -57,6 +62,8 @@ class Agent:
         self.settings = settings.model_copy(update=own_id)
         self._lasting = Lasting(self.settings)
         self._stopping = anyio.Event()
+        self._session: KafkaSession | None = None
+        self._problem = "it has just started"
 
     def stop(self) -> None:
         """Request an orderly stop."""
@@ -66,6 +73,29 @@ class Agent:
     def ready(self) -> anyio.Event:
         """Set while every assigned partition is live."""
         return self._lasting.ready
+
+    @property
+    def metrics(self) -> AgentMetrics:
+        """What it measures of itself. `set_gauges` first."""
+        return self._lasting.metrics
+
+    async def set_gauges(self) -> None:
+        """Set the gauges to the present state."""
+        if self._session is not None:
+            await self._session.set_gauges()
+        set_readiness_gauges(self.metrics, self.conditions())
+        self.metrics.undecodable.set(self.undecodable.total)
+        self.metrics.memory_limit.set(self.settings.memory_bytes)
+        self.metrics.info.labels(version("lakewarden"), self.settings.agent_id).set(1)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """The conditions of readiness, with their present states."""
+        facts = None if self._session is None else self._session.facts()
+        if facts is None:
+            facts = AgentFacts(
+                monotonic(), problem="it is stopping" if self._stopping.is_set() else self._problem
+            )
+        return conditions(facts, Limits(self.settings.ready_seconds, self.settings.check_seconds))
 
     @property
     def undecodable(self) -> UndecodableRecords:
@@ -79,7 +109,7 @@ class Agent:
         """
         settings = self.settings
         async with AsyncExitStack() as stack:
-            stores = Stores(settings, stack)
+            stores = Stores(settings, stack, self.metrics.on_store_request)
             await self._wait_for_lock_root(stores)
             failures = 0
             while not self._stopping.is_set():
@@ -94,6 +124,7 @@ class Agent:
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures += 1
                 self._lasting.mark_not_ready()
+                self._problem = str(problem) or repr(problem)
                 log.warning(
                     "kafka.waiting",
                     bootstrap_servers=settings.bootstrap_servers,
@@ -105,7 +136,7 @@ class Agent:
 
     async def _run_session(self, stores: Stores) -> Exception | None:
         """Run one session. Return the error that ended it, or None after an orderly stop."""
-        session = KafkaSession(self._lasting, stores)
+        session = self._session = KafkaSession(self._lasting, stores)
         self._lasting.start_session()
         ended_by: Exception | None = None
         try:
@@ -136,7 +167,10 @@ class Agent:
         ) as problems:
             ended_by = _first_leaf(problems)
         if ended_by is None and not self._stopping.is_set():
-            return TaskEndedError("a background task of the session was cancelled, and nothing requested it")
+            ended_by = TaskEndedError(
+                "a background task of the session was cancelled, and nothing requested it"
+            )
+        self.metrics.on_session_end(ended_by)
         return ended_by
 
     async def _wait_for_lock_root(self, stores: Stores) -> None:
@@ -148,28 +182,28 @@ class Agent:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
-                await _retry_unreachable(stores, lock_root)
+                await self._retry_unreachable(stores, lock_root)
                 tasks.cancel_scope.cancel()
         except* (StoreProbeError, LocationError) as problems:
             refusal = _first_leaf(problems)
         if refusal is not None:
             raise refusal
 
+    async def _retry_unreachable(self, stores: Stores, lock_root: str) -> None:
+        for failures in itertools.count():
+            try:
+                await stores.for_lock(lock_root + "/locks/probe.json")
+            except StoreUnreachableError as error:
+                wait = STORE_RETRY_SECONDS[min(failures, len(STORE_RETRY_SECONDS) - 1)]
+                self._problem = f"the store of lock_root, {lock_root}, does not answer: {error}"
+                log.warning("store.waiting", store=lock_root, problem=str(error), retry_seconds=wait)
+                await anyio.sleep(wait)
+            else:
+                return
+
     async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
         await self._stopping.wait()
         scope.cancel("stop requested")
-
-
-async def _retry_unreachable(stores: Stores, lock_root: str) -> None:
-    for failures in itertools.count():
-        try:
-            await stores.for_lock(lock_root + "/locks/probe.json")
-        except StoreUnreachableError as error:
-            wait = STORE_RETRY_SECONDS[min(failures, len(STORE_RETRY_SECONDS) - 1)]
-            log.warning("store.waiting", store=lock_root, problem=str(error), retry_seconds=wait)
-            await anyio.sleep(wait)
-        else:
-            return
 
 
 def _first_leaf(problems: BaseExceptionGroup[Exception]) -> Exception:

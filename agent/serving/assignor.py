@@ -11,19 +11,22 @@ aiokafka's own `StickyPartitionAssignor` is not used:
 For the last reason this assignor has the name `roundrobin`, that of earlier releases: agents of both form one group. The leader
 of a round assigns for all. A leader of an earlier release ignores the claims, and its assignment has no round.
 
-Claims and rounds are JSON in the `user_data` of the members' metadata and of the assignments.
+Claims and rounds are JSON in the `user_data` of the members' metadata and of the assignments. A member's also has the agent's id
+and version, for `lakewarden doctor`; no rule depends on them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from typing import Any
 
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 
 from lakewarden.handlers.group.assignment import Claim, assign
+from lakewarden.handlers.setup.agents import Member
 
 VERSION = 0
 
@@ -33,14 +36,16 @@ class StickyAssignor:
 
     name = "roundrobin"
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, agent: str | None = None) -> None:
         self._topic = topic
+        self._agent = agent
         self._claim = Claim()
 
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """What this member sends when it joins a round."""
         claim = {"round": self._claim.round, "partitions": self._claim.partitions}
-        return ConsumerProtocolMemberMetadata(VERSION, list(topics), json.dumps(claim).encode())
+        member = {"agent": self._agent, "version": version("lakewarden")}
+        return ConsumerProtocolMemberMetadata(VERSION, list(topics), json.dumps(claim | member).encode())
 
     def assign(
         self, cluster: ClusterMetadata, members: Mapping[str, ConsumerProtocolMemberMetadata]
@@ -67,3 +72,13 @@ def _claim(user_data: bytes) -> Claim:
         return Claim(int(fields.get("round", 0)), tuple(int(each) for each in fields.get("partitions", ())))
     except (ValueError, TypeError, AttributeError):
         return Claim()
+
+
+def member_of(user_data: bytes) -> Member:
+    """The agent in a member's `user_data`. A member of an earlier release names none; what can't be read names none."""
+    try:
+        fields: Any = json.loads(user_data or b"{}")
+        agent, release = fields.get("agent"), fields.get("version")
+    except (ValueError, TypeError, AttributeError):
+        return Member(None, None)
+    return Member(agent if isinstance(agent, str) else None, release if isinstance(release, str) else None)

@@ -18,6 +18,11 @@ async def serve_until_signal(settings: Settings, on_ready: Callable[[], object])
     """Serve until SIGINT or SIGTERM. Calls `on_ready` once, when every assigned partition is live."""
     agent = Agent(settings)
     async with anyio.create_task_group() as tasks:
+        if (address := settings.http_address) is not None:
+            # Imported here because aiohttp takes a third of a second, which an agent without the endpoint doesn't need.
+            from lakewarden.agent.serving.http_endpoint import serve_http
+
+            tasks.start_soon(serve_http, agent, address)
         tasks.start_soon(_stop_on_signal, agent)
         tasks.start_soon(_report_ready, agent, on_ready)
         await agent.run()

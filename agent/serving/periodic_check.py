@@ -4,15 +4,16 @@
   the time of the *request*, because later events may not have been consumed yet (`handlers/table/liveness.py`).
 - A check that is late by several intervals means that this process, perhaps the machine, was suspended. The silence of a writer
   up to then proves nothing.
-- If the log ends before the agent's position, or a decision was acknowledged at an offset below an earlier one, Kafka has lost
-  records. The session ends, and the take-over of the next one finds out what is missing (`takeover.py`).
+- Kafka has lost records if the log ends before the agent's position, if the ledger ends before the agent's last entry or begins
+  later than before, or if a record was acknowledged at an offset below an earlier one. The session ends, and the take-over of the
+  next one finds out what is missing (`takeover.py`).
 - If Kafka has not answered for a session timeout, the session ends. The group may have assigned the partitions to other agents,
   and an agent that can't know must not hold their locks. After a suspension Kafka has one more check to answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import anyio
 import structlog
@@ -31,6 +32,8 @@ log = structlog.get_logger()
 MIN_END_OFFSETS_SECONDS = 1.0
 """For the request of the end offsets: the broker answers it after a running fetch, which may take half a second."""
 POLL_SECONDS = 0.005
+LEDGER_BEGINNING_SECONDS = 10.0
+"""How often it is asked where the ledger begins. Compaction doesn't move that, only a wrong setting or a person."""
 STALL_FACTOR = 3
 """A check that is late by this many intervals means that the process was suspended."""
 
@@ -54,6 +57,9 @@ class PeriodicCheck:
         self._end_offsets_seconds = max(self._interval, MIN_END_OFFSETS_SECONDS)
         self._last = self._answered = monotonic()
         self._silent = False
+        self._beginnings_asked_at = monotonic()
+        self.ended_at: float | None = None
+        """When the last check ended, in monotonic seconds."""
 
     async def run(self) -> None:
         """Check until cancelled. Raises the error that ends the session."""
@@ -67,10 +73,15 @@ class PeriodicCheck:
         )
         asked_at = monotonic()
         read = [
-            (each, each.position) for each in self._owners.values() if each.phase in ("replaying", "live")
+            (each, each.position, *each.ledger_extent)
+            for each in self._owners.values()
+            if each.phase in ("replaying", "live")
         ]
-        ends = await self._end_offsets()
-        self._require_complete_log(read, ends)
+        ends, ledger_ends = await self._end_offsets()
+        self._require_complete_log(read, ends, ledger_ends, await self._ledger_beginnings())
+        for owner in self._owners.values():
+            if owner.number in ends:
+                owner.lag.note_end(ends[owner.number], asked_at)
         await self._wait_for_position(ends)
         now = monotonic()
         stalled = now - self._last > STALL_FACTOR * self._interval + self._end_offsets_seconds
@@ -80,20 +91,44 @@ class PeriodicCheck:
         self._check_kafka(now - self._answered, stalled=stalled)
         for owner in list(self._owners.values()):
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
+        self.ended_at = monotonic()
 
     def _require_complete_log(
-        self, read: Iterable[tuple[PartitionOwner, int]], ends: Mapping[int, int]
+        self,
+        read: Iterable[tuple[PartitionOwner, int, int, int]],
+        ends: Mapping[int, int],
+        ledger_ends: Mapping[int, int],
+        ledger_beginnings: Mapping[int, int],
     ) -> None:
-        """Raise `LogCutError` if the log has lost records. `read`: the positions before the ends were requested."""
-        for owner, position in read:
-            end = ends.get(owner.number, position)
-            if self._owners.get(owner.number) is owner and end < position:
-                raise LogCutError(
-                    f"topic {self._topic} ends at offset {end} of partition {owner.number}, and this agent has read up to "
-                    f"{position}: Kafka has lost records"
-                )
+        """Raise `LogCutError` if the log has lost records.
+
+        `read`: the positions, and where the ledger began and ended, before the ends were requested.
+        """
+        ledger = self._settings.topics.ledger
+        for owner, position, first_entry, ledger_end in read:
+            number = owner.number
             if owner.cut is not None:
                 raise LogCutError(owner.cut)
+            if self._owners.get(number) is not owner:
+                continue
+            if (end := ends.get(number, position)) < position:
+                raise LogCutError(
+                    f"topic {self._topic} ends at offset {end} of partition {number}, and this agent has read up to "
+                    f"{position}: Kafka has lost records"
+                )
+            end, beginning = ledger_ends.get(number, ledger_end), ledger_beginnings.get(number, first_entry)
+            if end < ledger_end or beginning > first_entry:
+                owner.note_lost_ledger()
+            if end < ledger_end:
+                raise LogCutError(
+                    f"topic {ledger} ends at offset {end} of partition {number}, and this agent's last entry is at "
+                    f"{ledger_end - 1}: Kafka has lost records"
+                )
+            if beginning > first_entry:
+                raise LogCutError(
+                    f"topic {ledger} begins at offset {beginning} of partition {number} instead of {first_entry}: its first "
+                    "entries were removed; set cleanup.policy=compact"
+                )
 
     def _check_kafka(self, seconds: float, *, stalled: bool) -> None:
         """Log the beginning and the end of Kafka's silence. Raises `KafkaUnreachableError` after the session timeout."""
@@ -111,18 +146,37 @@ class PeriodicCheck:
         if seconds > self._settings.session_timeout_seconds and not stalled:
             raise KafkaUnreachableError(f"Kafka has not answered for {seconds:.0f} s")
 
-    async def _end_offsets(self) -> dict[int, int]:
-        """The current end offsets of the log, or an empty result if Kafka does not answer in time."""
-        partitions = [TopicPartition(self._topic, number) for number in self._owners]
+    async def _end_offsets(self) -> tuple[dict[int, int], dict[int, int]]:
+        """The current end offsets of the log and of the ledger, or empty results if Kafka does not answer in time."""
+        topics = self._topic, self._settings.topics.ledger
+        ends = await self._offsets(self._consumer.end_offsets, topics)
+        events, entries = (
+            {each.partition: end for each, end in ends.items() if each.topic == topic} for topic in topics
+        )
+        return events, entries
+
+    async def _ledger_beginnings(self) -> dict[int, int]:
+        """Where the ledger begins, or an empty result if Kafka does not answer in time, or was asked a while ago."""
+        now = monotonic()
+        if now - self._beginnings_asked_at < LEDGER_BEGINNING_SECONDS:
+            return {}
+        self._beginnings_asked_at = now
+        found = await self._offsets(self._consumer.beginning_offsets, [self._settings.topics.ledger])
+        return {each.partition: beginning for each, beginning in found.items()}
+
+    async def _offsets(
+        self,
+        request: Callable[[list[TopicPartition]], Awaitable[dict[TopicPartition, int]]],
+        topics: Iterable[str],
+    ) -> dict[TopicPartition, int]:
+        partitions = [TopicPartition(topic, number) for topic in topics for number in self._owners]
         if not partitions:
             return {}
         with anyio.move_on_after(self._end_offsets_seconds):
             try:
-                ends = await self._consumer.end_offsets(partitions)
+                return await request(partitions)
             except KafkaError as error:
-                log.debug("kafka.ends-unknown", problem=str(error) or repr(error))
-                return {}
-            return {partition.partition: end for partition, end in ends.items()}
+                log.debug("kafka.offsets-unknown", problem=str(error) or repr(error))
         return {}
 
     async def _wait_for_position(self, ends: Mapping[int, int]) -> None:

@@ -14,8 +14,9 @@ A session ends when Kafka does not accept a decision, does not answer, has lost 
 partitions to another agent. It also ends when one of its tasks, or a background task of a Kafka client, has ended without a
 request (`unrequested.py`): the session would stay in the group and decide nothing.
 
-An orderly stop takes these steps, each with a time limit: stop consuming, publish the decisions, release the locks under which no
-grant runs, commit the checkpoints, close the clients. A lock that is not released in time expires.
+Its end takes these steps, each with a time limit: stop consuming, record a ledger again that Kafka has lost, publish the
+decisions, release the locks under which no grant runs, commit the checkpoints, close the clients. A lock that is not released in
+time expires.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 import structlog
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 
 from lakewarden.agent.clock import monotonic
@@ -51,6 +52,7 @@ from lakewarden.agent.locks.keeper import SleepWatch, Stores
 from lakewarden.agent.publisher import Publisher
 from lakewarden.agent.serving.assignor import StickyAssignor
 from lakewarden.agent.serving.checkpoint import Checkpoint, Checkpoints
+from lakewarden.agent.serving.gauges import measure, set_partition_gauges
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition.owner import PartitionOwner
@@ -59,6 +61,7 @@ from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
+from lakewarden.handlers.group.readiness import AgentFacts
 
 log = structlog.get_logger()
 
@@ -75,6 +78,11 @@ HEARTBEAT_SHARE = 0.3
 """Of the session timeout: the longest interval of heartbeats to the group."""
 MAX_HEARTBEAT_SECONDS = 1.0
 """An agent learns of a rebalance with its next heartbeat, and the other agents wait for it until then."""
+LEDGER_QUESTION_SECONDS = 3.0
+"""How long the end of a session waits for the extent of the ledger: Kafka may be what has ended it. The broker answers each
+of the two requests after a running fetch."""
+RESTORE_SECONDS = 60.0
+"""How long it may take to record a lost ledger again: about 500,000 entries."""
 REVOKE_SHARE = 0.5
 """Of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
 
@@ -97,6 +105,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._owners: dict[int, PartitionOwner] = {}
         self._clients: list[Any] = []
         """In the order of their stop."""
+        self._check: PeriodicCheck | None = None
         self._assigned = False
         self._assigned_at = 0.0
 
@@ -122,7 +131,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             **settings.kafka_client(),
             group_id=settings.group,
             group_instance_id=settings.instance,
-            partition_assignment_strategy=(StickyAssignor(self._topic),),
+            partition_assignment_strategy=(StickyAssignor(self._topic, settings.agent_id),),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=FETCH_BYTES,
@@ -135,7 +144,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._peers = PeerListener(settings, self._owners, self._lasting.undecodable, self._lasting.terms)
         self._clients = [self._consumer, sender, self._peers.consumer]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
-        self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES)
+        self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES, on_queued=self._count_record)
         await start_client(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
@@ -145,7 +154,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def serve(self) -> None:
         """Consume, decide, check and commit until cancelled. Raises the error that ends the session."""
-        check = PeriodicCheck(self._settings, self._consumer, self._partitions, self._owners)
+        check = self._check = PeriodicCheck(self._settings, self._consumer, self._partitions, self._owners)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_run, "watching the publisher", self._publisher.watch)
             tasks.start_soon(_run, "the periodic check", check.run)
@@ -155,10 +164,96 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Run the steps of an orderly stop, as listed at the top of the file."""
+        self._check = None
+        await self._restore_ledgers()
         seconds = self._settings.shutdown_seconds
         await self._release_partitions(list(self._owners), seconds * 0.7)
         for client in self._clients:
             await stop_client(client, seconds * 0.1)
+
+    async def _restore_ledgers(self) -> None:
+        """Record again what the owners know of a ledger that has lost entries, before others take over (decision record 50).
+
+        With a producer of its own: Kafka may refuse what the session's publishes after a loss.
+        """
+        owners = {
+            TopicPartition(self._settings.topics.ledger, number): owner
+            for number, owner in self._owners.items()
+            if owner.phase in ("replaying", "live", "paused")
+        }
+        with anyio.move_on_after(LEDGER_QUESTION_SECONDS):
+            await self._compare_ledgers(owners)
+        lost = [owner for owner in owners.values() if owner.ledger_lost]
+        if not lost:
+            return
+        problem: str | None = f"Kafka has not acknowledged all entries for {RESTORE_SECONDS:g} s"
+        sender = producer(self._settings)
+        self._clients.append(sender)
+        batches = 0
+        with anyio.move_on_after(RESTORE_SECONDS):
+            try:
+                batches = await self._record_again(lost, sender)
+                problem = None
+            except (KafkaError, PublishFailedError) as error:
+                problem = str(error) or repr(error)
+        numbers = [owner.number for owner in lost]
+        if problem is None:
+            log.warning("ledger.restored", partitions=numbers, batches=batches)
+        else:
+            log.error("ledger.not-restored", partitions=numbers, problem=problem)
+
+    async def _record_again(self, owners: Iterable[PartitionOwner], sender: AIOKafkaProducer) -> int:
+        publisher, count = Publisher(sender, batch_bytes=BATCH_BYTES), 0
+        await start_client(sender, self._settings)
+        self._tasks.start_soon(publisher.run)
+        for owner in owners:
+            for record in owner.ledger_records():
+                publisher.put(record)
+                count += 1
+                if count % RECORDS_AT_ONCE == 0:
+                    await anyio.lowlevel.checkpoint()
+                    if publisher.full:
+                        await publisher.flush()
+        await publisher.flush()
+        return count
+
+    async def _compare_ledgers(self, owners: Mapping[TopicPartition, PartitionOwner]) -> None:
+        if not owners:
+            return
+        known = {each: owner.ledger_extent for each, owner in owners.items()}
+        try:
+            beginnings = await self._consumer.beginning_offsets(list(owners))
+            ends = await self._consumer.end_offsets(list(owners))
+        except KafkaError as error:
+            log.debug("kafka.offsets-unknown", problem=str(error) or repr(error))
+            return
+        for each, (beginning, end) in known.items():
+            if beginnings[each] > beginning or ends[each] < end:
+                owners[each].note_lost_ledger()
+
+    def facts(self) -> AgentFacts | None:
+        """What the agent's readiness depends on, or None while the session is not open."""
+        if self._check is None:
+            return None
+        return AgentFacts(
+            monotonic(),
+            assigned=self._assigned,
+            partitions=tuple(self._owners[number].facts() for number in sorted(self._owners)),
+            queued_at=self._publisher.oldest_queued_at,
+            checked_at=self._check.ended_at,
+        )
+
+    async def set_gauges(self) -> None:
+        """Set the gauges of the partitions, their tables, the publisher and the memory."""
+        metrics = self._lasting.metrics
+        found = await measure(self._owners.values(), metrics, monotonic())
+        set_partition_gauges(metrics, found)
+        metrics.memory_used.set(self._memory.used)
+        metrics.unacknowledged.set(0 if self._check is None else self._publisher.unacknowledged)
+
+    def _count_record(self, topic: str) -> None:
+        name = topic.removeprefix(f"{self._settings.topic_prefix}.")
+        self._lasting.metrics.published.labels(name).inc()
 
     # -- assignment --------------------------------------------------------------------------------------------------
 
@@ -190,6 +285,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             undecodable=self._lasting.undecodable,
             unpublishable=self._lasting.unpublishable,
             memory=self._memory,
+            metrics=self._lasting.metrics,
             partitions=self._partitions,
         )
         self._lasting.terms.append(owner.term)
@@ -302,11 +398,13 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         live = self._assigned and all(owner.phase in ("live", "refused") for owner in self._owners.values())
         if live and not self._lasting.ready.is_set():
             self._lasting.mark_ready()
+            seconds = monotonic() - self._assigned_at
+            self._lasting.metrics.replay_seconds.observe(seconds)
             log.info(
                 "partitions.live",
                 partitions=sorted(self._owners),
                 tables=sum(len(owner.tables) for owner in self._owners.values()),
-                replay_seconds=round(monotonic() - self._assigned_at, 3),
+                replay_seconds=round(seconds, 3),
             )
 
     async def _require_no_hole(self, owner: PartitionOwner, partition: TopicPartition, first: int) -> None:

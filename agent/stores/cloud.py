@@ -34,6 +34,7 @@ from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.stores.classify import Answer, classify_read, classify_write
 from lakewarden.agent.stores.locations import LocationError, parse_location, scheme_of
+from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import (
     MAX_OBJECT_BYTES,
     require_probe_key,
@@ -58,7 +59,6 @@ log = structlog.get_logger(__name__)
 
 _Client: TypeAlias = GCSStore | AzureStore
 
-_DEBUG: Final = "\n\nDebug source:\n"
 _STATUS_ERROR: Final = re.compile(
     r"(?P<before>.*)Error performing (?:GET|PUT) \S+ in \S+ - "
     r"Server returned non-2xx status code: (?P<status>\d{3})[^:]*: (?P<body>.*)",
@@ -125,7 +125,7 @@ class CloudStore(AsyncContextManagerMixin):
         try:
             self._client = self._connect()
         except BaseError as error:
-            message = shorten(str(error).partition(_DEBUG)[0])
+            message = shorten(error_text(error))
             raise ValueError(f"{message}; set {self._cloud.credentials}") from error
         try:
             yield self
@@ -232,7 +232,7 @@ class CloudStore(AsyncContextManagerMixin):
 
     def _answer_from_error(self, error: Exception) -> Answer:
         """The answer that obstore turned into this exception, if there was one."""
-        text = str(error).partition(_DEBUG)[0]
+        text = error_text(error)
         if _NO_CREDENTIALS.match(text):
             return Answer(fault="no answer", message=f"no credentials; set {self._cloud.credentials}: {text}")
         if text.endswith(_UNSENDABLE):

@@ -113,7 +113,7 @@ class Channel:
         self._terms: dict[int, str] = {}
         """The term whose decisions count, by partition. Before the first `partition-taken`, all decisions count."""
         self._agent_read: dict[int, int] = {}
-        """The offset in `writers` up to which the agent has read, by partition, as the decisions that count say."""
+        """The offset in `writers` up to which the agent has read, by partition, as the decisions of the term in force say."""
         self._doubted: set[str | None] = set()
         """Terms that were not in force when a decision of theirs was read, and for which the log was searched again."""
         self.reading_error: str | None = None
@@ -381,6 +381,7 @@ class Channel:
             return True
         if isinstance(decision, PartitionTaken):
             self._terms[record.partition] = decision.term
+            self._agent_read.pop(record.partition, None)  # `writers` may be a new topic, with lower offsets
             return True
         if isinstance(decision, LocksHandedOver):
             return True  # concerns agents only

@@ -97,6 +97,10 @@ class BaseChanged(GateError):
     retriable = True
 
 
+class CommitReplaced(GateError):
+    """A writer that bypasses the gate replaced a snapshot of this writer, and its batch can't be committed again."""
+
+
 _REASON_TEXTS: dict[AbortReason | str, str] = {
     "conflict": "commit aborted: {overlaps} also written by {others}",
     "writer-lost": "commit aborted: no heartbeat of this writer reached the agent in time",

@@ -25,7 +25,7 @@ from typing import Any
 
 import anyio
 
-from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode
+from lakewarden.events import Marker, MarkerCreated, Operation, Topics, encode, event_chunks
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.kafka import (
     SEND_TIMEOUT_SECONDS,
@@ -35,7 +35,6 @@ from lakewarden.spark_jobs.gate.kafka import (
     stop_quietly,
 )
 from lakewarden.spark_jobs.gate.kafka_options import EXECUTOR_CLIENT_ID, KafkaSettings
-from lakewarden.spark_jobs.gate.markers import event_chunks
 
 MAX_PRODUCERS = 16
 """Kept per worker process. A driver that makes a gate per batch would otherwise leave one producer for each."""

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | `published(version)` | the commit is durable | publishes `commit-completed` at once |
 | `not_published()` | nothing reached the table, and nothing still can | the transaction ends as abandoned |
-| `unknown(error)` | the publish raised, and the writer can't tell | looks the batch up in the table; raises `OutcomeUnknown` |
+| `unknown(error)` | the publish raised, its outcome unknown | looks the batch up in the table; raises `OutcomeUnknown` |
 
 - A commit that is reported as published stays published: a later `not_published()` raises `RuntimeError`.
 - Every method may be called from any thread, for example from a callback of the JVM. Don't call them in callbacks of

@@ -32,6 +32,9 @@ class EventLogger:
     def warning(self, event: str, /, **fields: Any) -> None:
         self._log(logging.WARNING, event, fields)
 
+    def error(self, event: str, /, **fields: Any) -> None:
+        self._log(logging.ERROR, event, fields)
+
     def exception(self, event: str, /, **fields: Any) -> None:
         """Log an error with the traceback of the exception that is being handled."""
         self._log(logging.ERROR, event, fields, exc_info=True)

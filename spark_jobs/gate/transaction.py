@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation
+from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation, event_chunks
 from lakewarden.spark_jobs.gate import refusals
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
@@ -47,7 +47,7 @@ from lakewarden.spark_jobs.gate.footprint import (
 )
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.gate.markers import event_chunks, whole_partitions
+from lakewarden.spark_jobs.gate.markers import whole_partitions
 from lakewarden.spark_jobs.gate.observer import (
     MAX_LISTED,
     GateEvent,

@@ -26,8 +26,12 @@ from lakewarden.agent.cli import migrate as migrate_cli
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.watching.foreground import publishing
+from lakewarden.agent.web.follower import Changes, Follower
+from lakewarden.agent.web.history import History
+from lakewarden.agent.web.views import Sources
 from lakewarden.events import (
     BatchCommitted,
     CommitGranted,
@@ -56,6 +60,9 @@ COMMANDS = {
     "`conflicts`": ("conflicts",),
     "`lock audit`": ("lock", "audit"),
     "`ledger show`": ("ledger", "show"),
+    "`agents`": ("agents",),
+    "`losses`": ("losses",),
+    "`refused`": ("refused",),
 }
 REQUESTS = {
     "`abort`": ("abort", "{transaction}"),
@@ -68,6 +75,7 @@ JOB = "`conflicts_job`"
 SPARK_SECONDS = 600.0
 """For a Spark program, most of it for its start on a busy machine."""
 WATCH = "`watch`"
+WEB = "`web`"
 MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
 
 Right = tuple[str, str]
@@ -227,7 +235,7 @@ async def scene(guarded: Guarded, topic_prefix: str, tmp_path: Path) -> AsyncIte
 
 
 def test_the_table_has_all_roles_of_these_tests() -> None:
-    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB, WATCH}
+    assert set(_table()) == {"agent", "driver", "executor", *COMMANDS, *REQUESTS, *MIGRATE, JOB, WATCH, WEB}
     assert all(operation in OPERATIONS for rights in _table().values() for _, operation in rights)
 
 
@@ -245,6 +253,23 @@ async def test_an_agent_needs_exactly_its_rights(guarded: Guarded, scene: World,
                 assert await agent.ended() == 1
                 _names_what_is_missing(agent.log.read_text().splitlines()[-1], scene.prefix, case.missing)
             tasks.cancel_scope.cancel()
+
+
+async def test_the_doctor_finds_the_one_right_that_an_agent_lacks(guarded: Guarded, scene: World) -> None:
+    """With all of them it finds no problem. No user here has `describe-configs`, or `describe` on the cluster."""
+    for case in _of("agent"):
+        await _grant(scene.bootstrap_servers, scene.prefix, case)
+
+        findings = await diagnose(scene.settings(**guarded.settings(case)), [])
+
+        problems = [each for each in findings if each.result == "problem"]
+        if case.missing is None:
+            assert problems == []
+            continue
+        resource, operation = case.missing
+        [problem] = problems
+        assert problem.about == (scene.prefix if resource == "group" else f"{scene.prefix}.{resource}")
+        assert operation in f"{problem.found} {problem.next}"
 
 
 @pytest.mark.parametrize("case", _of("driver"), ids=str)
@@ -307,6 +332,28 @@ def test_a_watcher_needs_exactly_its_rights(guarded: Guarded, case: Case) -> Non
     with pytest.raises(AgentError) as failure:
         anyio.run(report)
     _names_what_is_missing(str(failure.value), SHARED, case.missing)
+
+
+@pytest.mark.parametrize("case", _of(WEB), ids=str)
+async def test_the_page_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
+    """It runs with less, too, and shows what it lacks."""
+    settings = guarded.shared.settings(**guarded.settings(case))
+    changes = Changes()
+    sources = Sources(settings, Follower(settings, changes), History(settings, changes))
+    followed = (sources.follower, sources.history)
+    async with anyio.create_task_group() as tasks:
+        for each in followed:
+            tasks.start_soon(each.run)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            if case.missing is None:
+                while sources.problem is not None or not sources.history.complete:
+                    await changes.wait(changes.revision)
+            else:
+                while not (lines := [each.problem for each in followed if _named(each.problem, case)]):
+                    await changes.wait(changes.revision)
+                for line in lines:
+                    _names_what_is_missing(line, SHARED, case.missing)
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("case", _of(*COMMANDS), ids=str)
@@ -421,8 +468,13 @@ def _works_or_names_what_is_missing(work: Any, case: Case) -> None:
     _names_what_is_missing(str(failure.value), SHARED, case.missing)
 
 
-def _names_what_is_missing(line: str, prefix: str, missing: Right) -> None:
+def _named(line: str | None, case: Case) -> bool:
+    return case.missing is not None and case.missing[0] in str(line)
+
+
+def _names_what_is_missing(line: str | None, prefix: str, missing: Right) -> None:
     resource, operation = missing
+    assert line is not None
     assert PASSWORD not in line
     assert operation in line
     assert "group" in line if resource == "group" else f"{prefix}.{resource}" in line

@@ -24,6 +24,7 @@ from anyio import to_thread
 from cryptography.hazmat.primitives import serialization
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.agent.operators.doctor import diagnose
 from lakewarden.events import CommitGranted
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
@@ -156,6 +157,17 @@ async def test_a_wrong_password_ends_the_agent_and_names_what_to_check(
 
     assert f"refuses user {AGENT}" in line
     assert f"kafka_sasl_password and kafka_sasl_mechanism ({mechanism})" in line
+
+
+async def test_the_doctor_reports_a_wrong_password_and_goes_on(guarded: Guarded, scene: World) -> None:
+    findings = await diagnose(scene.settings(**guarded.agent(kafka_sasl_password=WRONG)), [])
+
+    [problem] = [each for each in findings if each.result == "problem"]
+    assert problem.check == "kafka"
+    assert f"refuses user {AGENT}" in problem.found
+    assert "kafka_sasl_password" in str(problem.next)
+    assert ("store", "ok") in [(each.check, each.result) for each in findings]
+    assert WRONG not in repr(findings)
 
 
 async def test_a_mechanism_that_the_broker_does_not_offer_ends_the_agent(

@@ -91,7 +91,7 @@ async def test_an_agent_refuses_a_partition_in_which_a_newer_agent_has_decided(s
 
 
 async def test_a_record_that_is_no_event_of_any_version_is_logged_counted_and_skipped(scene: World) -> None:
-    """Somebody has published a test message to the topic."""
+    """A test message was published to the topic."""
     async with scene.agent():
         writer = scene.writer("ingest")
         await writer.begin(heartbeat_seconds=100)

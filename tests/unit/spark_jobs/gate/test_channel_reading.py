@@ -215,6 +215,20 @@ def test_decisions_about_other_transactions_show_how_far_an_agent_has_read(scene
     assert scene.channel.agent_read_up_to(TABLE) == 7
 
 
+def test_after_a_take_over_only_its_own_decisions_show_how_far_an_agent_has_read(scene: Scene) -> None:
+    """`writers` may have been created again meanwhile: its offsets then begin at 0."""
+    scene.subscribe("A")
+    scene.broker.take_over("one")
+    scene.broker.publish("A", "one", cause_offset=900)
+    scene.require(("A", 1))
+
+    scene.broker.take_over("two")
+    scene.broker.publish("A", "two", cause_offset=3)
+    scene.require(("A", 1), ("A", 3))
+
+    assert scene.channel.agent_read_up_to(TABLE) == 3
+
+
 def test_a_take_over_at_an_offset_that_was_read_before_is_found(scene: Scene) -> None:
     """Seed 2099 of the simulation: Kafka lost the end of the topic and went on. The writer believed no decision any more."""
     scene.broker.take_over("one")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakewarden.events import (
-    MAX_EVENT_BYTES,
     MAX_MARKERS_PER_EVENT,
     Abort,
     Admitted,
@@ -20,12 +19,10 @@ from lakewarden.events import (
     ConflictEntry,
     GrantRenewed,
     Marker,
-    MarkerCreated,
-    encode,
 )
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.grant_deadline import MAX_SEND_TIMES, SendTimes
-from lakewarden.spark_jobs.gate.markers import as_scope, event_chunks
+from lakewarden.spark_jobs.gate.markers import as_scope
 from lakewarden.spark_jobs.gate.progress import Change, ExpiredLease, GrantLease, Phase, Progress
 
 COMMON: dict[str, Any] = {
@@ -211,22 +208,6 @@ def test_an_abort_names_the_table_the_other_writer_and_the_overlap() -> None:
         "begin a new transaction with the same data; "
         "table=file:///lake/t writer=w transaction=t1 reason=conflict retriable=true"
     )
-
-
-@given(
-    st.lists(st.tuples(st.text("ä/=1", max_size=1024), st.text("x", min_size=1, max_size=900)), max_size=300)
-)
-def test_markers_are_split_into_records_that_fit(pairs: list[tuple[str, str]]) -> None:
-    markers = [Marker(partition=p, file_group=g, operation="create") for p, g in pairs]
-
-    chunks = list(event_chunks(markers))
-
-    assert [marker for chunk in chunks for marker in chunk] == list(dict.fromkeys(markers))
-    for chunk in chunks:
-        event = MarkerCreated(
-            event_id="e", table="file:///t/t", transaction="t", writer="w", at=COMMON["at"], markers=chunk
-        )
-        assert len(encode(event)) < MAX_EVENT_BYTES
 
 
 def test_a_scope_that_is_too_long_becomes_whole_partitions() -> None:

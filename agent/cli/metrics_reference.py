@@ -1,0 +1,43 @@
+"""Generates the reference of the metrics from their definitions.
+
+    python -m lakewarden.agent.cli.metrics_reference > docs/metrics.md
+
+A test compares the file with the output, so that a metric can't change without its line.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+
+_INTRODUCTION = """# Metrics
+
+Generated from `agent/metrics/agent_metrics.py` by `python -m lakewarden.agent.cli.metrics_reference`; don't edit.
+
+The agent answers `/metrics` at `http_listen`, in the text format of Prometheus or in OpenMetrics: see
+[health](operating.md#health). [`deploy/prometheus`](../deploy/prometheus/lakewarden.rules.yml) has alert rules,
+[`deploy/grafana`](../deploy/grafana/lakewarden.json) a dashboard, and [operating](operating.md#run-books) the run-books.
+
+- Counters and histograms begin at 0 with the process. They count what this process has decided, and nothing of a replay.
+- The values of each label are bounded. `table` names the first `metrics_tables` (100) tables that something is
+  counted of; all others are `other`. No label has transactions, writers or grants: `lakewarden status` and
+  `lakewarden explain` show these.
+- Each table belongs to one agent at a time, so sums over the agents count nothing twice.
+- `process_…` are the usual metrics of the process, memory and processor time among them.
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    rows = [
+        f"| `{each.name}` | {each.kind} | {', '.join(f'`{label}`' for label in each.labels) or '–'} | {each.text} |"
+        for each in AgentMetrics().descriptions
+    ]
+    return "\n".join(
+        [_INTRODUCTION, "| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""]
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

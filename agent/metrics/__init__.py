@@ -1,0 +1,1 @@
+"""What the agent measures of itself, for Prometheus. It counts what was decided, and decides nothing."""

@@ -1,0 +1,236 @@
+"""Counts what the owner of one partition decides, from the inputs and effects of its tables, and from its locks' audit events.
+
+No step decides the aborts of a stopped table and those that answer refused events: the owner reports them (`on_stop`,
+`on_refusal`).
+
+The tables' state machines say what was decided, and not how long a transaction has waited. So the observer notes when it saw a
+transaction's intent and its request for the grant. An entry is dropped with its transaction's end, and all with the partition.
+
+Of a transaction that was open when the partition was taken over, these times are not known. Its waits aren't observed, its end is
+counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.events import (
+    Abort,
+    AuditEventUnion,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    LockAcquired,
+    LockLost,
+    LockRefused,
+    LockReleased,
+    LockRenewed,
+    TransactionAbandoned,
+)
+from lakewarden.handlers.table.machine import EventRead, Input, Replayed
+from lakewarden.handlers.table.state import TableState
+from lakewarden.handlers.table.stopping import OpenInLog
+from lakewarden.handlers.table.transactions import Phase
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Admit,
+    Effect,
+    GrantCommit,
+    ReportConflict,
+    SkipBatch,
+    Warn,
+)
+
+MAX_UNREPORTED = 10_000
+"""Transactions with an unknown outcome that are remembered, to count a late report once."""
+LATE_RENEWALS = 2.0
+"""A renewal is late after so many times the usual interval: one renewal or more has failed."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """What was seen of one open transaction. Times are monotonic seconds."""
+
+    began: float | None = None
+    requested: float | None = None
+    has_requested: bool = False
+    granted: bool = False
+
+
+class PartitionObserver:
+    """The observer of one partition. All those of an agent share `metrics`."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+        self._open: dict[tuple[str, str], _Times] = {}
+        self._unreported: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._renewed: dict[str, int] = {}
+        """By lock that is held: the end of its lease in epoch milliseconds."""
+
+    # -- tables ------------------------------------------------------------------------------------------------------
+
+    def on_step(self, state: TableState, step_input: Input, effects: Sequence[Effect]) -> None:
+        """Count what one step of a table has decided. `state`: the table's state after the step."""
+        if isinstance(step_input, Replayed):
+            self._note_open(state)
+        ignored = any(isinstance(each, Warn) for each in effects)
+        if isinstance(step_input, EventRead) and not ignored:
+            self._on_event(state, step_input)
+        if effects:
+            self._on_effects(state.uri, effects, step_input.now)
+        if isinstance(step_input, EventRead) and isinstance(step_input.event, CommitIntent):
+            self._drop_unknown(state, step_input.event.transaction)
+
+    def on_stop(self, uri: str, aborted: Iterable[OpenInLog]) -> None:
+        """Count the aborts of a stopped table. A granted transaction ends later: the next owner counts that."""
+        table = self._metrics.tables.of(uri)
+        for each in aborted:
+            self._metrics.aborts.labels(table, each.reason).inc()
+            if not each.granted:
+                self._end(uri, "aborted")
+
+    def on_refusal(self, abort: Abort, *, served: bool) -> None:
+        """Count the abort that answers a refused event. `served`: the owner has the table's state.
+
+        It ends a transaction only if that was open.
+        """
+        labels, uri = self._metrics.tables, abort.table
+        table = labels.of(uri) if served else labels.known(uri)
+        self._metrics.aborts.labels(table, abort.reason).inc()
+        if self._open.pop((uri, abort.transaction), None) is not None:
+            self._end(uri, "aborted")
+
+    def forget_table(self, uri: str) -> None:
+        """Drop what was noted of a table that is stopped."""
+        for key in [each for each in self._open if each[0] == uri]:
+            del self._open[key]
+
+    def _note_open(self, state: TableState) -> None:
+        for each in state.open():
+            requested = each.phase in (Phase.WAITING, Phase.GRANTED)
+            self._open[state.uri, each.id] = _Times(
+                has_requested=requested, granted=each.phase is Phase.GRANTED
+            )
+
+    def _on_event(self, state: TableState, read: EventRead) -> None:
+        key = state.uri, read.event.transaction
+        match read.event:
+            case CommitIntent():
+                self._open.setdefault(key, _Times(began=read.read_at))
+            case CommitRequested() if key in self._open and not self._open[key].has_requested:
+                self._open[key].requested, self._open[key].has_requested = read.read_at, True
+            case TransactionAbandoned() if self._open.pop(key, None) is not None:
+                self._end(state.uri, "abandoned")
+            case CommitCompleted() if self._open.pop(key, None) is not None or self._was_unreported(key):
+                self._end(state.uri, "committed")
+            case _:
+                pass
+
+    def _drop_unknown(self, state: TableState, transaction: str) -> None:
+        """Drop the entry of an intent that opened nothing: a repeated delivery, or one that is answered already."""
+        known = state.transactions.get(transaction)
+        if known is None or known.phase in (Phase.COMMITTED, Phase.UNKNOWN):
+            self._open.pop((state.uri, transaction), None)
+
+    def _was_unreported(self, key: tuple[str, str]) -> bool:
+        if key not in self._unreported:
+            return False
+        del self._unreported[key]
+        return True
+
+    def _on_effects(self, uri: str, effects: Sequence[Effect], now: float) -> None:
+        metrics = self._metrics
+        aborted: dict[str, str] = {}
+        """By transaction that lost a conflict in this step: the outcome, until its time is counted."""
+        counted: set[str] = set()
+        for effect in effects:
+            match effect:
+                case Admit(transaction=transaction):
+                    times = self._open.get((uri, transaction))
+                    if times is not None and times.began is not None:
+                        metrics.admission_wait.labels(metrics.tables.of(uri)).observe(
+                            max(0.0, now - times.began)
+                        )
+                case GrantCommit(transaction=transaction):
+                    self._on_grant(uri, transaction, now)
+                case SkipBatch(transaction=transaction):
+                    self._open.pop((uri, transaction), None)
+                    self._end(uri, "skipped")
+                case AbortTransaction(transaction=transaction):
+                    times = self._on_abort(uri, effect)
+                    aborted[transaction] = (
+                        "in-vain" if times is not None and times.has_requested else "stopped"
+                    )
+                case ReportConflict(victim=victim, kind=kind, victim_age_seconds=seconds):
+                    outcome = aborted.get(victim, "reported")
+                    table = metrics.tables.of(uri)
+                    metrics.conflicts.labels(table, kind, outcome).inc()
+                    if victim in aborted and victim not in counted:
+                        counted.add(victim)
+                        metrics.lost_seconds.labels(table, outcome).inc(seconds)
+                case _:
+                    pass
+
+    def _on_grant(self, uri: str, transaction: str, now: float) -> None:
+        metrics = self._metrics
+        table = metrics.tables.of(uri)
+        metrics.grants.labels(table).inc()
+        times = self._open.get((uri, transaction))
+        if times is None:
+            return
+        times.granted = True
+        if times.requested is not None:
+            metrics.grant_wait.labels(table).observe(max(0.0, now - times.requested))
+
+    def _on_abort(self, uri: str, abort: AbortTransaction) -> _Times | None:
+        metrics = self._metrics
+        table, key = metrics.tables.of(uri), (uri, abort.transaction)
+        metrics.aborts.labels(table, abort.reason).inc()
+        times = self._open.get(key)
+        if times is not None and times.granted and abort.reason != "outcome-unknown":
+            return times  # the grant is withdrawn; the transaction ends with a report, or when its lease does
+        self._open.pop(key, None)
+        if abort.reason == "outcome-unknown" and times is not None:
+            self._unreported[key] = None
+            if len(self._unreported) > MAX_UNREPORTED:
+                self._unreported.popitem(last=False)
+            if times.granted:
+                metrics.lapses.labels(table).inc()
+        self._end(uri, "unknown" if abort.reason == "outcome-unknown" else "aborted")
+        return times
+
+    def _end(self, uri: str, outcome: str) -> None:
+        self._metrics.ended.labels(self._metrics.tables.of(uri), outcome).inc()
+
+    # -- locks -------------------------------------------------------------------------------------------------------
+
+    def on_lock_event(self, event: AuditEventUnion, renew_seconds: float) -> None:
+        """Count a step of a lock. `renew_seconds`: the usual interval of this lock's renewals."""
+        metrics, lock = self._metrics, event.lock
+        match event:
+            case LockAcquired():
+                step = "acquired"
+                self._renewed[lock] = event.valid_until
+                metrics.lock_wait.observe(event.duration_ms / 1000)
+            case LockRenewed():
+                step = "renewed"
+                # Each lease has the same length, so the ends are as far apart as the writes that made them.
+                since = event.valid_until - self._renewed.get(lock, event.valid_until)
+                self._renewed[lock] = event.valid_until
+                if since > LATE_RENEWALS * renew_seconds * 1000:
+                    metrics.late_renewals.inc()
+            case LockReleased():
+                step = "released"
+                self._renewed.pop(lock, None)
+            case LockLost():
+                step = "lost"
+                self._renewed.pop(lock, None)
+            case LockRefused(waiting=waiting):
+                step = "waiting" if waiting else "refused"
+            case _:
+                assert_never(event)
+        metrics.lock_steps.labels(step).inc()

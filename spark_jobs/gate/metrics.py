@@ -1,0 +1,58 @@
+"""Metrics of a driver's transactions for Prometheus, as an observer of the gate. It needs `lakewarden[metrics]`.
+
+    from lakewarden.spark_jobs.gate.metrics import GateMetrics
+
+    gate = CommitGate("kafka:9092", observer=GateMetrics())
+    prometheus_client.start_http_server(9101)
+
+`counting.py` says what is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
+
+from lakewarden.spark_jobs.gate.counting import (
+    BUCKETS,
+    COUNTERS,
+    WAITS,
+    CountedSteps,
+    CounterName,
+    WaitName,
+)
+
+
+class GateMetrics(CountedSteps):
+    """Counts the steps of transactions. One object serves all gates of a process."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry = REGISTRY,
+        *,
+        max_tables: int = 100,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(max_tables=max_tables, clock=clock)
+        self._counters = {
+            name: Counter(
+                f"lakewarden_gate_{name}_total", each.text, ("table", each.label), registry=registry
+            )
+            for name, each in COUNTERS.items()
+        }
+        self._waits = {
+            name: Histogram(
+                f"lakewarden_gate_{name}_seconds", text, ("table",), registry=registry, buckets=BUCKETS
+            )
+            for name, text in WAITS.items()
+        }
+
+    def count(self, name: CounterName, table: str, value: str) -> None:
+        """Count one."""
+        self._counters[name].labels(table, value).inc()
+
+    def observe(self, name: WaitName, table: str, seconds: float) -> None:
+        """Add a time to a histogram."""
+        self._waits[name].labels(table).observe(seconds)
