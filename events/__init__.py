@@ -5,6 +5,7 @@ imports. For people: docs/protocol.md. For tools: `schema.json` and `asyncapi.js
 """
 
 from lakewarden.events.base import MAX_INSTANT, MAX_VERSION, PROTOCOL, EventBase, Wire
+from lakewarden.events.chunks import event_chunks
 from lakewarden.events.codec import (
     AUDIT_EVENT,
     CONFLICT_EVENT,
@@ -58,7 +59,7 @@ from lakewarden.events.operator import (
     LockReleased,
     LockRenewed,
 )
-from lakewarden.events.tables import canonical_scheme, canonical_table, require_canonical
+from lakewarden.events.tables import canonical_scheme, canonical_table, is_glob, require_canonical
 from lakewarden.events.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, TopicSettings, ledger_key
 from lakewarden.events.undecodable import UndecodableRecords
 from lakewarden.events.writer import (
@@ -149,6 +150,8 @@ __all__ = [
     "counts",
     "decode",
     "encode",
+    "event_chunks",
+    "is_glob",
     "ledger_key",
     "partition_name",
     "require_canonical",

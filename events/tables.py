@@ -19,6 +19,11 @@ def canonical_scheme(scheme: str) -> str:
     return _ALIASES.get(lowered, lowered)
 
 
+def is_glob(entry: str) -> bool:
+    """Whether an entry that names tables is a glob, with one of fnmatch's wildcards; otherwise it is the URI of one table."""
+    return any(wildcard in entry for wildcard in "*?[")
+
+
 def canonical_table(table: str) -> str:
     """The canonical URI of a table. `table` is a URI or an absolute local path.
 

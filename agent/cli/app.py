@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from lakewarden.agent.cli.dev import run_dev
-from lakewarden.agent.cli.explain_text import candidate_lines, explanation_lines
+from lakewarden.agent.cli.doctor import doctor_command
 from lakewarden.agent.cli.lock import lock_app
 from lakewarden.agent.cli.migrate import migrate_command
 from lakewarden.agent.cli.options import (
@@ -37,13 +37,16 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
+from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
+from lakewarden.agent.cli.web import web_command
 from lakewarden.agent.demo.command import demo_command
 from lakewarden.agent.errors import AgentError, SettingsError
 from lakewarden.agent.kafka import denied_to_command
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.explain import AmbiguousError, explain
 from lakewarden.agent.operators.explain_json import explanation_json
+from lakewarden.agent.operators.explain_text import candidate_lines, explanation_lines
 from lakewarden.agent.operators.status import AUDIT_WINDOW, TableView, conflicts, status
 from lakewarden.agent.serving.foreground import serve_until_signal
 from lakewarden.agent.settings import KafkaSettings, Settings
@@ -69,6 +72,17 @@ app.command(name="abort", short_help="End an open transaction, for example one t
 app.command(name="migrate", short_help="Copy the ledger to a new topic prefix with more partitions.")(
     migrate_command
 )
+app.command(name="doctor", short_help="Check Kafka, rights, topics, clocks, stores and tables from here.")(
+    doctor_command
+)
+app.command(name="losses", short_help="Print what conflicts have cost, by table, partition and writers.")(
+    losses_command
+)
+app.command(name="refused", short_help="Print the events that agents refused, with the reason.")(
+    refused_command
+)
+app.command(name="agents", short_help="Print the agents and their Kafka partitions.")(agents_command)
+app.command(name="web", short_help="Serve a read-only page: tables, locks, waits, transactions.")(web_command)
 app.add_typer(
     ledger_app, name="ledger", short_help="Print or correct the last committed batch of each writer."
 )
@@ -135,6 +149,7 @@ def agent(
 
 @app.command(short_help="Run Kafka and the agent on this machine, for development.")
 def dev(
+    *,
     data: Annotated[
         Path,
         typer.Option(
@@ -154,6 +169,10 @@ def dev(
             help="Port of the embedded Kafka; 0: any free port.",
         ),
     ] = 0,
+    web_port: Annotated[
+        int,
+        typer.Option("--web-port", min=0, max=65535, metavar="P", help="Port of the page; 0: any free port."),
+    ] = 0,
     allow: Allow = None,
     lock_root: Annotated[
         str | None,
@@ -165,10 +184,11 @@ def dev(
     ] = None,
     s3_endpoint: S3Endpoint = None,
 ) -> None:
-    """Run Kafka and the agent on this machine, for development, until SIGTERM or Ctrl-C.
+    """Run Kafka, the agent and the page on this machine, for development, until SIGTERM or Ctrl-C.
 
     The command needs a JDK 17 or newer, but no Docker. It downloads Kafka the first time. The agent serves the tables below
-    DIR. When Kafka and the agent are ready, the command prints one line of JSON on stdout; logs go to stderr.
+    DIR. When Kafka and the agent are ready, the command prints one line of JSON on stdout, with the address of the page
+    (`lakewarden web`); logs go to stderr.
     """
     # The real settings need Kafka's address; these only configure the logs.
     settings = Settings.load(allow=("file:///dev/*",))
@@ -177,6 +197,7 @@ def dev(
         lambda: run_dev(
             data.resolve(),
             kafka_port=kafka_port,
+            web_port=web_port,
             allow=tuple(allow or ()),
             lock_root=lock_root,
             s3_endpoint=s3_endpoint,
@@ -191,14 +212,14 @@ def watch(
         typer.Option(
             "--table",
             metavar="TABLE_GLOB",
-            help="URI of a Hudi table, or a glob with a wildcard in the last segment; repeatable.  [env: LAKEWARDEN_WATCH]",
+            help="URI of a table, or a glob with a wildcard in the last segment; repeatable.  [env: LAKEWARDEN_WATCH]",
         ),
     ] = None,
     bootstrap_servers: BootstrapServers = None,
     s3_endpoint: S3Endpoint = None,
     config: Config = None,
 ) -> None:
-    """Watch the timelines of Hudi tables, and report their writers to the agents, until SIGTERM or Ctrl-C.
+    """Watch Hudi, Delta Lake, Paimon and Iceberg tables, and report their writers to the agents, until SIGTERM or Ctrl-C.
 
     Writers of the gate that touch the same file groups are stopped at once. The watcher reads the tables and writes nothing
     but events. Several watchers of one table do no harm. See docs/watch.md.

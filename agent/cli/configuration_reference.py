@@ -28,7 +28,8 @@ _GROUPS = (
         ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
     ),
     ("Watching tables (`lakewarden watch`)", ("watch",)),
-    ("The process", ("agent_id", "instance", "shutdown_", "log_")),
+    ("The page (`lakewarden web`)", ("web_",)),
+    ("The process", ("agent_id", "instance", "http_", "metrics_", "ready_", "shutdown_", "log_")),
 )
 _FLAGS = {"bootstrap_servers", "allow", "lock_root", "s3_endpoint"}
 _INTRODUCTION = f"""# Configuration

@@ -1,4 +1,4 @@
-"""`lakewarden dev`: Kafka and the agent for development, with all data in one folder.
+"""`lakewarden dev`: Kafka, the agent and the page for development, with all data in one folder.
 
 Kafka's data and the locks are in `<data>/.lakewarden`, so that the next start uses the same topics, offsets and locks. When
 Kafka and the agent are ready, one line of JSON is printed on stdout; logs and progress go to stderr.
@@ -22,9 +22,18 @@ HIDDEN = ".lakewarden"
 
 
 async def run_dev(
-    data: Path, *, kafka_port: int, allow: tuple[str, ...], lock_root: str | None, s3_endpoint: str | None
+    data: Path,
+    *,
+    kafka_port: int,
+    web_port: int,
+    allow: tuple[str, ...],
+    lock_root: str | None,
+    s3_endpoint: str | None,
 ) -> None:
     """Serve until SIGINT or SIGTERM. `data` is an absolute path without symbolic links."""
+    # Imported here: aiohttp and Jinja2 take a third of a second, which the other commands don't need.
+    from lakewarden.agent.web.foreground import running_page
+
     hidden = data / HIDDEN
     # Report wrong settings before anything is started.
     checked = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
@@ -44,12 +53,15 @@ async def run_dev(
                 s3_endpoint=s3_endpoint,
                 replication=1,
             )
-            ready = {
-                "ready": True,
-                "bootstrap_servers": kafka.bootstrap_servers,
-                "lock_root": settings.lock_root,
-            }
-            await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
+            page = settings.model_copy(update={"web_listen": f"127.0.0.1:{web_port}"})
+            async with running_page(page) as address:
+                ready = {
+                    "ready": True,
+                    "bootstrap_servers": kafka.bootstrap_servers,
+                    "lock_root": settings.lock_root,
+                    "web": address,
+                }
+                await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
 

@@ -22,7 +22,7 @@ from aiokafka import TopicPartition
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.kafka import batches_to_end, partitions_of, reader, start_client, stop_client
+from lakewarden.agent.kafka import batches_to_end, offsets_at, partitions_of
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.events import (
     AUDIT_EVENT,
@@ -206,7 +206,7 @@ async def _lock_steps_and_conflicts(
     spans: dict[TopicPartition, int | None] = {}
     topics = settings.topics
     for topic in (topics.audit, topics.conflicts):
-        spans |= await _since(settings, await partitions_of(settings, topic), since_ms)
+        spans |= await offsets_at(settings, await partitions_of(settings, topic), since_ms)
     async with aclosing(batches_to_end(settings, spans)) as batches:
         async for partition, records in batches:
             for record in records:
@@ -222,18 +222,6 @@ async def _lock_steps_and_conflicts(
                     if not isinstance(step, Undecodable):
                         locks.append((_reference("audit", record, step), step))
     return locks, reports
-
-
-async def _since(
-    settings: Settings, partitions: list[TopicPartition], since_ms: int
-) -> dict[TopicPartition, int | None]:
-    consumer = reader(settings)
-    await start_client(consumer, settings)
-    try:
-        found = await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
-    finally:
-        await stop_client(consumer)
-    return {partition: at.offset for partition, at in found.items() if at is not None}
 
 
 async def _records(settings: Settings, partition: TopicPartition) -> AsyncIterator[ConsumerRecord]:

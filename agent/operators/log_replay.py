@@ -49,6 +49,8 @@ class LogReplay:
     tables: dict[str, TableState] = field(default_factory=dict)
     opened: dict[str, datetime] = field(default_factory=dict)
     """When each transaction was opened, by its writer's clock."""
+    requested: dict[str, datetime] = field(default_factory=dict)
+    """When each transaction first requested its grant, by its writer's clock."""
     granted: dict[str, datetime] = field(default_factory=dict)
     """When each transaction was granted, by the agent's clock."""
     revoked: dict[str, str] = field(default_factory=dict)
@@ -64,24 +66,40 @@ class LogReplay:
     corrections: list[LedgerCorrected] = field(default_factory=list)
     """The operators' corrections of the ledger, in all partitions."""
 
-    def replay(self, number: int, events: Iterable[ConsumerRecord], decisions: PublishedDecisions) -> None:
+    def replay(
+        self,
+        number: int,
+        events: Iterable[ConsumerRecord],
+        decisions: PublishedDecisions,
+        *,
+        ahead: bool = True,
+    ) -> None:
         """Replay a partition: its events, and each decision after the event that led to it.
 
-        As for its agent, an event of a table whose place is another partition is none.
+        As for its agent, an event of a table whose place is another partition is none. `ahead`: also apply the decisions that
+        follow from events after these.
         """
         for record in events:
-            event = decode(WRITER_EVENT, record.value, key=record.key or b"")
-            if isinstance(event, LedgerCorrected):
-                self.corrections.append(event)
-            if not isinstance(event, Undecodable) and self._partition_of(event.table) == number:
-                if isinstance(event, CommitIntent | CommitRequested):
-                    self.opened.setdefault(event.transaction, event.at)
-                state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
-                replay_event(state, event, record.offset, monotonic())
+            self.apply_event(number, record)
             for decision in decisions.pop_due(record.offset):
                 self.apply(decision)
-        for decision in decisions.pop_due(None):
+        for decision in decisions.pop_due(None) if ahead else ():
             self.apply(decision)
+
+    def apply_event(self, number: int, record: ConsumerRecord) -> str | None:
+        """Apply a record of `writers`. Return the table of its event, or None if it is none."""
+        event = decode(WRITER_EVENT, record.value, key=record.key or b"")
+        if isinstance(event, LedgerCorrected):
+            self.corrections.append(event)
+        if isinstance(event, Undecodable) or self._partition_of(event.table) != number:
+            return None
+        if isinstance(event, CommitIntent | CommitRequested):
+            self.opened.setdefault(event.transaction, event.at)
+        if isinstance(event, CommitRequested):
+            self.requested.setdefault(event.transaction, event.at)
+        state = self.tables.setdefault(event.table, TableState(event.table, TableSettings()))
+        replay_event(state, event, record.offset, monotonic())
+        return event.table
 
     def _partition_of(self, table: str) -> int:
         if table not in self.partition:
@@ -103,8 +121,8 @@ class LogReplay:
         replay_verdict(state, verdict_of(decision), monotonic())
 
 
-async def replay_log(settings: KafkaSettings) -> LogReplay:
-    """Replay `writers` and `decisions` from the last checkpoint to their ends."""
+async def replay_log(settings: KafkaSettings, *, ahead: bool = True) -> LogReplay:
+    """Replay `writers` and `decisions` from the last checkpoint to their ends. `ahead`: as in `LogReplay.replay`."""
     topics = settings.topics
     partitions = [each.partition for each in await partitions_of(settings, topics.writers)]
     # An error names the topic if it is missing or hidden.
@@ -134,5 +152,5 @@ async def replay_log(settings: KafkaSettings) -> LogReplay:
         )
         if newer:
             found.refused[number] = newer[0]
-        found.replay(number, records[TopicPartition(topics.writers, number)], published)
+        found.replay(number, records[TopicPartition(topics.writers, number)], published, ahead=ahead)
     return found

@@ -211,7 +211,7 @@ async def _nothing_open(settings: KafkaSettings, prefix: str, table: str | None)
         f"{each.transaction} of writer {each.writer}, table {each.table}," for each in found[-MAX_LISTED:]
     ]
     return AgentError(
-        f"transaction {' and '.join(named)} has ended; there is nothing to abort; lakewarden explain tells how it ended"
+        f"transaction {' and '.join(named)} has ended; there is nothing to abort; lakewarden explain shows how it ended"
     )
 
 

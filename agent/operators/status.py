@@ -11,10 +11,11 @@ finished copying its ledger. Only a partition without a checkpoint can be such a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.structs import ConsumerRecord
@@ -31,7 +32,7 @@ from lakewarden.agent.kafka import (
 from lakewarden.agent.operators.ledger import incomplete_copies
 from lakewarden.agent.operators.log_replay import LogReplay, replay_log
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
-from lakewarden.agent.serving.takeover import Start
+from lakewarden.agent.serving.takeover import Start, find_ledger_gaps
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import (
     AUDIT_EVENT,
@@ -40,6 +41,7 @@ from lakewarden.events import (
     Abort,
     AuditEventUnion,
     ConflictDetected,
+    DecisionRecord,
     LockAcquired,
     LockRenewed,
     PartitionTaken,
@@ -47,12 +49,28 @@ from lakewarden.events import (
     decode,
     partition_name,
 )
-from lakewarden.handlers.table.admission import blockers
+from lakewarden.handlers.explain.waits import Wait, waits
+from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.transactions import Phase, Transaction
 
 AUDIT_WINDOW = timedelta(minutes=15)
 """How far back to look for the last step of a lock. A held lock is renewed far more often; an older one is free."""
+_LEDGER_LOST = "an agent that has run since it lost these entries records them again, otherwise restore them from a backup"
+MAX_BLOCKERS = 20
+"""Transactions that the view of a waiting one names."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockerView:
+    """A transaction for which another one waits. The field names are JSON."""
+
+    transaction: str
+    writer: str
+    why: str
+    """As in the JSON of `explain`: `computing`, `earlier in the line`, `granted` or `publishing`."""
+    partition: str | None = None
+    """The first of the partitions that both touch, if that is why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,10 @@ class TransactionView:
     """When the agent granted it, by the agent's clock."""
     revoked: str | None = None
     """Why its grant was withdrawn, if it was. No other transaction is granted before the end of its lease."""
+    waiting_since: str | None = None
+    """Since when it waits for its admission or its grant, by its writer's clock. None: it doesn't wait."""
+    blockers: tuple[BlockerView, ...] = ()
+    """The transactions for which it waits, at most `MAX_BLOCKERS`. Empty: it waits for the table's lock, or for an agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +130,24 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
     Before them, the partitions whose log is incomplete, with a given table the one of that table.
     """
     replay = await replay_log(settings)
+    refused = await refused_partitions(settings, replay)
+    stopped: dict[str, str] = {}
+    for decisions in replay.decisions.values():
+        stopped |= stopped_tables(decisions)
+    locks = await last_lock_steps(settings)
+    uris = {uri for uri, state in replay.tables.items() if state.open()} | set(locks) | set(stopped)
+    of_table = None
+    if table is not None:
+        uris = {table}
+        of_table = partition_of(table, len(replay.starts))
+    troubles = partition_views(replay.starts, refused, await _ledger_gaps(settings, replay.starts))
+    return [view for number, view in troubles.items() if of_table in (None, number)] + [
+        table_view(uri, replay, locks.get(uri), stopped.get(uri)) for uri in sorted(uris)
+    ]
+
+
+async def refused_partitions(settings: KafkaSettings, replay: LogReplay) -> dict[int, str]:
+    """The partitions that an agent of this version refuses, each with the reason."""
     await partitions_of(
         settings, settings.topics.ledger
     )  # an error names the topic if it is missing or hidden
@@ -118,33 +158,44 @@ async def status(settings: KafkaSettings, table: str | None = None) -> list[Tabl
             f"its ledger is an incomplete copy of topic prefix {source}; run lakewarden migrate again, and if an agent has "
             f"started with {settings.topic_prefix}, delete its topics before"
         )
-    states = replay.tables
-    stopped: dict[str, str] = {}
-    for decisions in replay.decisions.values():
-        stopped |= stopped_tables(decisions)
-    locks = await last_lock_steps(settings)
-    uris = {uri for uri, state in states.items() if state.open()} | set(locks) | set(stopped)
-    of_table = None
-    if table is not None:
-        uris = {table}
-        of_table = partition_of(table, len(replay.starts))
-    trouble = [
-        TableView(partition_name(number), None, (), incomplete=_gaps(start), refused=refused.get(number))
-        for number, start in sorted(replay.starts.items())
-        if of_table in (None, number) and (_gaps(start) or number in refused)
-    ]
-    return trouble + [
-        TableView(
-            uri,
-            lock_holder(locks[uri]) if uri in locks else None,
-            tuple(_view(state, each, replay) for each in state.open()) if (state := states.get(uri)) else (),
-            stopped.get(uri),
-        )
-        for uri in sorted(uris)
-    ]
+    return refused
 
 
-def _gaps(start: Start) -> tuple[str, ...]:
+async def _ledger_gaps(settings: KafkaSettings, starts: Mapping[int, Start]) -> dict[int, Gap]:
+    """What the ledger lacks now, and no take-over has found yet."""
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        found = await find_ledger_gaps(settings, client, starts)
+    finally:
+        await stop_client(client)
+    return {number: each.gap for number, each in found.items() if each.gap is not None}
+
+
+def partition_views(
+    starts: Mapping[int, Start], refused: Mapping[int, str], ledger_gaps: Mapping[int, Gap]
+) -> dict[int, TableView]:
+    """The partitions whose log is incomplete, and those that an agent refuses, by number."""
+    gaps = {number: _gaps(start, ledger_gaps.get(number)) for number, start in sorted(starts.items())}
+    return {
+        number: TableView(partition_name(number), None, (), incomplete=found, refused=refused.get(number))
+        for number, found in gaps.items()
+        if found or number in refused
+    }
+
+
+def table_view(uri: str, replay: LogReplay, lock: AuditEventUnion | None, stopped: str | None) -> TableView:
+    """What `status` shows of one table."""
+    state = replay.tables.get(uri)
+    return TableView(
+        uri,
+        None if lock is None else lock_holder(lock),
+        () if state is None else tuple(_view(state, each, replay) for each in state.open()),
+        stopped,
+    )
+
+
+def _gaps(start: Start, ledger: Gap | None) -> tuple[str, ...]:
     """What the log lacks now, and what former take-overs found."""
     known = () if start.checkpoint is None else start.checkpoint.gaps
     return (
@@ -152,6 +203,7 @@ def _gaps(start: Start) -> tuple[str, ...]:
             f"{each.description}; an agent aborts what is open when it takes the partition over"
             for each in start.gaps
         ),
+        *(() if ledger is None else (f"{ledger.description}; {_LEDGER_LOST}",)),
         *(f"{each.gap.description}; found {each.at.isoformat(timespec='seconds')}" for each in known),
     )
 
@@ -161,14 +213,20 @@ def stopped_tables(decisions: Iterable[ConsumerRecord]) -> dict[str, str]:
     found: dict[str, str] = {}
     for record in decisions:
         decision = decode(DECISION_RECORD, record.value)
-        match decision:
-            case PartitionTaken():
-                found.clear()
-            case Abort(detail=str(detail)) if detail.startswith(STOPPED):
-                found[decision.table] = detail.removeprefix(STOPPED)
-            case _:
-                pass
+        if not isinstance(decision, Undecodable):
+            note_stop(found, decision)
     return found
+
+
+def note_stop(stopped: dict[str, str], decision: DecisionRecord) -> None:
+    """Note the next record of `decisions` of a partition: a new owner starts each stopped table again."""
+    match decision:
+        case PartitionTaken():
+            stopped.clear()
+        case Abort(detail=str(detail)) if detail.startswith(STOPPED):
+            stopped[decision.table] = detail.removeprefix(STOPPED)
+        case _:
+            pass
 
 
 async def conflicts(settings: KafkaSettings, *, follow: bool) -> AsyncIterator[ConflictDetected]:
@@ -201,28 +259,36 @@ async def _consumer(settings: KafkaSettings) -> AsyncIterator[AIOKafkaConsumer]:
 
 def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> TransactionView:
     at, granted = replay.opened.get(transaction.id), replay.granted.get(transaction.id)
+    found = tuple(islice(waits(state, transaction), MAX_BLOCKERS))
+    since = {Phase.QUEUED: at, Phase.WAITING: replay.requested.get(transaction.id)}.get(transaction.phase)
     return TransactionView(
         transaction.id,
         transaction.writer,
         transaction.batch_id,
         "observed" if transaction.observed else transaction.phase.value,
         at.isoformat(timespec="milliseconds") if at else "before the log's beginning",
-        _blocked_by(state, transaction),
+        _waiting_on(state, transaction, found),
         len(transaction.footprint),
         transaction.markers,
         granted.isoformat(timespec="milliseconds") if granted else None,
         replay.revoked.get(transaction.id),
+        since.isoformat(timespec="milliseconds") if since else None,
+        tuple(_blocker(each) for each in found),
     )
 
 
-def _blocked_by(state: TableState, transaction: Transaction) -> str | None:
+def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wait]) -> str | None:
     if transaction.phase is Phase.QUEUED:
-        writers = {each.writer for each in blockers(state, transaction)}
-        return ", ".join(sorted(writers)) or "its admission"
+        return ", ".join(sorted({each.other.writer for each in found})) or "its admission"
     if transaction.phase is Phase.WAITING:
         running = state.running()
         return f"the grant of {running.writer}" if running is not None else "the table's lock"
     return None
+
+
+def _blocker(wait: Wait) -> BlockerView:
+    partition = wait.overlaps[0].partition if wait.overlaps else None
+    return BlockerView(wait.other.id, wait.other.writer, wait.reason, partition)
 
 
 async def last_lock_steps(settings: KafkaSettings) -> dict[str, AuditEventUnion]:

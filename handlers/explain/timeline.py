@@ -2,7 +2,7 @@
 
 - `transaction.py` builds it from the log, with the evidence of `evidence.py`.
 - `agent/operators/explain.py` prints it as JSON, under names that never change; `docs/explain.md` describes that JSON.
-- `agent/cli/explain_text.py` prints it as text.
+- `agent/operators/explain_text.py` prints it as text.
 
 Times are epoch milliseconds. They are informative: offsets define the order.
 """

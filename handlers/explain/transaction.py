@@ -57,7 +57,7 @@ from lakewarden.handlers.explain.timeline import (
     SharedPlace,
     TransactionRef,
 )
-from lakewarden.handlers.table.admission import blocking_overlaps, reservation_blockers
+from lakewarden.handlers.explain.waits import waits
 from lakewarden.handlers.table.conflicts import conflict_kind, operations_conflict, rule_for
 from lakewarden.handlers.table.facts import apply_event, why_ignored
 from lakewarden.handlers.table.footprints import Overlap
@@ -338,26 +338,9 @@ class Explainer:
 
     def _blockers(self, this: Transaction) -> Iterator[Blocker]:
         """The transactions for which it waits at this moment."""
-        running = self._state.running()
-        if this.phase is Phase.QUEUED:
-            if running is not None and running.writer == this.writer:
-                yield Blocker(self._outcomes.refer_to(running.id, running.writer), "publishing")
-            groups: dict[str, list[Overlap]] = {}
-            for each in blocking_overlaps(self._state, this):
-                groups.setdefault(each.other.transaction.id, []).append(each)
-            for group in groups.values():
-                other = group[0].other.transaction
-                yield Blocker(
-                    self._outcomes.refer_to(other.id, other.writer), _wait_reason(other), _shared(group)
-                )
-            for other in reservation_blockers(self._state, this):
-                yield Blocker(self._outcomes.refer_to(other.id, other.writer), _wait_reason(other))
-        elif this.phase is Phase.WAITING:
-            if running is not None:
-                yield Blocker(self._outcomes.refer_to(running.id, running.writer), "granted")
-            for other in self._state.transactions.values():
-                if other.phase is Phase.WAITING and other.requested < this.requested:
-                    yield Blocker(self._outcomes.refer_to(other.id, other.writer), "earlier in the line")
+        for each in waits(self._state, this):
+            other = self._outcomes.refer_to(each.other.id, each.other.writer)
+            yield Blocker(other, each.reason, _shared(each.overlaps))
 
     def _add_wait(self) -> None:
         this = self._state.transactions.get(self._id)
@@ -505,16 +488,6 @@ class Explainer:
 
 def _reference(transaction: Transaction) -> TransactionRef:
     return TransactionRef(transaction.id, transaction.writer, transaction.batch_id, transaction.sequence)
-
-
-def _wait_reason(blocker: Transaction) -> timeline.WaitReason:
-    match blocker.phase:
-        case Phase.QUEUED:
-            return "earlier in the line"
-        case Phase.GRANTED:
-            return "granted"
-        case _:
-            return "computing"
 
 
 def _markers(event: WriterEventUnion) -> tuple[Marker, ...]:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import anyio.to_thread
 import psutil
@@ -47,7 +48,7 @@ def test_the_version_is_the_installed_one() -> None:
     ("arguments", "settings", "problem"),
     [
         (["agent", "--nope"], {}, "No such option: --nope"),
-        (["agnet"], {}, "No such command 'agnet'. Did you mean 'agent'? See lakewarden --help"),
+        (["conflcts"], {}, "No such command 'conflcts'. Did you mean 'conflicts'? See lakewarden --help"),
         (["explain"], {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
         (["explain", ""], {}, "Invalid value for TRANSACTION: the transaction id is empty"),
         (["agent"], {}, "--allow"),
@@ -195,13 +196,17 @@ async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_pa
     first = "first-transaction"
     with _started("dev", "--data", str(data)) as dev:
         ready = json.loads(await _line(dev))
-        assert set(ready) == {"ready", "bootstrap_servers", "lock_root"}
+        assert set(ready) == {"ready", "bootstrap_servers", "lock_root", "web"}
         assert ready["ready"] is True
         scene = World(ready["bootstrap_servers"], "lakewarden", tmp_path, None, None)
         async with AIOKafkaProducer(bootstrap_servers=ready["bootstrap_servers"]) as producer:
             intent = _intent(scene, table, first)
             await producer.send_and_wait("lakewarden.writers", encode(intent), key=table.encode())
         await _until_shown(ready, table, first)
+        async with aiohttp.ClientSession() as session:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while first not in (await (await session.get(f"{ready['web']}tables.json")).text()):
+                    await anyio.sleep(0.2)
         started = [psutil.Process(dev.pid), *psutil.Process(dev.pid).children(recursive=True)]
         dev.send_signal(signal.SIGINT)
         rest, _ = await anyio.to_thread.run_sync(dev.communicate)

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, AlreadyCommitted, BatchCommitted, CommitGranted
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, world
 
 pytestmark = [pytest.mark.real]
 
@@ -82,13 +82,23 @@ async def test_the_grant_of_a_granted_transaction_is_withdrawn_and_the_command_w
         await hung.obtain_grant()
         await other.request_commit()
 
-        done = await run(scene, "abort", hung.transaction, "--output", "json")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_renew, hung)
+            done = await run(scene, "abort", hung.transaction, "--output", "json")
+            tasks.cancel_scope.cancel()
         aborts = await scene.wait_for(Abort, hung.mine, count=2)
         await other.wait_for(CommitGranted)
 
     outcome = json.loads(done.out)
     assert [each.reason for each in aborts] == ["lease-lost", "outcome-unknown"]
     assert (done.code, outcome["phase"], outcome["outcome"]) == (0, "granted", "outcome-unknown")
+
+
+async def _renew(writer: Writer) -> None:
+    """Renew the writer's grant until it is withdrawn, so that it doesn't end before the command has started."""
+    while True:
+        await writer.heartbeat()
+        await anyio.sleep(1)
 
 
 async def test_status_shows_a_withdrawn_grant_with_the_reason(scene: World) -> None:
@@ -163,16 +173,16 @@ async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scen
     """The ledger's key is table and writer."""
     async with scene.agent():
         done = await run(
-            scene, "ledger", "correct", "--writer", "nobody", "--batch-id", "none", "--reason", "test"
+            scene, "ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"
         )
         with_table = await run(
             scene,
-            *("ledger", "correct", "--writer", "nobody", "--batch-id", "none", "--reason", "test"),
+            *("ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"),
             *("--table", scene.table, "--output", "json"),
         )
 
     assert done.code == 1
-    assert "the ledger has no entry of writer nobody; check the name" in done.err
+    assert "the ledger has no entry of writer absent; check the name" in done.err
     assert json.loads(with_table.out)["before"] is None
     assert json.loads(with_table.out)["after"]["batch_id"] is None
 

@@ -19,6 +19,7 @@ COMMANDS = [
     ("conflicts",),
     ("demo",),
     ("dev",),
+    ("doctor",),
     ("explain",),
     ("migrate",),
     ("status",),
@@ -61,6 +62,27 @@ def test_help_begins_with_the_usage_and_the_purpose(
     assert blank == ""
     assert len(purpose.split()) > 3
     assert any(line.strip() == "Options:" for line in rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--format", "orc"), "'orc' is not one of 'paimon', 'delta', 'hudi', 'iceberg'"),
+        (("--format", "delta", "--without-agent"), "only with --format paimon, not delta"),
+        (("--format", "hudi", "--s3-endpoint", "http://s3"), "only with --format paimon, not hudi"),
+    ],
+    ids=" ".join,
+)
+def test_the_demo_refuses_what_its_format_has_not(
+    words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lakewarden", "demo", *words])
+
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+
+    assert ended.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_demo_without_an_agent_refuses_an_admission(

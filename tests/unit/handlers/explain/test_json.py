@@ -100,7 +100,8 @@ def test_the_names_of_status_are_fixed() -> None:
     assert names(TableView) == "table lock transactions stopped incomplete refused"
     assert names(LockHolder) == "held lock agent owner valid_until last_step detail"
     assert names(TransactionView) == (
-        "transaction writer batch_id phase since waiting_on partitions file_groups granted revoked"
+        "transaction writer batch_id phase since waiting_on partitions file_groups granted revoked "
+        "waiting_since blockers"
     )
 
 

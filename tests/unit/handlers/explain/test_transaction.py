@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_args
 import pytest
 
 from lakewarden.agent import wire_events
-from lakewarden.agent.cli.explain_text import explanation_lines
 from lakewarden.agent.operators.explain_json import KINDS, explanation_json, json_name
+from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,

@@ -1,0 +1,79 @@
+"""The commands `lakewarden losses`, `lakewarden refused` and `lakewarden agents`: their options and output."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from lakewarden.agent.cli.options import BootstrapServers, Config, Output, OutputFormat, run
+from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.operators.agents import agent_lines, agents
+from lakewarden.agent.operators.losses import loss_lines, losses
+from lakewarden.agent.operators.refused import refused, refused_lines
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import canonical_table
+
+
+def losses_command(
+    hours: Annotated[
+        int, typer.Option("--hours", metavar="N", min=1, max=720, help="How far to look back.")
+    ] = 6,
+    table: Annotated[str | None, typer.Option("--table", metavar="T", help="Only this table.")] = None,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """Print what conflicts have cost in the last hours: by table, partition and pair of writers, the largest first.
+
+    The command reads the topic conflicts. The hours are full ones, and the current one.
+    """
+    settings = _settings(bootstrap_servers, config)
+    try:
+        only_table = None if table is None else canonical_table(table)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--table") from None
+    report = run(lambda: losses(settings, hours, only_table))
+    _print(output, report, loss_lines(report))
+
+
+def refused_command(
+    output: OutputFormat = Output.TEXT, bootstrap_servers: BootstrapServers = None, config: Config = None
+) -> None:
+    """Print the events that agents refused, each with the reason: the last 500, the latest first.
+
+    The command reads the topic dead-letters.
+    """
+    settings = _settings(bootstrap_servers, config)
+    found = run(lambda: refused(settings))
+    _print(output, [asdict(each) for each in found], refused_lines(found))
+
+
+def agents_command(
+    output: OutputFormat = Output.TEXT, bootstrap_servers: BootstrapServers = None, config: Config = None
+) -> None:
+    """Print the agents of the consumer group, and which agent took over which Kafka partition, under which term.
+
+    The command reads Kafka, so it also works while no agent runs.
+    """
+    settings = _settings(bootstrap_servers, config)
+    found = run(lambda: agents(settings))
+    _print(output, asdict(found), agent_lines(found))
+
+
+def _settings(bootstrap_servers: str | None, config: Any) -> KafkaSettings:
+    settings = KafkaSettings.load(config, bootstrap_servers=bootstrap_servers)
+    configure_logging("auto", "warning", stream=sys.stderr)
+    return settings
+
+
+def _print(output: Output, value: Any, lines: Iterable[str]) -> None:
+    if output is Output.JSON:
+        typer.echo(json.dumps(value))
+        return
+    for line in lines:
+        typer.echo(line)

@@ -1,0 +1,158 @@
+"""`lakewarden agents`: the agents of the consumer group, and which agent has which Kafka partition, under which term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+
+from aiokafka import TopicPartition
+
+from lakewarden.agent.kafka import (
+    admin_client,
+    batches_to_end,
+    committed_offsets,
+    end_offsets,
+    partitions_of,
+    start_client,
+    stop_client,
+)
+from lakewarden.agent.operators.cluster_facts import group_facts
+from lakewarden.agent.serving.checkpoint import Checkpoint
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import LEDGER_EVENT, PartitionTaken, Undecodable, decode
+
+_TAKEN = b'"type":"partition-taken"'
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """A member of the agents' consumer group. The field names are the JSON of `lakewarden agents`."""
+
+    agent: str | None
+    """Its id. None: the group is rebalancing, or the agent is of an earlier release."""
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """One Kafka partition of `writers`. The field names are JSON, too."""
+
+    partition: int
+    agent: str | None
+    """The agent that took it over last. None: no agent has ever."""
+    running: bool | None
+    """Whether that agent is in the group now. None: not known."""
+    term: str | None
+    taken: str | None
+    """When it took the partition over, by its clock."""
+    unread: int | None
+    """Records after the last one that the agent's checkpoint says it has read. None: there is no checkpoint."""
+    replay: int | None
+    """Records that the next take-over has to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentsView:
+    """All of it."""
+
+    group: str
+    members: tuple[MemberView, ...]
+    partitions: tuple[PartitionView, ...]
+
+
+async def agents(settings: KafkaSettings) -> AgentsView:
+    """The members of the group, and the partitions with their owners."""
+    topics = settings.topics
+    numbers = [each.partition for each in await partitions_of(settings, topics.writers)]
+    admin = admin_client(settings)
+    await start_client(admin, settings)
+    try:
+        facts = await group_facts(admin, settings.group)
+    finally:
+        await stop_client(admin)
+    members = tuple(MemberView(each.agent, each.version) for each in facts.members)
+    taken = await _take_overs(settings)
+    committed = await committed_offsets(settings, settings.group)
+    ends = await end_offsets(settings, [TopicPartition(topics.writers, number) for number in numbers])
+    checkpoints = {
+        each.partition: Checkpoint.parse(at.offset, at.metadata)
+        for each, at in committed.items()
+        if each.topic == topics.writers and at.offset >= 0
+    }
+    return AgentsView(
+        settings.group,
+        members,
+        tuple(
+            _partition(
+                number,
+                taken.get(number),
+                checkpoints.get(number),
+                ends[TopicPartition(topics.writers, number)],
+                members,
+            )
+            for number in numbers
+        ),
+    )
+
+
+def _partition(
+    number: int,
+    taken: PartitionTaken | None,
+    checkpoint: Checkpoint | None,
+    end: int,
+    members: tuple[MemberView, ...],
+) -> PartitionView:
+    named = {each.agent for each in members}
+    running = None if taken is None or None in named else taken.agent in named
+    read = None if checkpoint is None or checkpoint.read is None else checkpoint.read.offset
+    return PartitionView(
+        number,
+        None if taken is None else taken.agent,
+        running,
+        None if taken is None else taken.term,
+        None if taken is None else _time(taken.at),
+        None if read is None else max(0, end - read - 1),
+        None if checkpoint is None else max(0, end - checkpoint.offset),
+    )
+
+
+def _time(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds")
+
+
+async def _take_overs(settings: KafkaSettings) -> dict[int, PartitionTaken]:
+    """The last take-over of each partition. The ledger has it, because compaction keeps the last record of a key."""
+    partitions = await partitions_of(settings, settings.topics.ledger)
+    found: dict[int, PartitionTaken] = {}
+    async with aclosing(batches_to_end(settings, dict.fromkeys(partitions))) as batches:
+        async for partition, records in batches:
+            for record in records:
+                if _TAKEN in (record.value or b""):
+                    event = decode(LEDGER_EVENT, record.value)
+                    if isinstance(event, PartitionTaken) and not isinstance(event, Undecodable):
+                        found[partition.partition] = event
+    return found
+
+
+def agent_lines(view: AgentsView) -> Iterator[str]:
+    """The same as text."""
+    if not view.members:
+        yield f"no agent is in the group {view.group}: nothing is granted"
+    for each in view.members:
+        yield f"agent {each.agent or 'of unknown name'}, version {each.version or 'unknown'}"
+    for one in view.partitions:
+        yield f"partition {one.partition}: {_partition_text(one)}"
+
+
+def _partition_text(view: PartitionView) -> str:
+    if view.agent is None:
+        return "no agent has taken it over yet"
+    gone = ", which is not in the group now" if view.running is False else ""
+    unread = "unknown" if view.unread is None else str(view.unread)
+    replay = "unknown" if view.replay is None else str(view.replay)
+    return (
+        f"agent {view.agent}{gone}, term {view.term}, since {view.taken}; records after its last checkpoint's read position: "
+        f"{unread}, to replay: {replay}"
+    )

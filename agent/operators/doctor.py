@@ -1,0 +1,265 @@
+"""`lakewarden doctor`: checks from where it runs what an agent with these settings needs.
+
+It writes and deletes the probe of each store, as an agent does at its start, and changes nothing else. `handlers/setup/` has the
+rules of the findings, the same that an agent uses. A check that fails becomes a finding; the others go on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResourceType
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    TopicAuthorizationFailedError,
+)
+
+from lakewarden.agent.clock import wall_ms
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import admin_client, create_topics, start_client, stop_client
+from lakewarden.agent.locks.commands import locate
+from lakewarden.agent.locks.keeper import Stores
+from lakewarden.agent.operators.cluster_facts import controller_clock, group_facts, topic_facts
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.stores import LocationError, StoreProbeError
+from lakewarden.agent.stores.server_clock import ClockUnknownError, read_store_clock
+from lakewarden.agent.topic_settings import config_values
+from lakewarden.handlers.setup.agents import judge_agents
+from lakewarden.handlers.setup.clocks import judge_kafka_clock, judge_store_clock
+from lakewarden.handlers.setup.findings import Check, Finding, failed
+from lakewarden.handlers.setup.topics import (
+    GROUP_RIGHTS,
+    TopicFacts,
+    hidden_topic,
+    judge_topics,
+    missing_rights,
+)
+
+_FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
+
+
+async def diagnose(
+    settings: Settings, tables: Sequence[str], *, clock: Callable[[], int] = wall_ms
+) -> list[Finding]:
+    """All findings, Kafka's first. `tables`: canonical URIs. `clock`: this machine's, in Unix milliseconds."""
+    found = await _check_kafka(settings, clock)
+    places: list[str] = []
+    for table in tables:
+        found.append(_check_allowed(settings, table))
+        place, where = await _check_lock(settings, table)
+        found.append(where)
+        if place is not None:
+            places.append(place)
+    return found + await _check_stores(settings, places, clock)
+
+
+# -- Kafka -------------------------------------------------------------------------------------------------------------
+
+
+async def _check_kafka(settings: Settings, clock: Callable[[], int]) -> list[Finding]:
+    servers = settings.bootstrap_servers
+    admin = admin_client(settings)
+    try:
+        await start_client(admin, settings)
+    except AgentError as error:
+        rest: tuple[Check, ...] = ("topic", "group", "agents", "kafka-clock")
+        return [
+            failed("kafka", servers, str(error)),
+            *(Finding(each, "unchecked", servers, "Kafka can't be reached") for each in rest),
+        ]
+    try:
+        return [
+            *await _check_topics(admin, settings),
+            *await _check_group(admin, settings),
+            await _check_clock(admin, settings, clock),
+        ]
+    except (KafkaError, OSError, TimeoutError) as error:
+        return [failed("kafka", servers, f"a request failed: {str(error) or repr(error)}; try again")]
+    finally:
+        await stop_client(admin)
+
+
+async def _check_topics(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
+    topics = settings.topics
+    names = [each.name for each in topics.settings()]
+    try:
+        brokers, known, denied = await topic_facts(admin, names)
+    except (IncompatibleBrokerVersion, NotImplementedError) as error:
+        return [
+            Finding(
+                "topic",
+                "unchecked",
+                topics.prefix,
+                f"the brokers are too old to say what a user may do: {error}",
+            )
+        ]
+    found = [
+        Finding(
+            "kafka",
+            "ok",
+            settings.bootstrap_servers,
+            f"{brokers} broker{'' if brokers == 1 else 's'} reached",
+        )
+    ]
+    known = {name: await _with_settings(admin, settings, facts) for name, facts in known.items()}
+    found += [hidden_topic(topics, name) for name in names if name in denied]
+    missing = [name for name in names if name not in known and name not in denied]
+    if missing:
+        found += await _check_missing(admin, settings, missing)
+    return found + judge_topics(topics, known)
+
+
+async def _with_settings(admin: AIOKafkaAdminClient, settings: Settings, facts: TopicFacts) -> TopicFacts:
+    [wanted] = [
+        each for each in settings.topics.settings(replicas=max(facts.replicas)) if each.name == facts.name
+    ]
+    try:
+        values = await config_values(admin, ConfigResourceType.TOPIC, {facts.name: list(wanted.config)})
+    except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
+        return facts
+    return replace(facts, values=values.get(facts.name, {}))
+
+
+async def _check_missing(
+    admin: AIOKafkaAdminClient, settings: Settings, missing: Sequence[str]
+) -> list[Finding]:
+    """Whether an agent with this user may create the topics that are missing: Kafka validates it, and creates none."""
+    present = {each.name for each in settings.topics.settings() if each.name not in missing}
+    answers = await create_topics(
+        admin, settings.topics, present, settings.partitions, settings.replication, validate_only=True
+    )
+    found: list[Finding] = []
+    for name, code, *text in answers:
+        if code == 0:
+            found.append(Finding("topic", "warning", name, "missing", "start an agent: it creates the topic"))
+        elif code in _FORBIDDEN:
+            found.append(
+                Finding(
+                    "topic",
+                    "problem",
+                    name,
+                    "missing, and Kafka denies this user to create it",
+                    "create it with the settings of docs/operating.md, or grant create on it",
+                )
+            )
+        else:
+            why = " ".join(str(each) for each in text if each) or f"error {code}"
+            found.append(
+                Finding(
+                    "topic",
+                    "problem",
+                    name,
+                    f"missing, and Kafka can't create it: {why}",
+                    "create it yourself",
+                )
+            )
+    return found
+
+
+async def _check_group(admin: AIOKafkaAdminClient, settings: Settings) -> list[Finding]:
+    group = settings.group
+    try:
+        facts = await group_facts(admin, group)
+    except GroupAuthorizationFailedError:
+        return [
+            Finding(
+                "group",
+                "problem",
+                group,
+                "Kafka denies this user the consumer group",
+                f"grant {' and '.join(GROUP_RIGHTS)} on the group {group}",
+            ),
+            Finding("agents", "unchecked", group, "its members can't be read"),
+        ]
+    lacking = missing_rights("group", group, facts.operations, GROUP_RIGHTS)
+    may = "rights unknown" if facts.operations is None else f"may {' and '.join(GROUP_RIGHTS)}"
+    return [lacking or Finding("group", "ok", group, may), judge_agents(group, facts.members)]
+
+
+async def _check_clock(admin: AIOKafkaAdminClient, settings: Settings, clock: Callable[[], int]) -> Finding:
+    servers = settings.bootstrap_servers
+    try:
+        reading = await controller_clock(admin, clock)
+    except ClusterAuthorizationFailedError:
+        return Finding("kafka-clock", "unchecked", servers, "reading it needs describe on the cluster")
+    except (KafkaError, NotImplementedError) as error:
+        return Finding("kafka-clock", "unchecked", servers, f"the brokers don't return it: {error}")
+    return judge_kafka_clock(servers, reading, drift_seconds=settings.drift_seconds)
+
+
+# -- tables and stores -------------------------------------------------------------------------------------------------
+
+
+def _check_allowed(settings: Settings, table: str) -> Finding:
+    if settings.placement().allows(table):
+        return Finding("table", "ok", table, "allowed")
+    return Finding(
+        "table",
+        "problem",
+        table,
+        f"allow doesn't cover it ({', '.join(settings.allow) or 'empty'}), so agents refuse its transactions",
+        "add it to allow, and use the same settings for this command as for the agents",
+    )
+
+
+async def _check_lock(settings: Settings, table: str) -> tuple[str | None, Finding]:
+    try:
+        found = await locate(settings, table, None, hudi=False)
+    except (AgentError, ValueError) as error:
+        return None, failed("lock", table, str(error))
+    shared = ", shared with Hudi's writers" if found.place.shared else ""
+    return found.place.uri, Finding("lock", "ok", table, f"{found.place.uri}{shared}")
+
+
+def _lock_uris(settings: Settings, places: Sequence[str]) -> list[str]:
+    """An object in each store that has locks: the lock root, or the buckets that `allow` names, and those of the tables."""
+    found = list(places)
+    if settings.lock_root is not None:
+        found.insert(0, f"{settings.lock_root}/locks/probe.json")
+    elif not places:
+        for glob in settings.allow:
+            scheme, _, rest = glob.partition("://")
+            bucket = rest.partition("/")[0]
+            if bucket and scheme != "file" and not re.search(r"[*?\[]", bucket):
+                found.append(f"{scheme}://{bucket}/locks/probe.json")
+    return found
+
+
+async def _check_stores(settings: Settings, places: Sequence[str], clock: Callable[[], int]) -> list[Finding]:
+    uris = _lock_uris(settings, places)
+    if not uris:
+        nothing = "no lock root is set, and allow names no bucket"
+        return [Finding("store", "unchecked", "locks", nothing, "set lock_root, or name a table")]
+    found: list[Finding] = []
+    async with AsyncExitStack() as stack:
+        stores = Stores(settings, stack)
+        for root, uri in {stores.root_of(uri): uri for uri in uris}.items():
+            try:
+                await stores.for_lock(uri)
+            except (StoreProbeError, LocationError) as error:
+                found.append(failed("store", root, str(error)))
+            else:
+                found.append(Finding("store", "ok", root, "honours both conditions, so it can hold locks"))
+            found += await _check_store_clock(settings, root, clock)
+    return found
+
+
+async def _check_store_clock(settings: Settings, root: str, clock: Callable[[], int]) -> list[Finding]:
+    try:
+        reading = await read_store_clock(root, settings, clock)
+    except ClockUnknownError as error:
+        return [Finding("store-clock", "unchecked", root, str(error))]
+    if reading is None:
+        return []
+    return [
+        judge_store_clock(
+            root, reading, drift_seconds=settings.drift_seconds, strict=settings.strict_takeover
+        )
+    ]

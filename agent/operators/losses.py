@@ -1,0 +1,135 @@
+"""`lakewarden losses`: what conflicts have cost in the last hours, per table, partition and pair of writers.
+
+A conflict costs the age of the victim: the seconds since the agent read its intent. If it was about several partitions, each of
+them counts it, with an equal share of the seconds. Times are those of Kafka's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.kafka import batches_to_end, offsets_at, partitions_of
+from lakewarden.agent.settings import KafkaSettings
+from lakewarden.events import CONFLICT_EVENT, ConflictDetected, Undecodable, decode
+
+HOUR_MS = 3_600_000
+MAX_ENTRIES = 20_000
+"""Tables, partitions and pairs of writers that are counted per hour. What exceeds them is counted as `OTHERS`."""
+OTHERS = "(others)"
+MAX_LINES = 200
+"""Lines of each list of a report."""
+
+Key = tuple[str, str, str]
+"""Table, then partition and nothing, or the writers that won and lost."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    conflicts: int = 0
+    seconds: float = 0.0
+
+    def add(self, conflicts: int, seconds: float) -> None:
+        self.conflicts += conflicts
+        self.seconds += seconds
+
+
+class Losses:
+    """The conflicts of the last hours, added up by hour."""
+
+    def __init__(self, hours: int) -> None:
+        self.hours = hours
+        self._pairs: dict[int, dict[Key, _Loss]] = {}
+        self._partitions: dict[int, dict[Key, _Loss]] = {}
+
+    def add(self, record: ConsumerRecord) -> ConflictDetected | None:
+        """Add a record of `conflicts`. Returns its event."""
+        event = decode(CONFLICT_EVENT, record.value)
+        if isinstance(event, Undecodable):
+            return None
+        hour = record.timestamp // HOUR_MS
+        seconds = event.victim_age_seconds
+        _count(self._pairs, hour, (event.table, event.winner_writer, event.victim_writer), seconds)
+        partitions = list(dict.fromkeys(each.partition for each in event.conflicts))
+        for each in partitions:
+            _count(self._partitions, hour, (event.table, each, ""), seconds / len(partitions))
+        for counted in (self._pairs, self._partitions):
+            for old in [each for each in counted if each < max(counted) - self.hours]:
+                del counted[old]
+        return event
+
+    def report(self, table: str | None = None) -> dict[str, Any]:
+        """The JSON of `lakewarden losses`. `table`: of this table only."""
+        since = moment().wall_ms // HOUR_MS - self.hours
+        pairs = _sums(self._pairs, since, table)
+        partitions = _sums(self._partitions, since, table)
+        tables: dict[str, _Loss] = {}
+        for (uri, _, _), loss in pairs.items():
+            tables.setdefault(uri, _Loss()).add(loss.conflicts, loss.seconds)
+        return {
+            "hours": self.hours,
+            "conflicts": sum(each.conflicts for each in tables.values()),
+            "seconds": round(sum(each.seconds for each in tables.values()), 3),
+            "tables": _lines(tables, lambda key: {"table": key}),
+            "partitions": _lines(partitions, lambda key: {"table": key[0], "partition": key[1]}),
+            "pairs": _lines(pairs, lambda key: {"table": key[0], "winner": key[1], "loser": key[2]}),
+        }
+
+
+def _count(counted: dict[int, dict[Key, _Loss]], hour: int, key: Key, seconds: float) -> None:
+    found = counted.setdefault(hour, {})
+    if key not in found and len(found) >= MAX_ENTRIES:
+        key = (OTHERS, OTHERS, OTHERS)
+    found.setdefault(key, _Loss()).add(1, seconds)
+
+
+def _sums(counted: dict[int, dict[Key, _Loss]], since: int, table: str | None) -> dict[Key, _Loss]:
+    found: dict[Key, _Loss] = {}
+    for hour, losses in counted.items():
+        for key, loss in losses.items():
+            if hour > since and table in (None, key[0]):
+                found.setdefault(key, _Loss()).add(loss.conflicts, loss.seconds)
+    return found
+
+
+def _lines(losses: dict[Any, _Loss], named: Callable[[Any], dict[str, str]]) -> list[dict[str, Any]]:
+    ordered = sorted(losses.items(), key=lambda each: (-each[1].seconds, each[0]))
+    return [
+        {**named(key), "conflicts": loss.conflicts, "seconds": round(loss.seconds, 3)}
+        for key, loss in ordered[:MAX_LINES]
+    ]
+
+
+async def losses(settings: KafkaSettings, hours: int, table: str | None) -> dict[str, Any]:
+    """The report of the last `hours`, the current one included."""
+    found = Losses(hours)
+    since_ms = (moment().wall_ms // HOUR_MS - hours + 1) * HOUR_MS
+    spans = await offsets_at(settings, await partitions_of(settings, settings.topics.conflicts), since_ms)
+    async with aclosing(batches_to_end(settings, spans)) as batches:
+        async for _, records in batches:
+            for record in records:
+                found.add(record)
+    return found.report(table)
+
+
+def loss_lines(report: dict[str, Any]) -> Iterator[str]:
+    """A report as text."""
+    if not report["conflicts"]:
+        yield f"no conflict in the last {report['hours']} hours"
+        return
+    yield f"{report['conflicts']} conflicts in the last {report['hours']} hours, {report['seconds']:.1f} s computed in vain"
+    for title, name in (("table", "tables"), ("partition", "partitions"), ("pair of writers", "pairs")):
+        yield ""
+        yield f"by {title}"
+        for each in report[name]:
+            what = each["table"]
+            if name == "partitions":
+                what = f"{each['partition'] or '(unpartitioned)'} of {what}"
+            elif name == "pairs":
+                what = f"{each['loser']} lost to {each['winner']}, {what}"
+            yield f"  {each['seconds']:10.1f} s  {each['conflicts']:6}  {what}"

@@ -1,0 +1,233 @@
+"""Follows the log, and keeps `LiveStatus` up to date.
+
+A round reads new records of all topics; if there are writers' events among them, it then reads `decisions` up to the end that
+Kafka names after them. So each event is applied after every decision that its writer knew.
+
+The replay starts again after a take-over, after an error, and every `FRESH_SECONDS`. Until it is done the former state is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+import anyio
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import monotonic, utc_now
+from lakewarden.agent.errors import AgentError, LogCutError, TaskEndedError
+from lakewarden.agent.kafka import (
+    denied_to_command,
+    ended_tasks,
+    partitions_of,
+    reader,
+    start_client,
+    stop_client,
+)
+from lakewarden.agent.operators.live_status import LiveStatus
+from lakewarden.agent.operators.log_replay import replay_log
+from lakewarden.agent.operators.status import AUDIT_WINDOW, refused_partitions
+from lakewarden.agent.settings import Settings
+from lakewarden.events import AUDIT_EVENT, Undecodable, decode
+
+log = structlog.get_logger()
+
+POLL_MS = 500
+PAUSE_SECONDS = 0.2
+"""After each round with records, so that a busy log takes some large rounds a second instead of many small ones."""
+FRESH_SECONDS = 600.0
+"""After this long, the state is replayed from the checkpoints again."""
+AFTER_TAKE_OVER_SECONDS = 2.0
+"""A rebalance moves several partitions, within about this time."""
+RETRY_SECONDS = 3.0
+SILENT_SECONDS = 15.0
+"""Limit for the brokers to name the ends of the topics."""
+ASK_SECONDS = 5.0
+"""Between two such questions while no record arrives, so that a broker that is gone is noticed."""
+
+
+class Changes:
+    """Counts the changes of what is shown, and wakes those who wait for the next one."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._next = anyio.Event()
+
+    def announce(self) -> None:
+        """Count a change."""
+        self.revision += 1
+        self._next.set()
+        self._next = anyio.Event()
+
+    async def wait(self, known: int) -> None:
+        """Return when there is a change after revision `known`."""
+        while self.revision == known:
+            await self._next.wait()
+
+
+class Follower:
+    """The state of all tables, as far as Kafka has it."""
+
+    def __init__(self, settings: Settings, changes: Changes) -> None:
+        self._settings = settings
+        self._changes = changes
+        self.status: LiveStatus | None = None
+        """None until the first replay is done."""
+        self.problem: str | None = "the log is being read"
+        """Why the state is not current, if it is not."""
+        self.current_at: datetime | None = None
+        """When the state was known to be current last, by this machine's clock."""
+        self.ready = anyio.Event()
+        """Set when the first replay is done."""
+
+    async def run(self) -> None:
+        """Follow the log until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except (AgentError, KafkaError, TimeoutError, OSError) as error:
+                problem = explained(error, self._settings)
+            else:
+                continue
+            if problem != self.problem:
+                log.info("web.waiting", problem=problem)
+                self.problem = problem
+                self._changes.announce()
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        """Replay, and follow the log until a new replay is due."""
+        settings, topics = self._settings, self._settings.topics
+        replay = await replay_log(settings, ahead=False)
+        refused = await refused_partitions(settings, replay)
+        positions = dict(replay.next_offsets)
+        status = LiveStatus(replay, refused, topics.writers)
+        audit = await partitions_of(settings, topics.audit)
+        consumer = reader(settings)
+        await start_client(consumer, settings)
+        try:
+            consumer.assign([*positions, *audit])
+            for partition, offset in positions.items():
+                if offset is None:
+                    await consumer.seek_to_beginning(partition)
+                else:
+                    consumer.seek(partition, offset)
+            await _seek_to_time(consumer, audit, utc_now() - AUDIT_WINDOW)
+            await self._read_locks(consumer, audit, status)
+            self.status = status
+            self.ready.set()
+            await self._rounds(consumer, list(positions), status)
+        finally:
+            await stop_client(consumer)
+
+    async def _read_locks(
+        self, consumer: AIOKafkaConsumer, audit: list[TopicPartition], status: LiveStatus
+    ) -> None:
+        for records in (await _read_to(consumer, audit)).values():
+            self._add_locks(status, records)
+
+    async def _rounds(
+        self, consumer: AIOKafkaConsumer, both: list[TopicPartition], status: LiveStatus
+    ) -> None:
+        topics = self._settings.topics
+        decisions = [each for each in both if each.topic == topics.decisions]
+        fresh_at = monotonic() + FRESH_SECONDS
+        asked_at = 0.0
+        self._current()
+        while monotonic() < fresh_at:
+            found: dict[TopicPartition, list[ConsumerRecord]] = await consumer.getmany(timeout_ms=POLL_MS)
+            if any(each.topic == topics.writers for each in found):
+                for partition, records in (await _read_to(consumer, decisions)).items():
+                    found.setdefault(partition, []).extend(records)
+            elif not found and monotonic() - asked_at > ASK_SECONDS:
+                await _ends(consumer, decisions)
+                _require_tasks(consumer)
+                asked_at = monotonic()
+            for number in sorted({each.partition for each in found if each.topic != topics.audit}):
+                status.add(
+                    number,
+                    found.get(TopicPartition(topics.writers, number), []),
+                    found.get(TopicPartition(topics.decisions, number), []),
+                )
+            for partition, records in found.items():
+                if partition.topic == topics.audit:
+                    self._add_locks(status, records)
+            if found:
+                status.limit_memory(self._settings.web_memory_mb * 1_000_000)
+                self._current()
+                await anyio.sleep(PAUSE_SECONDS)
+            if status.taken_over:
+                status.taken_over = False
+                fresh_at = min(fresh_at, monotonic() + AFTER_TAKE_OVER_SECONDS)
+
+    def _current(self) -> None:
+        self.problem, self.current_at = None, utc_now()
+        self._changes.announce()
+
+    @staticmethod
+    def _add_locks(status: LiveStatus, records: Iterable[ConsumerRecord]) -> None:
+        for record in records:
+            step = decode(AUDIT_EVENT, record.value)
+            if not isinstance(step, Undecodable):
+                status.add_lock_step(step)
+
+
+def explained(error: Exception, settings: Settings) -> str:
+    """Why the log can't be read, and what to do."""
+    if isinstance(error, AgentError):
+        return str(error)
+    denied = denied_to_command(error) if isinstance(error, KafkaError) else None
+    if denied is not None:
+        return f"{denied}; docs/security.md lists the rights of each command"
+    return f"Kafka at {settings.bootstrap_servers} doesn't answer: {error!r}"
+
+
+def _require_tasks(consumer: AIOKafkaConsumer) -> None:
+    if ended := ended_tasks(consumer):
+        raise TaskEndedError(f"a task of Kafka's client has ended: {ended}")
+
+
+async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    with anyio.fail_after(SILENT_SECONDS):
+        return dict(await consumer.end_offsets(partitions))
+
+
+async def _seek_to_time(
+    consumer: AIOKafkaConsumer, partitions: list[TopicPartition], since: datetime
+) -> None:
+    """Continue with the first record of each partition that is not older than `since`."""
+    since_ms = round(since.timestamp() * 1000)
+    found = await consumer.offsets_for_times(dict.fromkeys(partitions, since_ms))
+    for partition in partitions:
+        at = found.get(partition)
+        if at is None:
+            await consumer.seek_to_end(partition)
+        else:
+            consumer.seek(partition, at.offset)
+
+
+async def _read_to(
+    consumer: AIOKafkaConsumer, partitions: list[TopicPartition]
+) -> dict[TopicPartition, list[ConsumerRecord]]:
+    """The records of these partitions up to the ends that Kafka names now."""
+    ends = await _ends(consumer, partitions)
+    found: dict[TopicPartition, list[ConsumerRecord]] = {}
+    behind = [each for each in partitions if await consumer.position(each) < ends[each]]
+    silent_at = monotonic() + SILENT_SECONDS
+    while behind:
+        batch = await consumer.getmany(*behind, timeout_ms=POLL_MS)
+        for partition, records in batch.items():
+            found.setdefault(partition, []).extend(records)
+        behind = [each for each in behind if await consumer.position(each) < ends[each]]
+        if batch:
+            silent_at = monotonic() + SILENT_SECONDS
+        elif monotonic() > silent_at:
+            _require_tasks(consumer)
+            raise LogCutError(
+                f"{behind[0].topic} ends at offset {ends[behind[0]]} of partition {behind[0].partition}, and Kafka returns "
+                "no record before it"
+            )
+    return found

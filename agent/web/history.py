@@ -1,0 +1,108 @@
+"""Follows the log for what is past: conflicts, timelines, refused events. It begins `web_hours` ago."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+import structlog
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.kafka import ended_tasks, offsets_at, partitions_of, reader, start_client, stop_client
+from lakewarden.agent.operators.losses import HOUR_MS, Losses
+from lakewarden.agent.operators.refused import MAX_REFUSED, RefusedEvent, last_spans, refused_event
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.web.follower import POLL_MS, RETRY_SECONDS, Changes, explained
+from lakewarden.agent.web.timelines import Timelines
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS = 0.2
+MAX_RECORDS = 2_000
+"""Records that are folded before other tasks run, about 50 ms."""
+
+
+class History:
+    """What happened in the last hours."""
+
+    def __init__(self, settings: Settings, changes: Changes) -> None:
+        self._settings = settings
+        self._changes = changes
+        self.losses = Losses(settings.web_hours)
+        self.timelines = Timelines()
+        self.refused: deque[RefusedEvent] = deque(maxlen=MAX_REFUSED)
+        self.complete = False
+        """Whether everything of the last hours was read."""
+        self.problem: str | None = None
+        """Why the log can't be read, if it can't."""
+
+    async def run(self) -> None:
+        """Follow the log until cancelled. After an error it is read again from the beginning of the time that is kept."""
+        while True:
+            try:
+                await self._follow()
+            except (AgentError, KafkaError, TimeoutError, OSError) as error:
+                problem = explained(error, self._settings)
+                if problem != self.problem:
+                    log.info("web.history-waiting", problem=problem)
+                    self.problem = problem
+                    self._changes.announce()
+            await anyio.sleep(RETRY_SECONDS)
+
+    async def _follow(self) -> None:
+        settings, topics = self._settings, self._settings.topics
+        since_ms = (moment().wall_ms // HOUR_MS - settings.web_hours + 1) * HOUR_MS
+        timed = [
+            each
+            for topic in (topics.conflicts, topics.decisions, topics.writers)
+            for each in await partitions_of(settings, topic)
+        ]
+        starts = await offsets_at(settings, timed, since_ms)
+        starts |= await last_spans(settings)
+        consumer = reader(settings)
+        await start_client(consumer, settings)
+        try:
+            consumer.assign([*timed, *(each for each in starts if each not in timed)])
+            ends = await consumer.end_offsets(list(starts))
+            for partition in consumer.assignment():
+                start = starts.get(partition)
+                if start is None:
+                    await consumer.seek_to_end(partition)
+                else:
+                    consumer.seek(partition, start)
+            self.losses, self.timelines = Losses(settings.web_hours), Timelines()
+            self.refused.clear()
+            self.complete = False
+            while True:
+                found = await consumer.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+                for partition, records in found.items():
+                    self._add(partition, records)
+                if not found and (ended := ended_tasks(consumer)):
+                    raise AgentError(f"a task of Kafka's client has ended: {ended}")
+                if not found and self.complete:
+                    continue
+                positions = {each: await consumer.position(each) for each in ends}
+                self.complete = all(positions[each] >= end for each, end in ends.items())
+                self.problem = None
+                self._changes.announce()
+                if self.complete:
+                    self.timelines.drop_before(moment().wall_ms / 1000 - settings.web_hours * 3600)
+                    await anyio.sleep(PAUSE_SECONDS)
+        finally:
+            await stop_client(consumer)
+
+    def _add(self, partition: TopicPartition, records: list[ConsumerRecord]) -> None:
+        topics = self._settings.topics
+        for record in records:
+            if partition.topic == topics.writers:
+                self.timelines.add_event(record)
+            elif partition.topic == topics.decisions:
+                self.timelines.add_decision(record)
+            elif partition.topic == topics.conflicts:
+                self.losses.add(record)
+            elif (found := refused_event(record)) is not None:
+                self.refused.append(found)

@@ -1,0 +1,102 @@
+"""Renders views as HTML. Everything that comes from events is escaped by Jinja2; no template marks a value as safe."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lakewarden.agent.web.views import View, command
+
+MENU = (
+    ("/", "Tables"),
+    ("/waits", "Waits"),
+    ("/locks", "Locks"),
+    ("/losses", "Losses"),
+    ("/transaction", "Transaction"),
+    ("/refused", "Refused"),
+    ("/agents", "Agents"),
+)
+
+
+class Pages:
+    """The templates, for one base path."""
+
+    def __init__(self, base_path: str) -> None:
+        self.base_path = base_path
+        self._environment = Environment(
+            loader=PackageLoader("lakewarden.agent.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=visible,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters.update(clock=clock, seconds_clock=seconds_clock)
+        self._environment.globals.update(link=self.link, command=command, menu=MENU, at=at)
+
+    def link(self, path: str, **parameters: str | None) -> str:
+        """The address of a view. Names are percent-encoded."""
+        found = {name: value for name, value in parameters.items() if value}
+        text = urlencode(found)
+        return f"{self.base_path}{path}{'?' if text and '?' not in path else ''}{text}"
+
+    def render(
+        self,
+        view: View,
+        *,
+        path: str,
+        json_path: str,
+        problem: str | None,
+        as_of: datetime | None,
+        version: str,
+    ) -> str:
+        """A view as a page. `problem`: why it may not be current."""
+        return self._environment.get_template(f"{view.name}.html").render(
+            view=view,
+            data=view.data,
+            path=path,
+            json_path=json_path,
+            problem=problem,
+            as_of=None if as_of is None else as_of.isoformat(timespec="seconds"),
+            version=version,
+        )
+
+    def error(self, status: int, message: str) -> str:
+        """A page that says why a request has no view."""
+        view = View("error", "Not found" if status == 404 else "Error", "", {"message": message}, live=False)
+        return self.render(view, path="", json_path="", problem=None, as_of=None, version="")
+
+
+def visible(value: Any) -> Any:
+    """A text with its invisible characters escaped: one that reverses the direction of writing makes a name look like another."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() or each == "\n" else f"\\u{ord(each):04x}" for each in value)
+
+
+def at(drawing: dict[str, Any], seconds: float) -> str:
+    """The place of a time in a drawing, which is 1,000 units wide."""
+    whole = drawing["end"] - drawing["begin"]
+    return f"{min(1000.0, max(0.0, (seconds - drawing['begin']) / whole * 1000)):.2f}"
+
+
+def seconds_clock(seconds: float) -> str:
+    """The time of day of epoch seconds, in UTC."""
+    try:
+        return datetime.fromtimestamp(seconds, tz=UTC).strftime("%H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return ""  # a producer chooses the time of its record
+
+
+def clock(text: str | None) -> str:
+    """The time of day of an ISO time, in UTC."""
+    if not text:
+        return ""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%H:%M:%S")
+    except ValueError:
+        return text

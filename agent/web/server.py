@@ -1,0 +1,279 @@
+"""The HTTP server. It answers GET and HEAD only: nothing can be changed through it (docs/decisions/0039-the-page.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import anyio
+from aiohttp import web
+
+from lakewarden.agent.clock import monotonic
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.web import views
+from lakewarden.agent.web.follower import Changes
+from lakewarden.agent.web.pages import Pages
+from lakewarden.agent.web.views import BadRequestError, Sources, View
+
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+MAX_STREAMS = 100
+"""Open streams of events. Each costs one computation of its view per second with changes."""
+MAX_READING = 8
+"""Requests that read the log, for a transaction or the agents. One at a time does, because each reads much of it."""
+READ_SECONDS = 120.0
+STREAM_SECONDS = 1.0
+"""The shortest time between two messages of one stream."""
+KEEP_ALIVE_SECONDS = 15.0
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+NOT_LIVE = ("/transaction", "/agents")
+"""Each time, they are read from Kafka."""
+_ASSETS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Build = Callable[[web.Request], Awaitable[View]]
+
+
+class BusyError(AgentError):
+    """Too many requests at once. Try again later."""
+
+
+@dataclass(slots=True)
+class _Limits:
+    streams: int = 0
+    reading: int = 0
+
+
+class Server:
+    """The views of one installation."""
+
+    def __init__(self, sources: Sources, changes: Changes) -> None:
+        self._sources = sources
+        self._settings = settings = sources.settings
+        self._follower = sources.follower
+        self._changes = changes
+        self._pages = Pages(settings.web_base_path)
+        self._limits = _Limits()
+        self._one_reader = anyio.Lock()
+        self._assets = {
+            name: files("lakewarden.agent.web").joinpath("static", name).read_bytes() for name in _ASSETS
+        }
+        self._views: dict[str, Build] = {
+            "/": self._folded(views.tables),
+            "/waits": self._folded(views.waits),
+            "/locks": self._folded(views.locks),
+            "/losses": self._folded(views.losses),
+            "/table": self._folded(views.table),
+            "/refused": self._folded(views.refused),
+            "/transaction": self._read(views.transaction),
+            "/agents": self._read(views.agents),
+        }
+
+    def application(self) -> web.Application:
+        """The application, below the base path."""
+        app = web.Application(middlewares=[self._guard], client_max_size=0)
+        base = self._settings.web_base_path
+        for path in self._views:
+            app.router.add_get(base + path, self._page)
+            app.router.add_get(base + ("/tables" if path == "/" else path) + ".json", self._json)
+        app.router.add_get(f"{base}/events", self._events)
+        app.router.add_get(f"{base}/static/{{name}}", self._asset)
+        return app
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse other methods and other hosts, and answer errors with a page or as JSON."""
+        if request.method not in ("GET", "HEAD"):
+            return self._refusal(
+                request, 405, "this page is read-only: it answers GET and HEAD", Allow="GET, HEAD"
+            )
+        if not self._is_allowed(request.host):
+            return self._refusal(
+                request,
+                421,
+                "the Host header names no host of this page; set web_allowed_hosts (LAKEWARDEN_WEB_ALLOWED_HOSTS) to the name "
+                "under which browsers reach it",
+            )
+        try:
+            response = await handler(request)
+        except BadRequestError as error:
+            return self._refusal(request, 400, str(error))
+        except BusyError as error:
+            return self._refusal(request, 503, str(error), **{"Retry-After": "10"})
+        except web.HTTPNotFound:
+            return self._refusal(request, 404, "there is no such view")
+        except web.HTTPException as error:
+            return self._refusal(request, error.status, error.reason)
+        except AgentError as error:
+            return self._refusal(request, 404, str(error))
+        if not response.prepared:
+            response.headers.update(_HEADERS)
+        return response
+
+    def _refusal(self, request: web.Request, status: int, message: str, **headers: str) -> web.Response:
+        if request.path.endswith(".json"):
+            response = web.json_response({"error": message}, status=status)
+        else:
+            response = web.Response(
+                text=self._pages.error(status, message), status=status, content_type="text/html"
+            )
+        response.headers.update({**_HEADERS, **headers})
+        return response
+
+    def _is_allowed(self, host: str) -> bool:
+        name, _, port = host.rpartition(":")
+        if not name or not port.isdecimal():
+            name = host
+        return name.strip("[]").lower() in {
+            *LOOPBACK,
+            *(each.lower() for each in self._settings.web_allowed_hosts),
+        }
+
+    def _path(self, request: web.Request) -> str:
+        path = request.path.removeprefix(self._settings.web_base_path).removesuffix(".json")
+        return "/" if path == "/tables" else path
+
+    # -- views -------------------------------------------------------------------------------------------------------
+
+    def _folded(self, build: Callable[[Sources, Any], View]) -> Build:
+        async def view(request: web.Request) -> View:
+            return build(self._sources, request.query)
+
+        return view
+
+    def _read(self, build: Callable[[Sources, Any], Awaitable[View]]) -> Build:
+        """A view that is read from Kafka when it is requested."""
+
+        async def view(request: web.Request) -> View:
+            if self._limits.reading >= MAX_READING:
+                raise BusyError(f"{MAX_READING} other requests read the log; try again in a few seconds")
+            self._limits.reading += 1
+            try:
+                with anyio.fail_after(READ_SECONDS):
+                    async with self._one_reader:
+                        return await build(self._sources, request.query)
+            except TimeoutError:
+                raise BusyError(
+                    f"the log could not be read within {READ_SECONDS:g} s; use the command"
+                ) from None
+            finally:
+                self._limits.reading -= 1
+
+        return view
+
+    async def _page(self, request: web.Request) -> web.Response:
+        path = self._path(request)
+        view = await self._views[path](request)
+        text = self._pages.render(
+            view,
+            path=path,
+            json_path=self._json_path(request),
+            problem=self._sources.problem,
+            as_of=self._follower.current_at,
+            version=_version(view.data, self._sources.problem),
+        )
+        return web.Response(text=text, content_type="text/html")
+
+    def _json_path(self, request: web.Request) -> str:
+        path = self._path(request)
+        query = f"?{request.query_string}" if request.query_string else ""
+        return f"{self._settings.web_base_path}{'/tables' if path == '/' else path}.json{query}"
+
+    async def _json(self, request: web.Request) -> web.Response:
+        view = await self._views[self._path(request)](request)
+        at = self._follower.current_at
+        body = {
+            "as_of": None if at is None else at.isoformat(timespec="milliseconds"),
+            "problem": self._sources.problem,
+            "command": view.command,
+            **view.data,
+        }
+        return web.json_response(body)
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._assets:
+            raise web.HTTPNotFound
+        return web.Response(body=self._assets[name], content_type=_ASSETS[name], charset="utf-8")
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events: the version of a view (`view`: its path), whenever it has changed."""
+        path = request.query.get("view", "/")
+        build = self._views.get(path)
+        if build is None or path in NOT_LIVE:
+            raise BadRequestError("view names no live view")
+        if self._limits.streams >= MAX_STREAMS:
+            raise BusyError(f"{MAX_STREAMS} pages are open; close one, or reload this one by hand")
+        await build(request)  # a wrong request is answered before the stream begins
+        response = web.StreamResponse(headers={**_HEADERS, "X-Accel-Buffering": "no"})
+        response.content_type = "text/event-stream"
+        self._limits.streams += 1
+        try:
+            await response.prepare(request)
+            await self._send_versions(request, response, build)
+        except ConnectionError:
+            pass  # the browser has closed the page
+        finally:
+            self._limits.streams -= 1
+        return response
+
+    async def _send_versions(
+        self,
+        request: web.Request,
+        response: web.StreamResponse,
+        build: Build,
+    ) -> None:
+        sent = ""
+        while True:
+            known, began = self._changes.revision, monotonic()
+            view = await build(request)
+            version = _version(view.data, self._sources.problem)
+            await response.write(b": \n\n" if version == sent else f"data: {version}\n\n".encode())
+            sent = version
+            with anyio.move_on_after(KEEP_ALIVE_SECONDS):
+                await self._changes.wait(known)
+            await anyio.sleep(max(0.0, began + STREAM_SECONDS - monotonic()))
+
+
+def _version(data: dict[str, Any], problem: str | None) -> str:
+    """Identifies the content of a view."""
+    return hashlib.blake2b(json.dumps([data, problem]).encode(), digest_size=8).hexdigest()
+
+
+@asynccontextmanager
+async def serving(sources: Sources, changes: Changes) -> AsyncGenerator[str]:
+    """Serve the views. Yields the address to open."""
+    settings, server = sources.settings, Server(sources, changes)
+    runner = web.AppRunner(server.application(), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        host, port = settings.web_address
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise AgentError(
+                f"the page can't listen on {settings.web_listen}: {error.strerror or error}; choose another address "
+                "(--listen, web_listen)"
+            ) from error
+        bound = runner.addresses[0]
+        name = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        yield f"http://{'127.0.0.1' if host is None else name}:{bound[1]}{settings.web_base_path}/"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,96 @@
+"use strict";
+// Keeps the shown view current: a message on the stream says that it has changed, then this page is fetched again and its
+// main part replaced. Works without: the page is complete as it was sent.
+(() => {
+  const body = document.body;
+  const connection = document.getElementById("connection");
+  let version = body.dataset.version;
+  let fetching = false;
+
+  const say = (text) => {
+    if (connection.textContent !== text) connection.textContent = text;
+  };
+
+  const inside = (element, root) => {
+    const path = [];
+    for (; element && element !== root; element = element.parentElement) {
+      path.unshift(Array.prototype.indexOf.call(element.parentElement.children, element));
+    }
+    return path;
+  };
+
+  const at = (path, root) => path.reduce((element, index) => element && element.children[index], root);
+
+  const replace = (text) => {
+    const fresh = new DOMParser().parseFromString(text, "text/html");
+    const old = document.getElementById("main");
+    const main = fresh.getElementById("main");
+    if (!main) return;
+    const focused = old.contains(document.activeElement) && document.activeElement !== old;
+    const path = focused ? inside(document.activeElement, old) : [];
+    const typed = focused && document.activeElement.tagName === "INPUT" ? document.activeElement.value : null;
+    const scrolled = Array.from(old.querySelectorAll(".scroll"), (each) => each.scrollLeft);
+    old.replaceWith(document.adoptNode(main));
+    main.querySelectorAll(".scroll").forEach((each, index) => { each.scrollLeft = scrolled[index] || 0; });
+    if (focused) {
+      const again = at(path, main);
+      if (again && again.focus) {
+        again.focus({ preventScroll: true });
+        if (typed !== null && again.tagName === "INPUT") again.value = typed;
+      }
+    }
+    version = fresh.body.dataset.version;
+    ages();
+  };
+
+  const refresh = async () => {
+    if (fetching) return;
+    fetching = true;
+    try {
+      const response = await fetch(window.location.href, { credentials: "same-origin" });
+      if (response.ok) replace(await response.text());
+    } catch (error) {
+      say("The server doesn't answer");
+    } finally {
+      fetching = false;
+    }
+  };
+
+  const ages = () => {
+    for (const each of document.querySelectorAll("[data-since]")) {
+      const seconds = Math.max(0, Math.round((Date.now() - Date.parse(each.dataset.since)) / 1000));
+      if (Number.isNaN(seconds)) continue;
+      const text = seconds < 120 ? `${seconds} s` : `${Math.round(seconds / 60)} min`;
+      if (each.textContent !== text) each.textContent = text;
+    }
+  };
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    const label = button.textContent;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+      button.textContent = "Copied";
+    } catch (error) {
+      const range = document.createRange();
+      range.selectNodeContents(button.previousElementSibling);
+      window.getSelection().removeAllRanges();
+      window.getSelection().addRange(range);
+      button.textContent = "Selected";
+    }
+    window.setTimeout(() => { button.textContent = label; }, 2000);
+  });
+
+  ages();
+  window.setInterval(ages, 1000);
+  if (!body.dataset.live || !window.EventSource) return;
+  const parameters = new URLSearchParams(window.location.search);
+  parameters.set("view", body.dataset.live);
+  const stream = new EventSource(`${body.dataset.base}/events?${parameters}`);
+  stream.onopen = () => say("Live");
+  stream.onerror = () => say("Not live: connecting again");
+  stream.onmessage = (event) => {
+    if (event.data !== version) refresh();
+  };
+})();

@@ -1,0 +1,310 @@
+"""What each view shows, as values that are printed as JSON and rendered as HTML. They come from the functions of the commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.operators.agents import agents as read_agents
+from lakewarden.agent.operators.explain import AmbiguousError, Candidate, explain
+from lakewarden.agent.operators.explain_json import explanation_json
+from lakewarden.agent.operators.explain_text import explanation_lines
+from lakewarden.agent.operators.status import TableView, TransactionView
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.web.follower import Follower
+from lakewarden.agent.web.history import History
+from lakewarden.events import canonical_table
+
+ROWS = 200
+"""Rows of one page of a view. The JSON has the same rows."""
+MAX_PAGE = 1_000
+DEFAULT_MINUTES = 15
+"""Minutes of a table's timeline."""
+MAX_FILTER = 1_024
+"""Characters of a filter: the length limit of a table's URI."""
+
+
+class BadRequestError(AgentError):
+    """The request names something that doesn't exist. The message says what to request instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One view."""
+
+    name: str
+    """Of its template and its path."""
+    title: str
+    command: str
+    """The command that prints the same."""
+    data: dict[str, Any]
+    live: bool = True
+    """Whether it changes while it is shown."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Path and query of the next and the previous page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where the views come from."""
+
+    settings: Settings
+    follower: Follower
+    history: History
+
+    @property
+    def problem(self) -> str | None:
+        """Why the views may not be current, if so."""
+        return self.follower.problem or self.history.problem
+
+
+def command(*words: str) -> str:
+    """A command to copy, quoted for a shell. Control characters are shown, never executed by pasting."""
+    return " ".join(_quoted(each) for each in ("lakewarden", *words))
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = "".join(
+        each if each.isprintable() else f"\\U{ord(each):08x}" for each in word.replace("\\", "\\\\")
+    )
+    return "$'" + escaped.replace("'", "\\'") + "'"
+
+
+# -- tables, locks, waits ----------------------------------------------------------------------------------------------
+
+
+def tables(sources: Sources, query: Mapping[str, str]) -> View:
+    """The tables with open transactions or a lock; those in which a transaction waits come first."""
+    status, views = sources.follower.status, _known(sources.follower)
+    none = {"conflicts": 0, "seconds": 0.0}
+    report = sources.history.losses.report()["tables"]
+    lost = {each["table"]: {name: each[name] for name in none} for each in report}
+    shown = sorted(
+        views, key=lambda each: (not _trouble(each), -_waiting(each), -len(each.transactions), each.table)
+    )
+    rows, page = _page("/", shown, query)
+    data = {
+        "tables": [
+            {**asdict(each), "waiting": _waiting(each), **lost.get(each.table, none)} for each in rows
+        ],
+        "hours": sources.settings.web_hours,
+        "contended": sum(1 for each in views if _waiting(each)),
+        "locked": sum(1 for each in views if each.lock is not None and each.lock.held),
+        "open": sum(len(each.transactions) for each in views),
+        "without_waits": sorted(() if status is None else status.without_waits),
+        **page.data,
+    }
+    return View("tables", "Tables", command("status"), data, links=page.links)
+
+
+def locks(sources: Sources, query: Mapping[str, str]) -> View:
+    """Who holds which lock and which grant, until when."""
+    held = [each for each in _known(sources.follower) if each.lock is not None or _granted(each)]
+    held.sort(key=lambda each: (not (each.lock is not None and each.lock.held), each.table))
+    rows, page = _page("/locks", held, query)
+    data = {
+        "locks": [
+            {
+                "table": each.table,
+                "lock": None if each.lock is None else asdict(each.lock),
+                "grants": [asdict(one) for one in _granted(each)],
+            }
+            for each in rows
+        ],
+        **page.data,
+    }
+    return View("locks", "Locks and grants", command("status"), data, links=page.links)
+
+
+def waits(sources: Sources, query: Mapping[str, str]) -> View:
+    """Who waits for whom, since when and why; the longest wait first."""
+    found = [
+        {"table": view.table, **asdict(each)}
+        for view in _known(sources.follower)
+        for each in view.transactions
+        if each.waiting_on is not None
+    ]
+    found.sort(key=lambda each: (each["waiting_since"] or "", each["table"], each["transaction"]))
+    rows, page = _page("/waits", found, query)
+    return View(
+        "waits", "Who waits for whom", command("status"), {"waits": rows, **page.data}, links=page.links
+    )
+
+
+def table(sources: Sources, query: Mapping[str, str]) -> View:
+    """One table: now, and over the last minutes."""
+    uri = _table_of(query, required=True) or ""
+    minutes = _number(query, "minutes", DEFAULT_MINUTES, sources.settings.web_hours * 60)
+    status = sources.follower.status
+    view = TableView(uri, None, ()) if status is None else status.view(uri)
+    end = moment().wall_ms / 1000
+    data = {
+        "table": asdict(view),
+        "without_waits": status is not None and uri in status.without_waits,
+        "minutes": minutes,
+        "timeline": sources.history.timelines.drawing(uri, end - minutes * 60, end),
+        "losses": sources.history.losses.report(uri),
+        "history_complete": sources.history.complete,
+    }
+    return View("table", uri, command("status", "--table", uri), data)
+
+
+# -- history -----------------------------------------------------------------------------------------------------------
+
+
+def losses(sources: Sources, query: Mapping[str, str]) -> View:
+    """What conflicts have cost in the last hours."""
+    uri = _table_of(query)
+    hours = sources.settings.web_hours
+    words = ["losses", "--hours", str(hours), *(["--table", uri] if uri else [])]
+    data = {
+        **sources.history.losses.report(uri),
+        "table": uri,
+        "history_complete": sources.history.complete,
+    }
+    return View("losses", f"Lost to conflicts in {hours} hours", command(*words), data)
+
+
+def refused(sources: Sources, query: Mapping[str, str]) -> View:
+    """The events that agents refused, the latest first."""
+    found = [{**asdict(each), "table": each.table or ""} for each in reversed(sources.history.refused)]
+    rows, page = _page("/refused", found, query)
+    return View(
+        "refused", "Refused events", command("refused"), {"refused": rows, **page.data}, links=page.links
+    )
+
+
+async def agents(sources: Sources, query: Mapping[str, str]) -> View:
+    """The agents, and which of them has which partition."""
+    del query
+    found = await read_agents(sources.settings)
+    return View("agents", "Agents", command("agents"), asdict(found), live=False)
+
+
+# -- parts of them -----------------------------------------------------------------------------------------------------
+
+
+def _known(follower: Follower) -> list[TableView]:
+    return [] if follower.status is None else follower.status.views()
+
+
+def _waiting(view: TableView) -> int:
+    return sum(1 for each in view.transactions if each.waiting_on is not None)
+
+
+def _granted(view: TableView) -> list[TransactionView]:
+    return [each for each in view.transactions if each.granted is not None]
+
+
+def _trouble(view: TableView) -> bool:
+    return bool(view.incomplete or view.refused or view.stopped)
+
+
+# -- one transaction ---------------------------------------------------------------------------------------------------
+
+
+async def transaction(sources: Sources, query: Mapping[str, str]) -> View:
+    """One transaction's story, as `explain` prints it. Without an id: a form that asks for one."""
+    prefix, uri = query.get("id", ""), _table_of(query)
+    if not prefix:
+        return View(
+            "transaction",
+            "One transaction",
+            command("explain", "TRANSACTION"),
+            {"candidates": []},
+            live=False,
+        )
+    words = ["explain", prefix, *(["--table", uri] if uri else [])]
+    try:
+        found = await explain(sources.settings, prefix, uri)
+    except AmbiguousError as several:
+        data = {
+            "problem": str(several),
+            "candidates": [_candidate(each) for each in several.candidates[-ROWS:]],
+        }
+        return View("transaction", "One transaction", command(*words), data, live=False)
+    data = {
+        **json.loads(explanation_json(found)),
+        "lines": list(explanation_lines(found)),
+        "related": list(_related(found.transaction.id, found)),
+    }
+    return View("transaction", found.transaction.id, command(*words), data, live=False)
+
+
+def _candidate(each: Candidate) -> dict[str, Any]:
+    return {**asdict(each), "at": each.at.isoformat(timespec="milliseconds")}
+
+
+def _related(this: str, found: Any) -> Iterator[dict[str, Any]]:
+    """The other transactions that the story names, and the other attempts of its batch, each once."""
+    seen = {this}
+    for kind, group in (("named in its story", found.others), ("another attempt", found.attempts)):
+        for each in group:
+            if each.transaction.id not in seen:
+                seen.add(each.transaction.id)
+                phase = each.outcome.phase
+                yield {
+                    "transaction": each.transaction.id,
+                    "writer": each.transaction.writer,
+                    "outcome": "not in the log any more" if phase is None else phase.value,
+                    "why": kind,
+                }
+
+
+# -- pages and parameters ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    data: dict[str, Any]
+    links: dict[str, str]
+
+
+def _page(path: str, found: list[Any], query: Mapping[str, str]) -> tuple[list[Any], _Page]:
+    """The rows of the requested page that match the filter."""
+    text = query.get("q", "")[:MAX_FILTER]
+    if text:
+        found = [
+            each for each in found if text in (each.table if isinstance(each, TableView) else each["table"])
+        ]
+    number = _number(query, "page", 1, MAX_PAGE)
+    first = (number - 1) * ROWS
+    links = {}
+    if number > 1:
+        links["previous"] = _query(path, q=text, page=str(number - 1))
+    if first + ROWS < len(found):
+        links["next"] = _query(path, q=text, page=str(number + 1))
+    data = {"count": len(found), "first": first + 1, "q": text}
+    return found[first : first + ROWS], _Page(data, links)
+
+
+def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int:
+    try:
+        return min(most, max(1, int(query.get(name, default))))
+    except ValueError:
+        raise BadRequestError(f"{name} is not a number; leave it out for {default}") from None
+
+
+def _query(path: str, **parameters: str) -> str:
+    text = urlencode({name: value for name, value in parameters.items() if value})
+    return f"{path}?{text}" if text else path
+
+
+def _table_of(query: Mapping[str, str], *, required: bool = False) -> str | None:
+    uri = query.get("uri" if required else "table", "")
+    if not uri:
+        if required:
+            raise BadRequestError("the table is missing; add ?uri=…")
+        return None
+    try:
+        return canonical_table(uri)
+    except ValueError as error:
+        raise BadRequestError(f"{error}; name the table as its events do") from None

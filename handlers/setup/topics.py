@@ -1,0 +1,197 @@
+"""The topics in Kafka: their settings, their numbers of partitions, and the rights of an agent on them.
+
+A promise rests on each setting that the agent creates topics with (`events/topics.py`). A topic that exists keeps its own
+settings: an operator may have reasons. So a setting that weakens a promise is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from lakewarden.events.topics import REPLICAS_FOR_INSYNC, Topics, TopicSettings
+from lakewarden.handlers.setup.findings import Finding
+
+UNLIMITED: Final = -1
+AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "min.insync.replicas", "max.message.bytes"})
+AT_MOST: Final = frozenset({"segment.ms", "max.compaction.lag.ms"})
+RISKS: Final = {
+    "cleanup.policy": "Kafka removes records that the agent needs, or never removes any",
+    "retention.ms": "an outage that lasts longer loses events; the open transactions are then aborted",
+    "retention.bytes": "the topic may lose its beginning while it is needed; the open transactions are then aborted",
+    "min.insync.replicas": "a failover of a broker may lose a grant or a commit that Kafka has acknowledged",
+    "unclean.leader.election.enable": "a failover of a broker may lose a grant or a commit that Kafka has acknowledged",
+    "max.message.bytes": "Kafka refuses a large record, and its table is stopped",
+    "segment.ms": "Kafka doesn't compact the newest segment, so that a take-over reads the ledger's whole history",
+    "max.compaction.lag.ms": "Kafka compacts late, so that a take-over reads more of the ledger's history",
+}
+AGENT_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "writers": ("read",),
+    "decisions": ("read", "write"),
+    "ledger": ("read", "write"),
+    "conflicts": ("write",),
+    "audit": ("read", "write"),
+    "dead-letters": ("write",),
+}
+"""Operations in Kafka's access control, by topic without its prefix. docs/security.md has the rights of the other roles."""
+GROUP_RIGHTS: Final = ("read",)
+"""An agent's, on its consumer group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting of a topic that weakens a promise."""
+
+    topic: str
+    setting: str
+    value: str
+    wanted: str
+    risk: str
+
+
+def differences(topic: TopicSettings, values: Mapping[str, str]) -> list[Difference]:
+    """The settings of a topic that differ for the worse. A setting that Kafka didn't return isn't judged."""
+    return [
+        Difference(topic.name, setting, values[setting], wanted, RISKS[setting])
+        for setting, wanted in topic.config.items()
+        if setting in values and not _is_good(setting, values[setting], wanted)
+    ]
+
+
+def _is_good(setting: str, value: str, wanted: str) -> bool:
+    if setting in AT_LEAST:
+        return int(value) == UNLIMITED or (int(wanted) != UNLIMITED and int(value) >= int(wanted))
+    if setting in AT_MOST:
+        return int(value) <= int(wanted)
+    return value == wanted
+
+
+def unequal_counts(counts: Mapping[str, int]) -> str | None:
+    """Why an agent refuses topics with these numbers of partitions. None if all are equal."""
+    if len(set(counts.values())) <= 1:
+        return None
+    found = ", ".join(f"{name} has {count}" for name, count in counts.items())
+    return f"the topics must have the same number of partitions: {found}; add partitions to the smaller ones"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What Kafka returned about one topic that exists."""
+
+    name: str
+    replicas: tuple[int, ...]
+    """The number of replicas of each partition, by its number."""
+    leaderless: tuple[int, ...] = ()
+    """The partitions that have no leader."""
+    operations: frozenset[str] | None = None
+    """What this user may do. None: the brokers are too old to say."""
+    values: Mapping[str, str] | None = None
+    """Its settings. None: this user may not describe them."""
+
+
+def judge_topics(topics: Topics, facts: Mapping[str, TopicFacts]) -> list[Finding]:
+    """The findings about the topics that exist, in the agent's order, then about their numbers of partitions."""
+    durable = [facts[name] for name in _counted(topics) if name in facts]
+    fewest = min((count for each in durable for count in each.replicas), default=1)
+    found: list[Finding] = []
+    for wanted in topics.settings(replicas=fewest):
+        if (known := facts.get(wanted.name)) is not None:
+            found += _judge_topic(wanted, known, _rights(topics, wanted.name))
+    counts = {each.name: len(each.replicas) for each in durable}
+    if (why := unequal_counts(counts)) is not None:
+        what, _, do = why.partition("; ")
+        found.append(Finding("partitions", "problem", topics.prefix, what, do))
+    if durable and fewest < REPLICAS_FOR_INSYNC:
+        few = min(durable, key=lambda each: min(each.replicas))
+        found.append(
+            Finding(
+                "partitions",
+                "warning",
+                few.name,
+                f"{_replicas(fewest)}: a broker that is lost takes partitions, or what only it had acknowledged",
+                f"give {', '.join(each.name for each in durable)} {REPLICAS_FOR_INSYNC} replicas",
+            )
+        )
+    return found
+
+
+def hidden_topic(topics: Topics, name: str) -> Finding:
+    """The finding about a topic on which this user has no right. Kafka doesn't say whether it exists."""
+    return Finding(
+        "topic",
+        "problem",
+        name,
+        "Kafka denies this user the topic, or it doesn't exist",
+        f"grant {' and '.join(_rights(topics, name))} on it, or create it",
+    )
+
+
+def _rights(topics: Topics, name: str) -> tuple[str, ...]:
+    return AGENT_RIGHTS[name.removeprefix(f"{topics.prefix}.")]
+
+
+def _counted(topics: Topics) -> tuple[str, ...]:
+    return (topics.writers, topics.decisions, topics.ledger)
+
+
+def _judge_topic(wanted: TopicSettings, facts: TopicFacts, rights: Iterable[str]) -> list[Finding]:
+    found: list[Finding] = []
+    if facts.leaderless:
+        found.append(
+            Finding(
+                "topic",
+                "problem",
+                facts.name,
+                f"no leader for partition {', '.join(str(each) for each in facts.leaderless)}",
+                "start the brokers that have its replicas",
+            )
+        )
+    if (lacking := missing_rights("topic", facts.name, facts.operations, rights)) is not None:
+        found.append(lacking)
+    found += [
+        Finding(
+            "topic",
+            "warning",
+            facts.name,
+            f"{each.setting}={each.value}: {each.risk}",
+            f"set {each.setting}={each.wanted} (kafka-configs.sh --alter)",
+        )
+        for each in differences(wanted, facts.values or {})
+    ]
+    if found:
+        return found
+    size = f"{len(facts.replicas)} partition{'' if len(facts.replicas) == 1 else 's'}"
+    may = "rights unknown" if facts.operations is None else f"may {' and '.join(rights)}"
+    if facts.values is None:
+        return [
+            Finding(
+                "topic",
+                "warning",
+                facts.name,
+                f"{size}, {may}; its settings can't be checked",
+                "grant describe-configs on the topic",
+            )
+        ]
+    return [Finding("topic", "ok", facts.name, f"{size}, {may}, settings as the agent needs them")]
+
+
+def missing_rights(
+    check: str, name: str, operations: frozenset[str] | None, rights: Iterable[str]
+) -> Finding | None:
+    """The rights that an agent needs on a topic or a group and this user lacks, as a problem."""
+    lacking = [right for right in rights if operations is not None and right not in operations]
+    if not lacking:
+        return None
+    what = " and ".join(lacking)
+    return Finding(
+        "group" if check == "group" else "topic",
+        "problem",
+        name,
+        f"Kafka denies this user {what}",
+        f"grant {what} on the {check} {name}; docs/security.md lists the rights",
+    )
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"

@@ -1,0 +1,164 @@
+"""Each view in Chromium, over a real broker and an agent: live, hostile names, a phone's width, an agent that was killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
+
+from lakewarden.agent.web.foreground import running_page
+from lakewarden.events import Abort
+from tests.browser.chromium import find_chromium
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, world
+
+pytestmark = [pytest.mark.real]
+
+TABLE = "s3://lake/air.db/flights"
+HOSTILE = """"><img src=x onerror="window.hostile=1"><script>window.hostile=2</script>\u202e"""
+PATIENCE_MS = PATIENCE_SECONDS * 1000
+SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
+"""A folder for the screenshots of the documentation."""
+DOCUMENTED = ("web-table", "web-transaction")
+PHONE: ViewportSize = {"width": 360, "height": 740}
+DESK: ViewportSize = {"width": 1180, "height": 760}
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def opened(address: str) -> AsyncIterator[tuple[Page, list[str]]]:
+    """A browser's page, and what it complains about: errors, and what the Content-Security-Policy has blocked."""
+    complaints: list[str] = []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
+        )
+        try:
+            page = await browser.new_page(base_url=address, viewport=DESK)
+            page.set_default_timeout(PATIENCE_MS)
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on(
+                "console",
+                lambda message: complaints.append(message.text) if message.type == "error" else None,
+            )
+            page.on("requestfailed", lambda request: complaints.extend(_failure(request)))
+            yield page, complaints
+        finally:
+            await browser.close()
+
+
+async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_agent_is_killed(
+    scene: World,
+) -> None:
+    """One browser for all of it, because its start is what takes longest."""
+    expect.set_options(timeout=PATIENCE_MS)
+    # The views may take longer than a short grant lease on a busy machine.
+    leases = {"validity_seconds": 300.0, "renew_seconds": 30.0, "grant_seconds": 200.0}
+    places = {"allow": ("s3://lake/*",), "lock_places": ("s3://lake/*=>usual",)}
+    with scene.process(agent_id="agent-1", **places, **leases) as agent:
+        await agent.ready()
+        async with (
+            running_page(scene.settings(web_listen="127.0.0.1:0")) as address,
+            opened(address) as (page, complaints),
+        ):
+            await page.goto("/")
+            await expect(page.get_by_text("No table has an open transaction or a lock")).to_be_visible()
+            await expect(page.get_by_role("status").first).to_have_text("Live")
+            await page.keyboard.press("Tab")
+            await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+
+            await commit_some(scene)
+            winner, victim, waiting = (
+                scene.writer(name, TABLE) for name in ("arrivals", HOSTILE, "departures")
+            )
+            await winner.begin(batch_id=3)
+            await victim.begin()
+            await winner.touch("f", partition="month=1/day=9")
+            await victim.touch("f", partition="month=1/day=9")
+            await scene.wait_for(Abort, victim.mine)
+            await winner.obtain_grant()
+            await waiting.begin(batch_id=3)
+            await waiting.request_commit()
+            await expect(page.get_by_text("the grant of arrivals")).to_be_visible()
+            assert await page.evaluate("performance.getEntriesByType('navigation').length") == 1
+
+            await scene.send_raw(HOSTILE.encode(), b"key")
+            views = {
+                "/": "1 contended",
+                "/waits": "which holds the grant",
+                "/locks": "held by agent",
+                "/losses": "month=1/day=9",
+                f"/table?uri={TABLE}&minutes=1": "committing under the grant",
+                "/refused": "value: Invalid JSON",
+                "/agents": "Kafka partitions",
+            }
+            for path, text in views.items():
+                await look_at(page, path, text)
+
+            await page.goto("/losses")
+            await expect(page.get_by_text(HOSTILE.replace("\u202e", r"\u202e"))).to_be_visible()
+
+            await page.emulate_media(color_scheme="dark")
+            await page.goto("/transaction")
+            await page.get_by_label("Transaction id").fill(victim.transaction)
+            await page.keyboard.press("Enter")
+            await expect(page.locator("pre")).to_contain_text("ABORTED (conflict)")
+            await screenshot(page, "web-transaction")
+            await page.get_by_role("link", name=winner.transaction).first.click()
+            await expect(page.locator("pre")).to_contain_text("commit granted by agent")
+
+            await page.goto("/waits")
+            await expect(page.get_by_role("row", name="departures")).to_be_visible()
+            await page.get_by_role("button", name="Copy").first.focus()
+            agent.kill()
+            await waiting.abandon()
+            await expect(page.get_by_text("No transaction waits")).to_be_visible()
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while "nothing is granted" not in await page.locator("main").inner_text():
+                    await page.goto("/agents")
+            assert complaints == []
+
+
+async def commit_some(scene: World) -> None:
+    """Two writers take turns, for the time line."""
+    for batch in range(3):
+        for name in ("arrivals", "departures"):
+            done = scene.writer(name, TABLE)
+            await done.begin(batch_id=batch)
+            await done.obtain_grant()
+            await done.complete()
+
+
+async def look_at(page: Page, path: str, text: str) -> None:
+    """A view shows this text, fits a phone, and has run no script of an event."""
+    await page.goto(path)
+    await expect(page.locator("main")).to_contain_text(text)
+    await screenshot(page, f"web-{path.strip('/').partition('?')[0] or 'tables'}")
+    await page.set_viewport_size(PHONE)
+    wide = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+    assert wide <= 0, f"{path} is {wide} pixels wider than a phone"
+    await page.set_viewport_size(DESK)
+    assert await page.evaluate("window.hostile") is None, path
+
+
+def _failure(request: Request) -> list[str]:
+    """Why a request failed. A stream ends with its page."""
+    ended = request.failure is not None and "ERR_ABORTED" in request.failure
+    return [] if ended else [f"{request.url}: {request.failure}"]
+
+
+async def screenshot(page: Page, name: str) -> None:
+    """Take a screenshot for the documentation, if they are wanted."""
+    if SCREENSHOTS is not None and name in DOCUMENTED:
+        await page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png", full_page=True)

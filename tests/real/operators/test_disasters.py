@@ -1,0 +1,113 @@
+"""The run-books of docs/disasters.md, followed against real failures with the commands that they name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio.to_thread
+import pytest
+import pytest_asyncio
+
+from lakewarden.agent.embedded.kafka import EmbeddedKafka
+from lakewarden.events import AlreadyCommitted, CommitGranted
+from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+
+pytestmark = [pytest.mark.real, pytest.mark.matrix, *TAKES_KAFKA_AWAY]
+
+RESTORE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "restore_ledger.sh"
+BIN = Path(sys.executable).parent
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
+
+
+async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
+    """The first Kafka's folder is deleted after batch 8; the backup of the ledger has batch 7."""
+    root, backup = tmp_path / "lake", tmp_path / "ledger.json"
+    root.mkdir()
+    with EmbeddedKafka(tmp_path / "kafka") as first:
+        async with world(first.bootstrap_servers, topic_prefix, root) as scene, scene.agent():
+            await commit(scene, "orders", 7)
+            backup.write_text(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+            await commit(scene, "orders", 8)
+    shutil.rmtree(tmp_path / "kafka")
+
+    with EmbeddedKafka(tmp_path / "another-kafka") as second:
+        async with world(second.bootstrap_servers, topic_prefix, root) as scene, scene.agent():
+            await command(scene, "sh", str(RESTORE), str(backup), "Kafka was lost")
+
+            repeated = scene.writer("orders")
+            await repeated.send_intent(batch_id=7)
+            skipped = await repeated.wait_for(AlreadyCommitted)
+            assert skipped.committed_batch_id == 7
+
+            # Step 4: a sink that can't ask its table repeats batch 8, unless an operator corrects it.
+            correction = ("--table", scene.table, "--batch-id", "8", "--reason", "it is in the table")
+            await command(scene, "lakewarden", "ledger", "correct", "--writer", "orders", *correction)
+            late = scene.writer("orders")
+            await late.send_intent(batch_id=8)
+            await late.wait_for(AlreadyCommitted)
+
+            await commit(scene, "orders", 9)
+
+
+async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path) -> None:
+    """Yesterday the table had batch 1. Today's batches 2 and 3 are lost with the restore, and the ledger has them."""
+    yesterday, backup = tmp_path / "yesterday", tmp_path / "ledger.json"
+    async with scene.agent():
+        await commit(scene, "orders", 1)
+        backup.write_text(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+        shutil.copytree(scene.locks, yesterday)
+        await commit(scene, "orders", 2)
+        await commit(scene, "orders", 3)
+    shutil.rmtree(scene.locks)
+    shutil.copytree(yesterday, scene.locks)
+
+    async with scene.agent():
+        lost = scene.writer("orders")
+        await lost.send_intent(batch_id=2)
+        assert (await lost.wait_for(AlreadyCommitted)).committed_batch_id == 3
+
+        await command(scene, "sh", str(RESTORE), str(backup), "bucket restored from yesterday")
+        for batch_id in (2, 3):
+            await commit(scene, "orders", batch_id)
+
+        shown = json.loads(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
+        assert [(each["writer"], each["batch_id"]) for each in shown] == [("orders", 3)]
+
+
+async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
+    """Commit a batch, and wait until it is in the ledger."""
+    writer = scene.writer(name)
+    await writer.begin(batch_id=batch_id)
+    await writer.touch(f"f{batch_id}")
+    grant = await writer.obtain_grant()
+    await writer.complete()
+    await scene.settle()
+    return grant
+
+
+async def command(scene: World, program: str, *arguments: str) -> str:
+    """Run a program with the agents' settings, as an operator would. Returns what it prints."""
+    variables = environment(scene.values())
+    done = await anyio.to_thread.run_sync(
+        lambda: subprocess.run(
+            [program, *arguments],
+            env={**variables, "PATH": f"{BIN}:{variables['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,196 @@
+"""`lakewarden doctor` on a real Kafka and a real S3 server, and once with each failure that needs no access control.
+
+Passwords and rights are in `tests/real/serving/test_kafka_security.py` and `test_kafka_rights.py`, where the guarded brokers are.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lakewarden.agent.clock import wall_ms
+from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.operators.doctor import diagnose
+from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.handlers.setup.findings import Finding
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, QUICK, environment, world
+from tests.servers.faulty_http import Reply, faulty_server
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.real]
+
+NOWHERE = "127.0.0.1:9"
+HOUR_MS = 3_600_000
+PREFIX = "doctor"
+ROOMY: dict[str, Any] = {
+    "request_timeout_seconds": 10.0,
+    "renew_seconds": 11.0,
+    "validity_seconds": 120.0,
+    "drift_seconds": 5.0,
+}
+"""On a slow machine the store answers in time, and the tests' S3 server computes the time in its answers."""
+
+
+@pytest.fixture(scope="module")
+def topics(kafka: KafkaServer) -> KafkaServer:
+    """A Kafka with the topics of `PREFIX`."""
+    settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, topic_prefix=PREFIX)
+    anyio.run(ensure_topics, settings, settings.topics, 2, 1)
+    return kafka
+
+
+@pytest.fixture
+def values(topics: KafkaServer, s3_credentials: S3Server) -> dict[str, Any]:
+    """The settings of an agent whose tables and locks are in a bucket."""
+    bucket = f"s3://{s3_credentials.bucket()}"
+    return {
+        **QUICK,
+        **ROOMY,
+        "bootstrap_servers": topics.bootstrap_servers,
+        "topic_prefix": PREFIX,
+        "group": PREFIX,
+        "allow": (f"{bucket}/tables/*",),
+        "lock_root": f"{bucket}/locks-of-agents",
+        "s3_endpoint": s3_credentials.endpoint,
+    }
+
+
+@pytest.fixture
+def settings(values: dict[str, Any]) -> Callable[..., Settings]:
+    """Those settings, with changes."""
+    return lambda **more: Settings.load(**{**values, **more})
+
+
+def by_check(findings: list[Finding], check: str) -> list[Finding]:
+    return [each for each in findings if each.check == check]
+
+
+def problems(findings: list[Finding]) -> list[Finding]:
+    return [each for each in findings if each.result == "problem"]
+
+
+async def test_beside_a_running_agent_everything_is_ok_but_the_single_replica(
+    values: dict[str, Any], topic_prefix: str, tmp_path: Path
+) -> None:
+    table = values["allow"][0].replace("*", "t")
+    changes = {**values, "topic_prefix": topic_prefix, "group": topic_prefix}
+    async with world(values["bootstrap_servers"], topic_prefix, tmp_path) as scene:
+        scene.overrides = changes
+        async with scene.agent() as agent:
+            findings = await diagnose(scene.settings(), [table])
+
+    assert [each for each in findings if each.result != "ok"] == by_check(findings, "partitions")
+    [replicas] = by_check(findings, "partitions")
+    assert replicas.result == "warning"
+    assert len(by_check(findings, "topic")) == 6
+    [agents] = by_check(findings, "agents")
+    assert agents.found == f"1 agent of version {version('lakewarden')} ({agent.settings.agent_id})"
+    [lock] = by_check(findings, "lock")
+    assert lock.found.startswith(f"{scene.overrides['lock_root']}/locks/tables-t-")
+    assert [each.about for each in by_check(findings, "store")] == [values["lock_root"]]
+    assert {each.result for each in by_check(findings, "kafka-clock")} == {"ok"}
+    assert {each.result for each in by_check(findings, "store-clock")} == {"ok"}
+
+
+async def test_a_skewed_clock_is_a_problem_against_the_store_and_against_kafka(
+    settings: Callable[..., Settings],
+) -> None:
+    """The clock is two hours ahead."""
+    findings = await diagnose(settings(), [], clock=lambda: wall_ms() + 2 * HOUR_MS)
+
+    assert [each.check for each in problems(findings)] == ["kafka-clock", "store-clock"]
+    for each in problems(findings):
+        assert "ahead of" in each.found
+        assert "NTP" in str(each.next)
+
+
+async def test_a_bucket_that_is_refused_is_a_problem_and_the_other_checks_go_on(
+    settings: Callable[..., Settings],
+) -> None:
+    findings = await diagnose(settings(lock_root="s3://no-such-bucket-anywhere"), [])
+
+    [problem] = problems(findings)
+    assert (problem.check, problem.about) == ("store", "s3://no-such-bucket-anywhere")
+    assert "NoSuchBucket" in f"{problem.found} {problem.next}"
+    assert len(by_check(findings, "topic")) == 6
+
+
+async def test_a_store_that_ignores_conditions_is_a_problem(settings: Callable[..., Settings]) -> None:
+    async with faulty_server([Reply(headers=(("ETag", '"1"'),))] * 6) as server:
+        findings = await diagnose(settings(s3_endpoint=server.endpoint), [])
+
+    [problem] = problems(findings)
+    assert problem.check == "store"
+    assert problem.found.startswith("this store ignores the condition if-absent")
+    assert str(problem.next).startswith("keep the lock in a store with conditional writes")
+    [clock] = by_check(findings, "store-clock")
+    assert (clock.result, clock.found) == ("unchecked", f"{server.endpoint} answers without a time")
+
+
+async def test_missing_topics_are_a_warning_because_an_agent_may_create_them(
+    settings: Callable[..., Settings], topic_prefix: str
+) -> None:
+    findings = await diagnose(settings(topic_prefix=topic_prefix, group=topic_prefix), [])
+
+    topics = by_check(findings, "topic")
+    assert [(each.result, each.found) for each in topics] == [("warning", "missing")] * 6
+    assert {each.next for each in topics} == {"start an agent: it creates the topic"}
+    assert problems(findings) == []
+    [agents] = by_check(findings, "agents")
+    assert agents.found.startswith("no agent is in the group")
+
+
+async def test_a_table_outside_of_allow_is_a_problem(
+    settings: Callable[..., Settings], values: dict[str, Any]
+) -> None:
+    table = values["allow"][0].replace("tables/*", "elsewhere/t")
+
+    [problem] = problems(await diagnose(settings(), [table]))
+
+    assert (problem.check, problem.about) == ("table", table)
+    assert "allow doesn't cover it" in problem.found
+
+
+def test_the_command_prints_one_line_per_finding_and_exits_with_1_without_kafka(
+    values: dict[str, Any],
+) -> None:
+    printed = [_run(values, "--bootstrap-servers", NOWHERE, *more) for more in ((), ("--output", "json"))]
+
+    assert [each.returncode for each in printed] == [1, 1]
+    assert [each.stderr for each in printed] == ["", ""]
+    findings = json.loads(printed[1].stdout)
+    lines = printed[0].stdout.splitlines()
+    assert len(lines) == len(findings)
+    first = findings[0]
+    assert (first["check"], first["result"]) == ("kafka", "problem")
+    assert first["found"] == f"no Kafka broker answers at {NOWHERE}"
+    assert "check the address" in first["next"]
+    assert [each["result"] for each in findings[1:5]] == ["unchecked"] * 4
+    assert ("store", "ok") in [(each["check"], each["result"]) for each in findings]
+
+
+def test_the_command_exits_with_0_when_nothing_is_a_problem(values: dict[str, Any]) -> None:
+    done = _run(values)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {line.split()[0] for line in done.stdout.splitlines()} == {"ok", "warning"}
+
+
+def _run(values: dict[str, Any], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lakewarden.agent", "doctor", *arguments],
+        env=environment(values),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )

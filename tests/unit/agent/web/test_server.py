@@ -1,0 +1,369 @@
+"""The HTTP server over a state without Kafka."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import pytest
+from aiohttp import ClientResponse
+from aiohttp.test_utils import TestClient, TestServer
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.demo.segments import COMPUTING, NAMES
+from lakewarden.agent.demo.trace import Outcome
+from lakewarden.agent.operators.refused import refused_event
+from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.web import server
+from lakewarden.agent.web.follower import Changes, Follower
+from lakewarden.agent.web.history import History
+from lakewarden.agent.web.server import Server
+from lakewarden.agent.web.views import Sources, command
+from lakewarden.events import Abort, CommitIntent, ConflictDetected, ConflictEntry, DeadLetter, encode
+
+HOSTILE = """"><script>alert('1')</script><img src=x onerror=alert(2)>{{ 7777*7777 }}\u202e"""
+LIVE = ("/", "/locks", "/waits", "/table?uri=s3://lake/t", "/losses", "/refused")
+
+
+@dataclass
+class State:
+    """In place of `LiveStatus`."""
+
+    found: list[TableView]
+    without_waits: frozenset[str] = frozenset()
+
+    def views(self) -> list[TableView]:
+        return self.found
+
+    def view(self, table: str) -> TableView:
+        return next((each for each in self.found if each.table == table), TableView(table, None, ()))
+
+
+def table(uri: str = "s3://lake/t", name: str = "w", *, waiting: bool = True) -> TableView:
+    """A table with a granted transaction, and maybe one that waits for it."""
+    at = "2026-11-22T17:00:00.000+00:00"
+    lock = LockHolder(
+        held=True,
+        lock="s3://lake/lock",
+        agent=f"agent-{name}",
+        owner="owner",
+        valid_until=at,
+        last_step="lock-renewed",
+        detail=None,
+    )
+    granted = TransactionView(f"A{name}", name, 7, "granted", at, None, 1, 2, at, f"why {name}")
+    blocker = BlockerView(f"A{name}", name, "granted", f"part={name}")
+    waits = TransactionView(
+        f"B{name}", f"x{name}", None, "waiting", at, f"the grant of {name}", 1, 2, None, None, at, (blocker,)
+    )
+    return TableView(uri, lock, (granted, waits) if waiting else (granted,), f"stopped {name}")
+
+
+def history(name: str, uri: str = "s3://lake/t") -> History:
+    """A transaction that lost a conflict two seconds ago, and a refused event, of a writer with this name."""
+    found = History(Settings(), Changes())
+    found.complete = True
+    now = round(time.time() * 1000)
+    common: dict[str, Any] = {
+        "table": uri,
+        "writer": name,
+        "transaction": f"B{name}",
+        "at": datetime.now(UTC),
+    }
+    entry = ConflictEntry(
+        partition=f"part={name}",
+        file_group="f",
+        operation="merge",
+        other_operation="merge",
+        other_transaction="A",
+        other_writer=f"winner {name}",
+        kind="marker",
+    )
+    conflict = ConflictDetected(
+        event_id="c",
+        victim=f"B{name}",
+        victim_writer=name,
+        winner="A",
+        winner_writer=f"winner {name}",
+        rule="file-group",
+        kind="marker",
+        conflicts=(entry,),
+        detected_after_ms=1,
+        victim_age_seconds=2.5,
+        **common,
+    )
+    intent = CommitIntent(event_id="i", heartbeat_seconds=5, **common)
+    abort = Abort(
+        event_id="a",
+        agent="g",
+        cause_offset=0,
+        reason="conflict",
+        retriable=True,
+        conflicts=(entry,),
+        **common,
+    )
+    value = json.dumps({"type": "commit-intent", "table": uri, "writer": name, "transaction": name}).encode()
+    letter = DeadLetter(
+        reason=f"refused {name}", topic="w", partition=1, offset=2, value=base64.b64encode(value).decode()
+    )
+    found.losses.add(record(encode(conflict), now - 2000))
+    found.timelines.add_event(record(encode(intent), now - 4500))
+    found.timelines.add_decision(record(encode(abort), now - 2000))
+    refused = refused_event(record(encode(letter), now))
+    assert refused is not None
+    found.refused.append(refused)
+    return found
+
+
+def record(value: bytes, at_ms: int) -> ConsumerRecord:
+    """A record as Kafka returns it."""
+    made: Any = ConsumerRecord("t", 0, 0, at_ms, 0, b"", value, None, 0, len(value), ())
+    return made
+
+
+@asynccontextmanager
+async def served(
+    *tables: TableView, history: History | None = None, **configured: Any
+) -> AsyncIterator[tuple[TestClient[Any, Any], Follower, Changes]]:
+    """A client of the server over these tables."""
+    changes = Changes()
+    settings = Settings(**configured)
+    follower = Follower(settings, changes)
+    follower.status, follower.problem = State(list(tables)), None  # type: ignore[assignment]
+    follower.current_at = datetime(2026, 11, 22, 17, tzinfo=UTC)
+    application = Server(
+        Sources(settings, follower, history or History(settings, changes)), changes
+    ).application()
+    async with TestClient(TestServer(application)) as client:
+        yield client, follower, changes
+
+
+@pytest.mark.parametrize("path", LIVE)
+async def test_names_from_events_are_escaped_in_every_view(path: str) -> None:
+    """A stranger who may write events chooses writers' names, ids, partitions and reasons."""
+    async with served(table(name=HOSTILE), history=history(HOSTILE)) as (client, _, _):
+        page = await (await client.get(path)).text()
+
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "60481729" not in page, "no name is a template"
+    assert "\u202e" not in page, "no name turns the direction of writing"
+    assert r"\u202e" in page
+    assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;" in page
+
+
+@pytest.mark.parametrize("path", LIVE)
+async def test_the_json_of_a_view_has_what_its_page_shows(path: str) -> None:
+    async with served(table(name=HOSTILE), history=history(HOSTILE)) as (client, _, _):
+        name, _, query = path.partition("?")
+        found = await (await client.get(f"{'/tables' if name == '/' else name}.json?{query}")).json()
+
+    assert found["as_of"] == "2026-11-22T17:00:00.000+00:00"
+    assert found["command"].startswith("lakewarden ")
+    assert HOSTILE in json.dumps(found, ensure_ascii=False).replace('\\"', '"')
+
+
+@pytest.mark.parametrize("path", [*LIVE, "/transaction", "/nothing", "/static/page.css"])
+async def test_every_answer_forbids_what_the_page_does_not_need(path: str) -> None:
+    async with served(table()) as (client, _, _):
+        answer = await client.get(path)
+
+    policy = answer.headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("path", ["/", "/tables.json", "/transaction", "/events", "/static/page.js"])
+async def test_only_get_and_head_are_answered(method: str, path: str) -> None:
+    """No request changes a state, here or in Kafka."""
+    async with served(table()) as (client, _, _):
+        answer = await client.request(method, path)
+
+    assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8438", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8438", 200),
+        ("LAKE.example:443", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:8438", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+async def test_only_listed_hosts_are_answered(host: str, status: int) -> None:
+    """A web site whose name now resolves to 127.0.0.1 must not read the page through the operator's browser."""
+    async with served(table(), web_allowed_hosts=("lake.example",)) as (client, _, _):
+        answer = await client.get("/tables.json", headers={"Host": host})
+
+    assert answer.status == status
+
+
+async def test_below_a_base_path_every_link_has_it() -> None:
+    """Behind a proxy that serves other things too."""
+    async with served(table(), web_base_path="/lake") as (client, _, _):
+        page = await (await client.get("/lake/")).text()
+        outside = await client.get("/")
+
+    assert outside.status == 404
+    links = [part.split('"')[0] for part in page.replace('src="', 'href="').split('href="')[1:]]
+    assert [each for each in links if not each.startswith(("/lake/", "#"))] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        ("/table.json", 400, "the table is missing"),
+        ("/table.json?uri=nonsense", 400, "not a table URI"),
+        ("/table.json?uri=s3://lake/t&minutes=x", 400, "minutes is not a number"),
+        ("/losses.json?table=nonsense", 400, "not a table URI"),
+        ("/tables.json?page=x", 400, "page is not a number"),
+        ("/nothing.json", 404, "no such view"),
+        ("/static/..%2f..%2fsettings.py", 404, "no such view"),
+        ("/events?view=/transaction", 400, "no live view"),
+        ("/events?view=/table&uri=nonsense", 400, "not a table URI"),
+    ],
+)
+async def test_a_wrong_request_is_answered_with_what_is_wrong(path: str, status: int, message: str) -> None:
+    async with served(table()) as (client, _, _):
+        answer = await client.get(path)
+
+        assert answer.status == status
+        assert message in await answer.text()
+
+
+async def test_ten_thousand_tables_are_shown_in_pages_with_the_contended_first() -> None:
+    tables = [table(f"s3://lake/t{number:05}", waiting=number == 9_999) for number in range(10_000)]
+    async with served(*tables) as (client, _, _):
+        first = await (await client.get("/tables.json")).json()
+        last = await (await client.get("/tables.json?page=50")).json()
+        pages = [await (await client.get(f"/?page={number}")).text() for number in (1, 2, 50)]
+        filtered = await (await client.get("/tables.json?q=t01234")).json()
+
+    assert (first["count"], len(first["tables"]), first["contended"]) == (10_000, 200, 1)
+    assert [("Previous page" in each, "Next page" in each) for each in pages] == [
+        (False, True),
+        (True, True),
+        (True, False),
+    ]
+    assert first["tables"][0]["table"] == "s3://lake/t09999"
+    assert len(last["tables"]) == 200
+    assert [each["table"] for each in filtered["tables"]] == ["s3://lake/t01234"]
+
+
+async def test_without_tables_each_view_says_so() -> None:
+    async with served() as (client, _, _):
+        assert "No table has" in await (await client.get("/")).text()
+        assert "No lock was used" in await (await client.get("/locks")).text()
+        assert "No transaction waits" in await (await client.get("/waits")).text()
+        assert "No open transaction" in await (await client.get("/table?uri=s3://lake/t")).text()
+
+
+async def test_losses_are_added_up_by_table_partition_and_pair() -> None:
+    async with served(history=history("w")) as (client, _, _):
+        found = await (await client.get("/losses.json")).json()
+        elsewhere = await (await client.get("/losses.json?table=s3://lake/other")).json()
+
+    loss = {"conflicts": 1, "seconds": 2.5}
+    assert found["tables"] == [{"table": "s3://lake/t", **loss}]
+    assert found["partitions"] == [{"table": "s3://lake/t", "partition": "part=w", **loss}]
+    assert found["pairs"] == [{"table": "s3://lake/t", "winner": "winner w", "loser": "w", **loss}]
+    assert elsewhere["conflicts"] == 0
+
+
+async def test_the_timeline_of_a_table_has_a_bar_for_each_transaction_in_the_demo_s_colours() -> None:
+    async with served(history=history("w")) as (client, _, _):
+        found = await (await client.get("/table.json?uri=s3://lake/t&minutes=5")).json()
+        page = await (await client.get("/table?uri=s3://lake/t&minutes=5")).text()
+
+    [row] = found["timeline"]["writers"]
+    [bar] = row["attempts"]
+    assert (row["writer"], bar["transaction"], bar["outcome"]) == ("w", "Bw", "aborted by conflict")
+    assert bar["lost_to"] == ["winner w"]
+    assert [each["label"] for each in bar["segments"]] == [NAMES[Outcome.CONFLICT]]
+    assert f'fill="{COMPUTING[Outcome.CONFLICT]}"' in page
+
+
+async def test_a_page_that_is_not_current_says_since_when_and_why() -> None:
+    """Kafka is down: what was known last is shown, and called old."""
+    async with served(table()) as (client, follower, _):
+        follower.problem = "Kafka at kafka:9092 doesn't answer"
+        page = await (await client.get("/")).text()
+        found = await (await client.get("/tables.json")).json()
+
+    assert "Kafka at kafka:9092 doesn&#39;t answer" in page
+    assert "17:00:00 UTC" in page
+    assert found["problem"] == "Kafka at kafka:9092 doesn't answer"
+    assert len(found["tables"]) == 1
+
+
+async def test_before_the_log_was_read_the_page_claims_nothing() -> None:
+    """It must not call all tables idle while Kafka doesn't answer."""
+    async with served() as (client, follower, _):
+        follower.problem, follower.current_at = "Kafka doesn't answer", None
+        page = await (await client.get("/")).text()
+
+    assert "Kafka doesn&#39;t answer" in page
+    assert "Nothing is known yet" in page
+    assert "No table has" not in page
+
+
+async def test_a_stream_sends_a_new_version_only_when_its_view_has_changed() -> None:
+    async with served(table()) as (client, follower, changes):
+        stream = await client.get("/events?view=/")
+        first = await message(stream)
+        changes.announce()
+        assert await stream.content.readuntil(b"\n\n") == b": \n\n", "nothing that it shows has changed"
+        follower.status = State([])  # type: ignore[assignment]
+        changes.announce()
+        second = await message(stream)
+        shown = await (await client.get("/")).text()
+
+    assert first != second
+    assert f'data-version="{second}"' in shown, "the page that is fetched then has this version"
+
+
+async def test_open_streams_are_bounded_and_a_closed_one_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_STREAMS", 3)
+    async with served(table()) as (client, _, changes):
+        streams = [await client.get("/events") for _ in range(3)]
+        refused = await client.get("/events")
+        assert refused.status == 503
+        streams[0].close()
+        with anyio.fail_after(60):
+            while (again := await client.get("/events")).status != 200:
+                changes.announce()
+                await anyio.sleep(0.05)
+
+        assert again.status == 200
+
+
+def test_a_command_to_copy_is_quoted() -> None:
+    """It is pasted into a shell: a name must not run anything there, nor break the line."""
+    assert command("status", "--table", "s3://lake/t") == "lakewarden status --table s3://lake/t"
+    assert command("explain", "a'; rm -rf ~ #") == """lakewarden explain 'a'"'"'; rm -rf ~ #'"""
+    assert command("explain", "a\nb'\\") == r"lakewarden explain $'a\U0000000ab\'\\'"
+
+
+async def message(stream: ClientResponse) -> str:
+    """The next message of a stream."""
+    with anyio.fail_after(60):
+        while True:
+            part = (await stream.content.readuntil(b"\n\n")).decode()
+            if part.startswith("data: "):
+                return part.removeprefix("data: ").strip()
