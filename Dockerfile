@@ -14,8 +14,13 @@ RUN uv sync --frozen --no-dev --extra agent --no-editable
 
 FROM python:3.11-slim
 COPY --from=build /opt/lakewarden /opt/lakewarden
-ENV PATH=/opt/lakewarden/bin:$PATH PYTHONUNBUFFERED=1
-RUN useradd --system --create-home lakewarden
-USER lakewarden
+# The endpoint for probes and Prometheus answers on all addresses of the container; publish the port where it is needed.
+ENV PATH=/opt/lakewarden/bin:$PATH PYTHONUNBUFFERED=1 LAKEWARDEN_HTTP_LISTEN=:8437
+EXPOSE 8437
+# A number, so that Kubernetes can verify that it isn't root.
+RUN groupadd --gid 10001 lakewarden && useradd --uid 10001 --gid 10001 --create-home lakewarden
+USER 10001
+# Asks the agent whether it is ready. A container that runs another command of lakewarden needs `--no-healthcheck`.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["python", "-m", "lakewarden.agent.health_check"]
 ENTRYPOINT ["lakewarden"]
 CMD ["agent"]

@@ -25,6 +25,8 @@ class ComposeProject:
     name: str
     kafka_port: int
     s3_port: int
+    web_port: int
+    prometheus_port: int
 
     @property
     def bootstrap_servers(self) -> str:
@@ -79,7 +81,12 @@ class ComposeProject:
         self.compose("down", "--volumes", "--rmi=local", "--remove-orphans")
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        ports = {"KAFKA_PORT": str(self.kafka_port), "S3_PORT": str(self.s3_port)}
+        ports = {
+            "KAFKA_PORT": str(self.kafka_port),
+            "S3_PORT": str(self.s3_port),
+            "WEB_PORT": str(self.web_port),
+            "PROMETHEUS_PORT": str(self.prometheus_port),
+        }
         return subprocess.run(
             ["docker", "compose", "--project-name", self.name, "--progress=plain", *arguments],
             cwd=ROOT,
@@ -94,7 +101,8 @@ class ComposeProject:
 @contextmanager
 def running_project() -> Iterator[ComposeProject]:
     """All services, healthy; removed at the end with all that they stored."""
-    project = ComposeProject(f"lakewarden-test-{uuid.uuid4().hex[:8]}", free_port(), free_port())
+    ports = [free_port() for _ in range(4)]
+    project = ComposeProject(f"lakewarden-test-{uuid.uuid4().hex[:8]}", *ports)
     try:
         project.up()
         yield project

@@ -7,11 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
 
 import pytest
+import yaml
 
 from lakewarden.spark_jobs import AlreadyCommitted, CommitGate
 from tests.containers.compose_project import ComposeProject
+from tests.containers.engine import ROOT
 from tests.spark.fake_agent import wait_until
 
 pytestmark = [pytest.mark.containers]
@@ -19,6 +23,7 @@ pytestmark = [pytest.mark.containers]
 TABLE = "s3://lake/air.db/flights"
 STATUS = ("lakewarden", "status", "--output", "json")
 RESTART_SECONDS = 120
+SHOWN_SECONDS = 120
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def test_every_service_is_healthy_and_the_bucket_was_created(project: ComposePro
     healthy = {
         name: each["State"]["Health"]["Status"] for name, each in containers.items() if name != "bucket"
     }
-    assert healthy == {"kafka": "healthy", "s3": "healthy", "agent": "healthy"}
+    assert healthy == dict.fromkeys(("kafka", "s3", "agent", "web", "prometheus"), "healthy")
     assert containers["bucket"]["State"]["ExitCode"] == 0
 
 
@@ -48,10 +53,51 @@ def test_a_writer_on_this_machine_commits_and_status_and_explain_show_it(
             grant.version = "1"
     project.compose("exec", "-T", "agent", "lakewarden", "status")
     explanation = project.compose("exec", "-T", "agent", "lakewarden", "explain", txn.id)
+    wait_until(lambda: shown_tables(project) == [TABLE], SHOWN_SECONDS)
 
     assert open_table["table"] == TABLE
     assert [each["writer"] for each in open_table["transactions"]] == ["departures"]
     assert "departures" in explanation
+
+
+def test_prometheus_scrapes_the_agent_with_the_projects_rules(project: ComposeProject) -> None:
+    def answer(path: str) -> Any:
+        return fetched(project.prometheus_port, f"/api/v1/{path}")["data"]
+
+    wait_until(
+        lambda: [each["value"][1] for each in answer("query?query=lakewarden_ready")["result"]] == ["1"],
+        SHOWN_SECONDS,
+    )
+    rules = [rule for group in answer("rules")["groups"] for rule in group["rules"]]
+    named = yaml.safe_load((ROOT / "deploy/prometheus/lakewarden.rules.yml").read_text())["groups"]
+
+    assert sorted(each["name"] for each in rules) == sorted(
+        each["alert"] for group in named for each in group["rules"]
+    )
+    assert {each["health"] for each in rules} <= {"ok", "unknown"}, "unknown: not evaluated yet"
+
+
+def test_an_agent_without_kafka_is_unhealthy_until_kafka_answers_and_keeps_running(
+    project: ComposeProject,
+) -> None:
+    """Docker asks the agent itself: its process runs all the time. The page goes on, too."""
+
+    def health() -> str:
+        return str(project.containers()["agent"]["State"]["Health"]["Status"])
+
+    before = project.containers()["agent"]["RestartCount"]
+    project.compose("pause", "kafka")
+    try:
+        wait_until(lambda: health() == "unhealthy", RESTART_SECONDS)
+        [*_, last] = project.containers()["agent"]["State"]["Health"]["Log"]
+        page = project.containers()["web"]["State"]["Health"]["Status"]
+    finally:
+        project.compose("unpause", "kafka")
+    wait_until(lambda: health() == "healthy", RESTART_SECONDS)
+
+    assert last["Output"].startswith("not ready\n")
+    assert page == "healthy"
+    assert project.containers()["agent"]["RestartCount"] == before
 
 
 def test_the_s3_server_honours_conditions_for_a_client_on_this_machine(project: ComposeProject) -> None:
@@ -107,3 +153,18 @@ def test_down_and_up_keep_what_was_committed(project: ComposeProject, gate: Comm
             pytest.fail("a committed batch was admitted again")
         with again.transaction(table=TABLE, writer="weather", batch_id=8) as next_txn, next_txn.commit():
             pass
+
+
+def shown_tables(project: ComposeProject) -> list[str]:
+    """The tables on the page."""
+    return [each["table"] for each in fetched(project.web_port, "/tables.json")["tables"]]
+
+
+def fetched(port: int, path: str) -> Any:
+    """The JSON that a server on this machine answers."""
+    connection = HTTPConnection("localhost", port, timeout=30)
+    try:
+        connection.request("GET", path)
+        return json.load(connection.getresponse())
+    finally:
+        connection.close()

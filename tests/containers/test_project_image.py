@@ -46,11 +46,38 @@ def test_it_runs_as_a_user_of_its_own(image: str) -> None:
     assert printed(image, "-un", entrypoint="id") == "lakewarden\n"
 
 
+def test_its_user_is_a_number_other_than_root(image: str) -> None:
+    """Kubernetes can't verify a name (`runAsNonRoot`)."""
+    done = subprocess.run(
+        ["docker", "image", "inspect", "--format={{.Config.User}}", image],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert int(done.stdout) > 0
+
+
 def test_it_has_the_agents_packages_and_neither_spark_nor_the_tests(image: str) -> None:
     names = ["lakewarden", "aiobotocore", "obstore", "typer", "pyspark", "pyarrow", "pytest"]
     script = f"from importlib.util import find_spec; print(*filter(find_spec, {names}))"
 
     assert printed(image, "-c", script, entrypoint="python").split() == names[:4]
+
+
+def test_its_health_check_asks_the_agent(image: str) -> None:
+    done = subprocess.run(
+        [
+            *("docker", "run", "--rm", "--network=none", "--entrypoint=python", image),
+            *("-m", "lakewarden.agent.health_check"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("http://127.0.0.1:8437/readyz doesn't answer")
 
 
 def printed(image: str, *arguments: str, entrypoint: str = "lakewarden") -> str:

@@ -153,6 +153,13 @@ def _versitygw(version: str, context: Path, report: Report) -> MadeOf:
     )
 
 
+def _prometheus(version: str, context: Path, report: Report) -> MadeOf:
+    """Debian's version, whichever `version` is: what the compose file uses is the same in both."""
+    return lambda name: (
+        f"{_printed(name, '/bin/prometheus', '--version').split(' (')[0]} of Debian, with the published image's paths and user"
+    )
+
+
 def _kafka(version: str, context: Path, report: Report) -> MadeOf:
     if version != KAFKA_VERSION:
         raise ContainersError(f"docker-compose.yml names Kafka {version}, but the jars are {KAFKA_VERSION}")
@@ -200,4 +207,5 @@ _RECIPES: Final[dict[str, Callable[[str, Path, Report], MadeOf]]] = {
     "busybox": _busybox,
     "versity/versitygw": _versitygw,
     "apache/kafka": _kafka,
+    "prom/prometheus": _prometheus,
 }

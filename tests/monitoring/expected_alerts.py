@@ -1,0 +1,31 @@
+"""Which alerts each recorded failure must fire, and when: at each mark of a recording, these and no others.
+
+`before`: nothing has failed yet. `during`: right before the failure ends. `after`: the longest window of an alert, 15 minutes, is
+over.
+"""
+
+from __future__ import annotations
+
+from tests.monitoring.failures import AT_A
+from tests.monitoring.recording import Alerts
+
+TABLE = ({"table": "s3://lake/orders"},)
+
+EXPECTED: dict[str, dict[str, Alerts]] = {
+    "a store refuses": {
+        "before": {},
+        "during": {"LakewardenLocksRefused": AT_A, "LakewardenStoreFails": AT_A},
+        "after": {},
+    },
+    # It was granted, an operator has ended the grant, and its writer has not reported.
+    "a publish hangs": {
+        "before": {},
+        "during": {"LakewardenNoGrants": TABLE},
+        "after": {"LakewardenOutcomeUnknown": TABLE},
+    },
+}
+UNCERTAIN: dict[str, set[str]] = {
+    # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.
+    "a store refuses": {"LakewardenNoGrants"},
+}
+"""Alerts that a failure may fire, depending on chance."""

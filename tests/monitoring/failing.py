@@ -1,0 +1,274 @@
+"""Real agents with writers, scraped each second while something fails.
+
+The agents' times are shortened by about as much as a scrape is stretched (`recording.py`), as far as Kafka and the leases allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiohttp
+import anyio
+import anyio.to_thread
+
+from lakewarden.spark_jobs.commit_gate import CommitGate
+from lakewarden.spark_jobs.gate.errors import GateError
+from tests.monitoring.recording import Recording, Selectors
+from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
+from tests.servers.fault_proxy import FaultProxy, fault_proxy
+from tests.servers.program import free_port
+from tests.servers.s3 import S3Server
+
+BEFORE_SCRAPES = 20
+SCRAPE_SECONDS = 1.0
+SCRAPE_TIMEOUT_SECONDS = 5.0
+SHORT: dict[str, Any] = {
+    "lock_root": None,
+    "ready_seconds": 2.0,
+    "refusal_seconds": 8.0,
+    "log_level": "info",
+}
+WRITERS = 2
+PAUSE_SECONDS = 0.3
+
+
+@dataclass(slots=True)
+class Publish:
+    """A publish that lasts."""
+
+    WRITER: ClassVar = "publishing"
+    transaction: str = ""
+    lost: bool = False
+    """Whether its grant ended before the publish."""
+
+
+@dataclass(slots=True)
+class Failing:
+    """The agents, the writers and the recording of one failure."""
+
+    scene: World
+    proxy: FaultProxy
+    bucket: str
+    wanted: Selectors
+    """The series that are kept."""
+    recording: Recording
+    agents: dict[str, AgentProcess] = field(default_factory=dict)
+    """By instance. The agent `a` owns the table."""
+    commits: int = 0
+    """Of the writers, so far."""
+    _ports: dict[str, int] = field(default_factory=dict)
+    _writing: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def table(self) -> str:
+        """The table of all writers."""
+        return f"s3://{self.bucket}/orders"
+
+    # -- agents and writers ------------------------------------------------------------------------------------------
+
+    async def start_agents(self, count: int) -> None:
+        """Start agents, and name the one that owns the table `a`."""
+        started: list[tuple[AgentProcess, int]] = []
+        for number in range(count):
+            port = free_port()
+            values = self.scene.values(agent_id=f"agent-{number}", http_listen=f"127.0.0.1:{port}")
+            agent = AgentProcess(values, self.scene.root / f"agent-{number}.log")
+            started.append((agent, port))
+            self.agents[f"started-{number}"] = agent
+            await agent.ready()
+        await self.commit()
+        others: list[tuple[AgentProcess, int]] = []
+        owners: list[tuple[AgentProcess, int]] = []
+        for each in started:
+            (owners if await self._has_granted(each[1]) else others).append(each)
+        self.agents.clear()
+        for name, (agent, port) in zip("abc", owners + others, strict=False):
+            self.agents[name], self._ports[name] = agent, port
+
+    async def _has_granted(self, port: int) -> bool:
+        async with aiohttp.ClientSession() as session:
+            text = await _scraped(session, port)
+        return text is not None and "lakewarden_grants_total{" in text
+
+    def gate(self) -> CommitGate:
+        """A gate that waits for agents as long as a test may."""
+        return CommitGate(
+            self.scene.bootstrap_servers,
+            topic_prefix=self.scene.prefix,
+            heartbeat_seconds=1.0,
+            admission_timeout_seconds=PATIENCE_SECONDS,
+            grant_timeout_seconds=PATIENCE_SECONDS,
+        )
+
+    async def commit(self, writer: str = "first") -> None:
+        """Commit one batch."""
+
+        def write() -> None:
+            with self.gate() as gate, gate.transaction(table=self.table, writer=writer, batch_id=1) as txn:
+                txn.touch(writer, "*", "merge")
+                with txn.commit() as grant:
+                    grant.version = "1"
+
+        await anyio.to_thread.run_sync(write)
+
+    async def next_commits(self, count: int = 3) -> None:
+        """Wait until the writers have committed again."""
+        before = self.commits
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while self.commits < before + count:
+                await anyio.sleep(0.1)
+
+    def _write(self, name: str) -> None:
+        """Commit one batch after another. An error is a reason to begin the next one, as it is for a streaming query."""
+        number = 0
+        with self.gate() as gate:
+            while self._writing.is_set():
+                number += 1
+                try:
+                    with gate.transaction(table=self.table, writer=name, batch_id=number) as txn:
+                        txn.touch(name, "*", "merge")
+                        with txn.commit() as grant:
+                            grant.version = str(number)
+                    self.commits += 1
+                except GateError:
+                    pass
+                threading.Event().wait(PAUSE_SECONDS)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncGenerator[None]:
+        """Writers commit while the block runs."""
+        self._writing.set()
+        threads = [
+            threading.Thread(target=self._write, args=(f"writer-{number}",), daemon=True)
+            for number in range(WRITERS)
+        ]
+        for each in threads:
+            each.start()
+        try:
+            yield
+        finally:
+            self._writing.clear()
+            for each in threads:
+                await anyio.to_thread.run_sync(each.join, PATIENCE_SECONDS)
+
+    @asynccontextmanager
+    async def publishing(self) -> AsyncGenerator[Publish]:
+        """A writer publishes while the block runs: its grant, and the lock, stay."""
+        publish, granted, over = Publish(), threading.Event(), threading.Event()
+
+        def write() -> None:
+            with (
+                self.gate() as gate,
+                gate.transaction(table=self.table, writer=Publish.WRITER, batch_id=1) as txn,
+            ):
+                txn.touch(Publish.WRITER, "*", "merge")
+                publish.transaction = txn.id
+                with txn.commit() as grant:
+                    granted.set()
+                    over.wait(PATIENCE_SECONDS * 4)
+                    grant.check()
+
+        async def run() -> None:
+            try:
+                await anyio.to_thread.run_sync(write)
+            except GateError:
+                publish.lost = True
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.to_thread.run_sync(granted.wait, PATIENCE_SECONDS)
+            try:
+                yield publish
+            finally:
+                over.set()
+
+    # -- recording ---------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def recorded(self) -> AsyncGenerator[None]:
+        """Scrape all agents each second while the block runs."""
+
+        async def scrape() -> None:
+            async with aiohttp.ClientSession() as session:
+                while True:
+                    due = anyio.current_time() + SCRAPE_SECONDS
+                    texts = await asyncio.gather(*(_scraped(session, each) for each in self._ports.values()))
+                    answers = dict(zip(self._ports, texts, strict=True))
+                    self.recording.add(answers, self.wanted, {self.bucket: "lake"})
+                    await anyio.sleep_until(due)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scrape)
+            await self.scrapes(BEFORE_SCRAPES)
+            self.recording.mark("before")
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def scrapes(self, count: int, *, since: int | None = None) -> None:
+        """Wait for so many scrapes, from now or from an earlier one on."""
+        until = (self.recording.scrapes if since is None else since) + count
+        while self.recording.scrapes < until:
+            await anyio.sleep(0.05)
+
+    # -- an operator -------------------------------------------------------------------------------------------------
+
+    async def run(self, *arguments: str, check: bool = True) -> str:
+        """What a command of `lakewarden` prints, with the agents' settings. `check`: it must succeed, otherwise it must fail."""
+        done = await anyio.run_process(
+            [sys.executable, "-m", "lakewarden.agent", *arguments],
+            env=environment(self.scene.values()),
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        text = done.stdout.decode()
+        assert (done.returncode == 0) is check, text
+        return text
+
+    async def status(self) -> dict[str, Any]:
+        """What `lakewarden status` shows of the table."""
+        [found] = json.loads(await self.run("status", "--table", self.table, "--output", "json"))
+        return dict(found)
+
+
+async def _scraped(session: aiohttp.ClientSession, port: int) -> str | None:
+    limit = aiohttp.ClientTimeout(total=SCRAPE_TIMEOUT_SECONDS)
+    try:
+        async with session.get(f"http://127.0.0.1:{port}/metrics", timeout=limit) as answer:
+            return await answer.text()
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+
+
+@asynccontextmanager
+async def failing(
+    bootstrap_servers: str, prefix: str, root: Path, s3: S3Server, *, recording: Recording, wanted: Selectors
+) -> AsyncGenerator[Failing]:
+    """A world without agents. Its table's lock is on S3, behind a proxy that injects faults."""
+    bucket = s3.bucket()
+    async with (
+        fault_proxy(s3.endpoint, seed=1, request_timeout_seconds=1.0) as proxy,
+        world(
+            bootstrap_servers,
+            prefix,
+            root,
+            **SHORT,
+            allow=(f"s3://{bucket}/*",),
+            lock_places=(f"s3://{bucket}/*=>usual",),
+            s3_endpoint=proxy.endpoint,
+        ) as scene,
+    ):
+        made = Failing(scene, proxy, bucket, wanted, recording)
+        try:
+            yield made
+        finally:
+            for agent in made.agents.values():
+                agent.kill()

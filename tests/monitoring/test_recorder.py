@@ -1,0 +1,85 @@
+"""Records what real agents show while something fails, and follows the run-book of the alert meanwhile.
+
+A minute to three for each failure: `make test-matrix` runs them, and compares the alerts that a fresh recording fires with those
+that are expected. `make record-alerts` also replaces the recordings, on which `test_recorded_alerts.py` runs in `make test`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.kafka_fixture import KafkaServer
+from tests.monitoring.expected_alerts import EXPECTED
+from tests.monitoring.failing import Failing, failing
+from tests.monitoring.recording import Recording, selectors_of
+from tests.monitoring.test_alerts import ALERTS
+from tests.monitoring.test_recorded_alerts import check_alerts
+from tests.servers.fault_proxy import CALM, Fault, Weather
+from tests.servers.s3 import S3Server
+
+pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1200)]
+
+RECORD = os.environ.get("LAKEWARDEN_TEST_RECORD") == "1"
+AFTER_SCRAPES = 64
+"""16 minutes of the alerts' time: more than their longest window."""
+
+
+@asynccontextmanager
+async def recorded(
+    failure: str, kafka: str, prefix: str, root: Path, s3: S3Server, *, agents: int = 1
+) -> AsyncGenerator[Failing]:
+    """Agents, writers and the recording. At the end of the block, the recording must fire the expected alerts."""
+    recording = Recording(failure)
+    async with failing(kafka, prefix, root, s3, recording=recording, wanted=selectors_of(ALERTS)) as scene:
+        await scene.start_agents(agents)
+        async with scene.writing():
+            await scene.next_commits()
+            async with scene.recorded():
+                yield scene
+                if "after" in EXPECTED[failure]:
+                    await scene.next_commits()
+                    await scene.scrapes(AFTER_SCRAPES)
+                    recording.mark("after")
+    if RECORD:
+        recording.save()
+    check_alerts(root, {failure: (recording.notation(), recording.marks)})
+
+
+async def test_a_store_refuses(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """As with a session that has expired. Once the store accepts the agent again, nothing needs a restart."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a store refuses", *arguments) as scene:
+        began = scene.recording.scrapes
+        scene.proxy.weather = Weather(share=1.0, faults=(Fault.EXPIRED,))
+        refusal = await scene.agents["a"].logged("lock.refused")
+        probe = await scene.run("lock", "probe", f"s3://{scene.bucket}", check=False)
+        await scene.scrapes(45, since=began)
+        scene.recording.mark("during")
+        scene.proxy.weather = CALM
+        assert "ExpiredToken" in json.dumps(refusal)
+        assert "ExpiredToken" in probe
+
+
+async def test_a_publish_hangs(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """The driver renews its grant, and doesn't end. An operator ends the grant."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a publish hangs", *arguments) as scene:
+        async with scene.publishing() as publish:
+            began = scene.recording.scrapes
+            open_ones = {each["writer"]: each for each in (await scene.status())["transactions"]}
+            await scene.scrapes(45, since=began)
+            scene.recording.mark("during")
+            await scene.run("abort", publish.transaction, "--reason", "its publish hangs")
+        assert publish.lost
+        assert open_ones.pop(publish.WRITER)["phase"] == "granted"
+        assert {each["waiting_on"] for each in open_ones.values()} <= {None, f"the grant of {publish.WRITER}"}

@@ -1,0 +1,122 @@
+"""A real Prometheus scrapes a real agent under load, with the rules and the job of `deploy/prometheus/`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import anyio
+import anyio.to_thread
+import yaml
+
+from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from tests.kafka_fixture import KafkaServer
+from tests.monitoring.prometheus import server
+from tests.monitoring.test_alerts import ALERTS, DEPLOY
+from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.servers.program import free_port
+
+
+class Prometheus:
+    """The API of a server on this machine."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def get(self, path: str) -> Any:
+        """The data of an answer, or None if there is no answer yet."""
+        return await anyio.to_thread.run_sync(self._get, path)
+
+    def _get(self, path: str) -> Any:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_SECONDS)
+        try:
+            connection.request("GET", f"/api/v1/{path}")
+            answer = connection.getresponse()
+            return json.loads(answer.read())["data"] if answer.status == 200 else None
+        except OSError:
+            return None
+        finally:
+            connection.close()
+
+    async def value(self, query: str) -> float:
+        """The sum of what a query returns, 0 if it returns nothing."""
+        found = await self.get(f"query?query={quote(query)}")
+        return sum(float(each["value"][1]) for each in found["result"]) if found else 0.0
+
+    async def until(self, query: str, holds: Callable[[float], bool]) -> None:
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not holds(await self.value(query)):
+                await anyio.sleep(0.2)
+
+
+def configuration(folder: Path, agent: str) -> Path:
+    """The configuration of `deploy/prometheus/`, with this agent and a scrape each half second."""
+    configured = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    configured["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+    configured["scrape_configs"][0]["static_configs"] = [{"targets": [agent]}]
+    (folder / "lakewarden.rules.yml").write_text((DEPLOY / "lakewarden.rules.yml").read_text())
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(configured))
+    return path
+
+
+async def commit_batches(scene: World, number: int, stop: anyio.Event) -> None:
+    """Commit one batch after another to a table of its own. Each time another writer loses a conflict."""
+    table = f"file://{scene.root}/tables/t{number}"
+    for attempt in itertools.count():
+        if stop.is_set():
+            return
+        winner, loser = scene.writer("winner", table), scene.writer(f"loser-{attempt}", table)
+        await winner.send_intent()
+        await winner.touch("f")
+        await loser.send_intent()
+        await loser.touch("f")
+        await winner.obtain_grant()
+        await winner.complete()
+
+
+async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    port = free_port()
+    prometheus = Prometheus(port)
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as scene:
+        with scene.process(http_listen="127.0.0.1:0", metrics_tables=2, log_level="info") as agent:
+            address = urlsplit((await agent.logged("http.listening"))["addresses"][0]).netloc
+            with server(configuration(tmp_path, address), tmp_path, port):
+                stop = anyio.Event()
+                async with anyio.create_task_group() as tasks:
+                    for number in range(3):
+                        tasks.start_soon(commit_batches, scene, number, stop)
+                    await prometheus.until("sum(lakewarden_grants_total)", lambda value: value >= 9)
+                    await prometheus.until('lakewarden_grants_total{table="other"}', lambda value: value > 0)
+                    stop.set()
+                names = set(await prometheus.get("label/__name__/values"))
+                rules = await prometheus.get("rules?type=alert")
+                conflicts = await prometheus.value('lakewarden_conflicts_total{outcome="stopped"}')
+                tables = await prometheus.value("count(lakewarden_grants_total)")
+                up = await prometheus.value("up")
+                agent.kill()
+                await prometheus.until('ALERTS{alertname="LakewardenAgentDown"}', lambda value: value == 1)
+
+    assert up == 1
+    assert conflicts > 0
+    assert tables == 3, "two tables by name, and the others"
+    assert not [each for each in expected_names() if each not in names]
+    found = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert {each["name"] for each in found} == {each["alert"] for each in ALERTS}
+    assert [each for each in found if each["health"] != "ok"] == []
+
+
+def expected_names() -> list[str]:
+    """Samples that every agent has: those of metrics without labels."""
+    return [
+        f"{each.name}_count" if each.kind == "histogram" else each.name
+        for each in AgentMetrics().descriptions
+        if not each.labels
+    ]
