@@ -11,7 +11,7 @@ The rooms, each of which imports only those below it:
 - `jobs/`: programs: conflicts to Parquet, the demo's writer.
 - `commit_gate.py`: `CommitGate`, the public gate.
 - `streaming/`: a transaction for each micro-batch, cancelling its Spark jobs, stopping a query.
-- `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink` and `PaimonSink`.
+- `sinks/`: the contract for table formats, `DeltaSink`, `HudiSink`, `IcebergSink` and `PaimonSink`.
 - `gate/`: the writer's side of the protocol. `gate/gate.py` is the place to start reading.
 
 This module imports nothing heavy: pyspark, pypaimon and the Kafka client are imported where they are used.
@@ -30,6 +30,7 @@ from lakewarden.spark_jobs.gate.errors import (
     AlreadyCommitted,
     BaseChanged,
     CommitAborted,
+    CommitReplaced,
     GateError,
     GrantTimeout,
     LeaseLost,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.sinks.contract import Sink
     from lakewarden.spark_jobs.sinks.delta.sink import DeltaSink
     from lakewarden.spark_jobs.sinks.hudi.sink import HudiSink
+    from lakewarden.spark_jobs.sinks.iceberg.sink import IcebergSink
     from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
     from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
     from lakewarden.spark_jobs.streaming.table_names import table_uri
@@ -62,12 +64,14 @@ __all__ = [
     "CallbackErrors",
     "CommitAborted",
     "CommitGate",
+    "CommitReplaced",
     "DeltaSink",
     "GateError",
     "GateEvent",
     "Grant",
     "GrantTimeout",
     "HudiSink",
+    "IcebergSink",
     "LeaseLost",
     "Marker",
     "OutcomeUnknown",
@@ -88,6 +92,7 @@ _MODULES = {
     "GateEvent": "gate.observer",
     "Grant": "gate.grant",
     "HudiSink": "sinks.hudi.sink",
+    "IcebergSink": "sinks.iceberg.sink",
     "PaimonSink": "sinks.paimon.sink",
     "PartitionPaths": "sinks.partition_paths",
     "Sink": "sinks.contract",

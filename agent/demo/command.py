@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions
+from lakewarden.agent.demo.settings import DEFAULT_BUCKET, DEFAULT_DAYS, Admissions, TableFormat
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.variables import refuse_unknown_variables
 
@@ -35,6 +35,16 @@ def demo_command(
             help="Number of days of flights to write; a day has about 920 flights.  [env: LAKEWARDEN_DEMO_DAYS]",
         ),
     ] = DEFAULT_DAYS,
+    form: Annotated[
+        TableFormat,
+        typer.Option(
+            "--format",
+            envvar="LAKEWARDEN_DEMO_FORMAT",
+            show_envvar=False,
+            help="Format of the tables. Delta and Iceberg need PySpark 4.0, Hudi 3.5; Spark downloads their jars from Maven "
+            "Central.  [env: LAKEWARDEN_DEMO_FORMAT]",
+        ),
+    ] = TableFormat.PAIMON,
     admission: Annotated[
         Admissions,
         typer.Option(
@@ -88,7 +98,7 @@ def demo_command(
         typer.Option(metavar="PATH", dir_okay=False, help="File for a picture of the run, as PNG."),
     ] = Path("lakewarden-demo.png"),
 ) -> None:
-    """Run two Spark streaming queries that collide on one Paimon table, and verify that no row is lost.
+    """Run two Spark streaming queries that collide on one table, and verify that no row is lost.
 
     The queries write the same flights twice, to two tables: once with optimistic admission, once with the default, auto.
     The demo starts Kafka, an agent and Spark on this machine, and stops them at the end. It needs a JDK 17 or newer, but no
@@ -102,6 +112,10 @@ def demo_command(
         raise typer.BadParameter("--s3-bucket needs --s3-endpoint", param_hint="--s3-bucket")
     if without_agent and admission is not Admissions.BOTH:
         raise typer.BadParameter("without an agent there is no admission", param_hint="--admission")
+    if form is not TableFormat.PAIMON:
+        for given, option in ((s3_endpoint is not None, "--s3-endpoint"), (without_agent, "--without-agent")):
+            if given:
+                raise typer.BadParameter(f"only with --format paimon, not {form.value}", param_hint=option)
     refuse_unknown_variables(os.environ, Settings.model_fields)
     console = Console(stderr=output is ReportForm.JSON, highlight=False)
     errors = Console(stderr=True, highlight=False)
@@ -121,6 +135,7 @@ def demo_command(
         admissions=() if without_agent else admission.each,
         s3_endpoint=s3_endpoint,
         s3_bucket=s3_bucket or DEFAULT_BUCKET,
+        form=form,
         data=data,
         picture=picture.resolve(),
     )

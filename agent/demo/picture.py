@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.flights import FEEDS
+from lakewarden.agent.demo.segments import segments
 from lakewarden.agent.demo.trace import Attempt, Outcome, Trace
 
 if TYPE_CHECKING:
@@ -23,63 +23,12 @@ if TYPE_CHECKING:
 INK = "#1f2933"
 PALE = "#7b8794"
 GRID = "#e4e7eb"
-WAITING = "#d5dae0"
-COMMITTING = "#1b5e3b"
-FAILED = "#6d28d9"
-COMPUTING = {
-    Outcome.COMMITTED: "#3fa66b",
-    Outcome.CONFLICT: "#e0524d",
-    Outcome.ABORTED: "#e8963e",
-    Outcome.FAILED: FAILED,
-    Outcome.SKIPPED: "#b8a9d9",
-    Outcome.RUNNING: "#5b8def",
-}
-NAMES = {
-    Outcome.COMMITTED: "computing, then committed",
-    Outcome.CONFLICT: "computing, then aborted by a conflict",
-    Outcome.ABORTED: "computing, then aborted otherwise",
-    Outcome.FAILED: "computing, then failed",
-    Outcome.SKIPPED: "skipped: already committed",
-    Outcome.RUNNING: "still running",
-}
-
-WAITING_LABEL = "waiting for admission or grant"
 
 _WIDTH_INCHES = 15.0
 _DOTS_PER_INCH = 110
 _BAR_HEIGHT = 0.46
 _LEAST_LABEL_SHARE = 0.01
 """A bar narrower than this share of the picture gets no number, because it would not fit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One phase of an attempt."""
-
-    begin: float
-    end: float
-    colour: str
-    label: str
-
-
-def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
-    """The phases of an attempt: queued, computing, waiting for the grant, committing. A running attempt ends at `last`."""
-    end = attempt.ended or last
-    admitted = min(attempt.at("admitted") or attempt.started, end)
-    requested = attempt.at("requested")
-    granted = attempt.at("granted")
-    computed = min(end, requested or end)
-    if admitted > attempt.started:
-        yield Segment(attempt.started, admitted, WAITING, WAITING_LABEL)
-    if computed > admitted:
-        yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
-    if requested is not None and (ungranted := min(end, granted or end)) > requested:
-        colour, label = WAITING, WAITING_LABEL
-        if granted is None and attempt.outcome is Outcome.COMMITTED:
-            colour, label = COMMITTING, "committing"  # without an agent there is no grant
-        yield Segment(requested, ungranted, colour, label)
-    if granted is not None and end > granted:
-        yield Segment(granted, end, COMMITTING, "committing under the grant")
 
 
 def title(contests: Sequence[Contest]) -> str:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lakewarden.agent.demo.contest import Arena
-from lakewarden.agent.demo.flights import KEYS
+from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS
+from lakewarden.agent.demo.settings import TableFormat
+from lakewarden.agent.demo.table import COLUMNS, TablePlace
 
 _KEPT = frozenset({"LAKEWARDEN_CACHE_DIR"})
 """The variables of lakewarden that the programs get. The others may configure another agent of the user's."""
@@ -37,6 +39,8 @@ class Programs:
     """Kafka and the agent."""
     writer: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.demo_writer")
     """The streaming query of one feed."""
+    table: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.demo_table")
+    """Creates and reads the tables of the formats that need Spark for it."""
     conflicts_job: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
     """The streaming query for operators, which writes conflicts to Parquet."""
 
@@ -51,12 +55,31 @@ class Commands:
     """The folder or bucket of the tables. A bucket also contains their locks."""
     s3_endpoint: str | None
     max_files_per_trigger: int
+    form: TableFormat = TableFormat.PAIMON
 
     def dev(self, tables: Sequence[str]) -> list[str]:
         """Kafka and the agent, for these tables only."""
         allowed = [word for table in tables for word in ("--allow", table)]
         locks = ["--lock-root", self.warehouse] if self.s3_endpoint else []
         return [*self.programs.dev, "--data", str(self.folder), *allowed, *locks, *self._store()]
+
+    def create_tables(self, places: Sequence[TablePlace], rows: Path) -> list[str]:
+        """Create the tables. `rows` has the keys of all rows."""
+        keys = ["--partition-by", ",".join(PARTITION_KEYS), "--keys", ",".join(KEYS)]
+        return [*self._tables(places), "create", "--columns", COLUMNS, *keys, "--rows", str(rows)]
+
+    def read_tables(self, places: Sequence[TablePlace]) -> list[str]:
+        """Write the rows of each table to `rows_folder`, numbered in this order."""
+        return [*self._tables(places), "read", "--output", str(self.rows_folder)]
+
+    @property
+    def rows_folder(self) -> Path:
+        """Where `read_tables` writes."""
+        return self.folder / "rows"
+
+    def _tables(self, places: Sequence[TablePlace]) -> list[str]:
+        tables = [word for place in places for word in ("--table", place.uri)]
+        return [*self.programs.table, "--format", self.form.value, *tables]
 
     def conflicts_job(self, bootstrap_servers: str) -> list[str]:
         """The conflicts job, which writes to `conflicts/`."""
@@ -71,9 +94,11 @@ class Commands:
         agent = ["--without-agent"]
         if bootstrap_servers and arena.admission:
             agent = ["--bootstrap-servers", bootstrap_servers, "--admission", arena.admission]
+        form = ["--format", self.form.value] if self.form.on_spark else []
         return [
             *self.programs.writer,
             *("--role", role, "--input", str(feed), "--table", arena.place.uri, "--keys", ",".join(KEYS)),
+            *form,
             *("--checkpoint", str(arena.folder / "checkpoints" / role), "--events", str(events)),
             *("--max-files-per-trigger", str(self.max_files_per_trigger)),
             *agent,

@@ -14,7 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 
 from lakewarden.agent.demo import figures
@@ -28,8 +30,15 @@ from lakewarden.agent.demo.processes import Child, stop_all
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.screen import Screen
-from lakewarden.agent.demo.settings import DEFAULT_BUCKET, Admissions
-from lakewarden.agent.demo.table import TablePlace, create_table, local_place, read_table, s3_place
+from lakewarden.agent.demo.settings import DEFAULT_BUCKET, Admissions, TableFormat
+from lakewarden.agent.demo.table import (
+    TablePlace,
+    create_table,
+    local_place,
+    read_rows,
+    read_table,
+    s3_place,
+)
 from lakewarden.agent.demo.trace import Trace
 from lakewarden.agent.demo.verification import compare
 from lakewarden.agent.demo.writers import Restarted, Writer, follow
@@ -37,6 +46,9 @@ from lakewarden.agent.embedded.jdk import JdkMissing, find_java
 
 DEV_READY_SECONDS = 300.0
 """Limit for the start, which takes about ten seconds, and longer the first time, when it downloads Kafka."""
+
+TABLES_SECONDS = 900.0
+"""Limit for the program that creates or reads the tables, which takes half a minute, and longer when it downloads jars."""
 
 PARQUET_SECONDS = 30.0
 """Limit for the conflicts job to write the last conflict."""
@@ -56,6 +68,7 @@ class DemoSettings:
     """A contest with each, one after the other. Empty: one contest without an agent."""
     s3_endpoint: str | None = None
     s3_bucket: str = DEFAULT_BUCKET
+    form: TableFormat = TableFormat.PAIMON
     data: Path | None = None
     picture: Path | None = None
     programs: Programs = field(default_factory=Programs)
@@ -98,11 +111,17 @@ class Demo:
         place = self._place()
         arenas = [self._arena(place, admission) for admission in settings.admissions or (None,)]
         tables = [arena.place.uri for arena in arenas]
-        note(f"Paimon, partitioned by month and day: {' and '.join(tables)}")
-
+        note(f"{settings.form.label}, partitioned by month and day: {' and '.join(tables)}")
         commands = Commands(
-            settings.programs, self.folder, place.warehouse, settings.s3_endpoint, settings.files_per_batch
+            settings.programs,
+            self.folder,
+            place.warehouse,
+            settings.s3_endpoint,
+            settings.files_per_batch,
+            settings.form,
         )
+        self._create_tables(commands, arenas, feeds[0])
+
         servers = self._start_agent(commands, tables) if settings.with_agent else None
         job = self._start("conflicts", commands.conflicts_job(servers)) if servers else None
         fought = [(arena, *self._run_writers(feeds, commands, arena, servers)) for arena in arenas]
@@ -114,9 +133,10 @@ class Demo:
         self.stop()
         seconds = time.monotonic() - began
         expected = expected_table(flights)
+        rows = self._read_tables(commands, arenas)
         contests = tuple(
-            Contest(arena.admission, trace, compare(read_table(arena.place), expected), log, restarts)
-            for (arena, trace, restarts), log in zip(fought, logs, strict=True)
+            Contest(arena.admission, trace, compare(table, expected), log, restarts)
+            for (arena, trace, restarts), log, table in zip(fought, logs, rows, strict=True)
         )
         return self._report(contests, in_parquet, seconds)
 
@@ -128,7 +148,7 @@ class Demo:
 
     def _place(self) -> TablePlace:
         if self.settings.s3_endpoint is None:
-            return local_place(self.folder / "warehouse")
+            return local_place(self.folder / "warehouse", self.settings.form)
         return s3_place(self.settings.s3_endpoint, self.settings.s3_bucket, self.folder.name)
 
     def _start(self, name: str, argv: list[str]) -> Child:
@@ -137,13 +157,40 @@ class Demo:
         return child
 
     def _arena(self, place: TablePlace, admission: str | None) -> Arena:
-        """Create the table and the folder of a contest."""
+        """Create the folder of a contest."""
         arena = Arena(admission, place, self.folder)
         if admission is not None:
             arena = Arena(admission, replace(place, name=f"flights_{admission}"), self.folder / admission)
         (arena.folder / "events").mkdir(parents=True)
-        create_table(arena.place)
         return arena
+
+    def _create_tables(self, commands: Commands, arenas: Sequence[Arena], every_flight: Feed) -> None:
+        if self.settings.form.on_spark:
+            self.screen.note(
+                "creating the tables with Spark, which downloads the format's jars the first time"
+            )
+            places = [arena.place for arena in arenas]
+            self._run_to_its_end("create-tables", commands.create_tables(places, every_flight.folder))
+        else:
+            for arena in arenas:
+                create_table(arena.place)
+
+    def _read_tables(self, commands: Commands, arenas: Sequence[Arena]) -> list[pa.Table]:
+        """The rows of each table, as the format itself reads them."""
+        if not self.settings.form.on_spark:
+            return [read_table(arena.place) for arena in arenas]
+        self._run_to_its_end("read-tables", commands.read_tables([arena.place for arena in arenas]))
+        return [read_rows(commands.rows_folder / str(number)) for number in range(len(arenas))]
+
+    def _run_to_its_end(self, name: str, argv: list[str]) -> None:
+        child = self._start(name, argv)
+        deadline = time.monotonic() + TABLES_SECONDS
+        while (code := child.exit_code()) is None:
+            if time.monotonic() > deadline:
+                raise DemoError(f"{name} did not end in {TABLES_SECONDS:.0f} s: {child.last_log_line()}")
+            time.sleep(_POLL_SECONDS)
+        if code != 0:
+            raise DemoError(f"{name} failed: {child.last_log_line()}")
 
     def _start_agent(self, commands: Commands, tables: Sequence[str]) -> str:
         """Start Kafka and the agent; returns the address of Kafka when both are ready."""
@@ -151,8 +198,10 @@ class Demo:
         dev = self._start("dev", commands.dev(tables))
         deadline = time.monotonic() + DEV_READY_SECONDS
         while time.monotonic() < deadline:
-            if (servers := _ready_servers(dev.out)) is not None:
-                return servers
+            if (ready := _ready(dev.out)) is not None:
+                if "web" in ready:
+                    self.screen.note(f"what happens is also shown at {ready['web']}")
+                return str(ready["bootstrap_servers"])
             if dev.exit_code() is not None:
                 raise DemoError(f"the agent did not start: {dev.last_log_line()}")
             time.sleep(_POLL_SECONDS)
@@ -250,11 +299,11 @@ def _new_folder(data: Path | None) -> Path:
     return folder
 
 
-def _ready_servers(out: Path) -> str | None:
-    """Kafka's address, from the line that `lakewarden dev` prints when it is ready."""
+def _ready(out: Path) -> dict[str, Any] | None:
+    """The line that `lakewarden dev` prints when it is ready."""
     for line in out.read_text(errors="replace").splitlines(keepends=True):
         if line.startswith("{") and line.endswith("\n"):
-            found = json.loads(line)
+            found: dict[str, Any] = json.loads(line)
             if found.get("ready") is True:
-                return str(found["bootstrap_servers"])
+                return found
     return None

@@ -20,3 +20,22 @@ class Admissions(StrEnum):
     def each(self) -> tuple[str, ...]:
         """The admission of each contest, in order."""
         return ("optimistic", "auto") if self is Admissions.BOTH else (self.value,)
+
+
+class TableFormat(StrEnum):
+    """The format of the demo's tables."""
+
+    PAIMON = "paimon"
+    DELTA = "delta"
+    HUDI = "hudi"
+    ICEBERG = "iceberg"
+
+    @property
+    def label(self) -> str:
+        """The format's own name."""
+        return "Delta Lake" if self is TableFormat.DELTA else self.value.capitalize()
+
+    @property
+    def on_spark(self) -> bool:
+        """Whether Spark creates and reads the tables. pypaimon does it for Paimon's."""
+        return self is not TableFormat.PAIMON

@@ -1,4 +1,8 @@
-"""Creates the demo's table and reads it at the end, with pypaimon and without Spark."""
+"""Where the demo's table is. Creates and reads one of Paimon, with pypaimon and without Spark.
+
+Tables of the other formats are created and read by a program on Spark (`spark_jobs/jobs/demo_table.py`), which writes the rows
+as Parquet files.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +13,46 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
+import pyarrow.parquet
 from pypaimon import CatalogFactory, Schema
 
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import PARTITION_KEYS, TABLE_SCHEMA
+from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.events import canonical_table
 
 _DATABASE = "demo"
 
+_SQL_TYPES = {pa.int32(): "int", pa.string(): "string"}
+
+COLUMNS = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in TABLE_SCHEMA)
+"""The table's columns, for Spark's SQL."""
+
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """The warehouse of the demo's table, with pypaimon's options for it."""
+    """The warehouse of the demo's table, with pypaimon's options for it, and the table's format."""
 
     warehouse: str
     options: dict[str, str] = field(default_factory=dict, repr=False)
     name: str = "flights"
+    form: TableFormat = TableFormat.PAIMON
 
     @property
     def identifier(self) -> str:
-        """The table's name in the catalog."""
+        """The table's name in Paimon's catalog."""
         return f"{_DATABASE}.{self.name}"
 
     @property
     def uri(self) -> str:
         """The table's canonical URI."""
-        return canonical_table(f"{self.warehouse}/{_DATABASE}.db/{self.name}")
+        database = _DATABASE if self.form.on_spark else f"{_DATABASE}.db"
+        return canonical_table(f"{self.warehouse}/{database}/{self.name}")
 
 
-def local_place(folder: Path) -> TablePlace:
+def local_place(folder: Path, form: TableFormat = TableFormat.PAIMON) -> TablePlace:
     """A warehouse on the local disk."""
-    return TablePlace(f"file://{folder.resolve()}")
+    return TablePlace(f"file://{folder.resolve()}", form=form)
 
 
 def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
@@ -91,6 +104,12 @@ def read_table(place: TablePlace) -> pa.Table:
     if not splits:
         return TABLE_SCHEMA.empty_table()
     return builder.new_read().to_arrow(splits).select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA)
+
+
+def read_rows(folder: Path) -> pa.Table:
+    """Read the rows that Spark has read from a table and written as Parquet files."""
+    rows = pyarrow.parquet.read_table(folder)
+    return rows.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA)
 
 
 def _catalog(place: TablePlace) -> Any:

@@ -16,8 +16,8 @@ from lakewarden.agent.demo.flights import Feed
 from lakewarden.agent.demo.processes import Child
 from lakewarden.agent.demo.trace import Step, StepsFile
 
-QUIET_SECONDS = 180.0
-"""Limit for the time in which neither writer records a step. Spark takes 20 s to start on a busy machine."""
+QUIET_SECONDS = 600.0
+"""Limit for the time in which neither writer records a step. Beside other work, a batch may take minutes."""
 
 MAX_RESTARTS = 3
 """Limit per writer: the cause of repeated failures persists after another restart."""

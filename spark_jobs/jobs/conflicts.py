@@ -1,4 +1,4 @@
-"""Writes every conflict that the agents report to Parquet files by day.
+"""Writes every conflict that the agents report to a table by day: Parquet files, Delta Lake or Iceberg (`--format`).
 
     python -m lakewarden.spark_jobs.conflicts_job --bootstrap-servers kafka:9092 --output /data/conflicts --checkpoint /data/cp
 
@@ -6,15 +6,15 @@ A structured-streaming query over the topic `<prefix>.conflicts`. Its columns ar
 
 | column | content |
 | --- | --- |
-| `day` | day of the record's Kafka timestamp, by which the files are partitioned; undecodable records have one too |
+| `day` | day of the record's Kafka timestamp, by which the table is partitioned; undecodable records have one too |
 | `undecodable` | the record as text, if this version can't decode it as a conflict event; else null. No record is dropped. |
 | `kafka_partition`, `kafka_offset` | the record's place in Kafka, which identifies the row |
 
 It needs one right in Kafka: `read` on the topic (docs/security.md). Spark's source assigns the partitions itself, and joins no
 consumer group.
 
-After a restart the query resumes from its checkpoint, and the file sink's log keeps a batch from being written twice. Spark
-downloads its Kafka source (`spark_session.py`). With `--once` the query reads what is there and ends.
+After a restart the query resumes from its checkpoint, and no batch is written twice (`table_formats.py`). Spark downloads its
+Kafka source (`spark_session.py`). With `--once` the query reads what is there and ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
+from lakewarden.spark_jobs.jobs.options import add_format, add_master, session_for
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.schemas import struct_of
-from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
+from lakewarden.spark_jobs.jobs.table_formats import Format, start_writing
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def start(
     output: str,
     checkpoint: str,
     topic_prefix: str = DEFAULT_PREFIX,
+    form: Format = "parquet",
     once: bool = False,
     kafka: Mapping[str, str] | None = None,
 ) -> StreamingQuery:
@@ -81,15 +83,9 @@ def start(
         .options(**{f"kafka.{name}": value for name, value in (kafka or {}).items()})
         .load()
     )
-    writer = (
-        conflicts(records)
-        .writeStream.queryName("lakewarden-conflicts")
-        .format("parquet")
-        .partitionBy("day")
-        .option("path", output)
-        .option("checkpointLocation", checkpoint)
+    return start_writing(
+        conflicts(records), form, name="lakewarden-conflicts", output=output, checkpoint=checkpoint, once=once
     )
-    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="2 seconds")).start()
 
 
 def missing_right(error: BaseException, topic: str, kafka: Mapping[str, str]) -> str | None:
@@ -120,11 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def start_query() -> StreamingQuery:
         return start(
-            spark_session("lakewarden-conflicts", master=options.master, kafka=True),
+            session_for("lakewarden-conflicts", options, options.format, kafka=True),
             options.bootstrap_servers,
             output=options.output,
             checkpoint=options.checkpoint,
             topic_prefix=options.topic_prefix,
+            form=options.format,
             once=options.once,
             kafka=options.kafka_options,
         )
@@ -142,7 +139,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="lakewarden.spark_jobs.conflicts_job", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
-    parser.add_argument("--output", required=True, help="folder or URI for the Parquet files")
+    parser.add_argument("--output", required=True, help="folder or URI, or the name of an Iceberg table")
+    add_format(parser, "--format")
     parser.add_argument("--checkpoint", required=True, help="folder or URI of Spark's checkpoint")
     parser.add_argument("--once", action="store_true", help="read the records that exist now, then exit")
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
@@ -152,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         default={},
         help="JSON object of Kafka client settings, for TLS and SASL",
     )
-    parser.add_argument("--master", default=LOCAL_MASTER, help="Spark master; default: %(default)s")
+    add_master(parser)
     return parser
 
 

@@ -1,16 +1,16 @@
-"""One of the demo's writers: a streaming query that upserts small Parquet files into one Paimon table.
+"""One of the demo's writers: a streaming query that upserts small Parquet files into one table of any format.
 
 `lakewarden demo` starts it as a process and never imports it. The query ends when its input is used up. Every step of its gate
 is appended to `--events` as one JSON line, flushed at once; the demo draws from that file.
 
-With `--without-agent` the query writes as pypaimon alone does, and records the steps that it has.
+With `--without-agent` the query writes as pypaimon alone does, and records the steps that it has. What the formats' own writers
+do is in `make bench PEERS=…`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import threading
 import time
@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from lakewarden.events import DEFAULT_PREFIX
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.observer import GateEvent, Step
+from lakewarden.spark_jobs.jobs.demo_formats import FORMATS, ON_SPARK, PAIMON, paimon_sink
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
+from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.paimon.sink import PaimonSink
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from lakewarden.spark_jobs.streaming.stopping import run_until_stopped
@@ -74,10 +76,8 @@ def write_without_agent(sink: PaimonSink, role: str, events: EventsFile) -> Call
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
     """Start the query."""
     events = EventsFile(options.events)
-    sink = PaimonSink(
-        options.table, mode="upsert", keys=options.keys, catalog_options=catalog_options(options.s3_endpoint)
-    )
     if options.without_agent:
+        sink = paimon_sink(options.table, options.keys, options.s3_endpoint)
         write = write_without_agent(sink, options.role, events)
     else:
         gate = CommitGate(
@@ -86,12 +86,14 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
             heartbeat_seconds=HEARTBEAT_SECONDS,
             observer=events,
         )
-        write = gate.foreach_batch(sink, writer=options.role, admission=options.admission)
+        write = gate.foreach_batch(_sink(options), writer=options.role, admission=options.admission)
     source = (
         spark.readStream.schema(spark.read.parquet(options.input).schema)
         .option("maxFilesPerTrigger", options.max_files_per_trigger)
         .parquet(options.input)
     )
+    if options.format in ON_SPARK:
+        source = ON_SPARK[options.format].stream(spark, options.table, source)
     return (
         source.writeStream.queryName(options.role)
         .foreachBatch(write)
@@ -101,19 +103,17 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
     )
 
 
-def catalog_options(s3_endpoint: str | None) -> dict[str, str]:
-    """Return pypaimon's options for an S3 server, with the credentials of the usual AWS environment variables."""
-    if s3_endpoint is None:
-        return {}
-    options = {
-        "s3.endpoint": s3_endpoint,
-        "s3.path-style-access": "true",
-        "s3.region": os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1",
-        "s3.access-key": os.environ.get("AWS_ACCESS_KEY_ID"),
-        "s3.secret-key": os.environ.get("AWS_SECRET_ACCESS_KEY"),
-        "s3.session-token": os.environ.get("AWS_SESSION_TOKEN"),
-    }
-    return {name: value for name, value in options.items() if value}
+def _sink(options: argparse.Namespace) -> Sink:
+    if options.format in ON_SPARK:
+        return ON_SPARK[options.format].sink(options.table, options.keys)
+    return paimon_sink(options.table, options.keys, options.s3_endpoint)
+
+
+def _session(options: argparse.Namespace) -> SparkSession:
+    name = f"lakewarden-demo-{options.role}"
+    if options.format in ON_SPARK:
+        return ON_SPARK[options.format].session(name, options.table, options.master, downloaded=True)
+    return spark_session(name, master=options.master)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,10 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.without_agent and not options.bootstrap_servers:
         _parser().error("--bootstrap-servers is required, unless --without-agent is given")
 
-    def start_query() -> StreamingQuery:
-        return start(spark_session(f"lakewarden-demo-{options.role}", master=options.master), options)
+    if options.format != PAIMON and (options.without_agent or options.s3_endpoint):
+        _parser().error(f"--without-agent and --s3-endpoint are for --format {PAIMON}")
 
-    return run_until_stopped(start_query, name=f"the {options.role} query")
+    return run_until_stopped(lambda: start(_session(options), options), name=f"the {options.role} query")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,7 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--role", required=True, choices=["departures", "arrivals"], help="the writer's name")
     parser.add_argument("--input", required=True, help="folder of small Parquet files")
-    parser.add_argument("--table", required=True, help="URI or path of the Paimon table")
+    parser.add_argument("--table", required=True, help="URI of the table")
+    parser.add_argument(
+        "--format", default=PAIMON, choices=FORMATS, help="of the table; default: %(default)s"
+    )
     parser.add_argument("--keys", required=True, type=_names, help="key columns, separated by commas")
     parser.add_argument("--checkpoint", required=True, help="folder of Spark's checkpoint")
     parser.add_argument(

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +47,14 @@ def spark_session(
     memory: str = "512m",
     kafka: bool = False,
     hudi: bool = False,
+    packages: Sequence[str] = (),
+    downloaded: bool = False,
     **settings: str,
 ) -> SparkSession:
     """Return a small local session: no UI, few shuffle partitions, log level ERROR.
 
-    `kafka` adds Spark's Kafka source, `hudi` adds Hudi, which needs PySpark 3.5.
+    `kafka` adds Spark's Kafka source, `hudi` adds Hudi, which needs PySpark 3.5, `packages` adds jars by their Maven coordinates.
+    If all of them are already `downloaded`, the start doesn't wait for that of other sessions.
     """
     import pyspark
     from pyspark.sql import SparkSession
@@ -70,17 +73,18 @@ def spark_session(
         # The Python worker of a cancelled task is killed so long after Spark noticed it: the retry needs its core.
         "spark.python.task.killTimeout": "50ms",
     }
-    packages = [kafka_package(pyspark.__version__)] if kafka else []
+    jars = [*([kafka_package(pyspark.__version__)] if kafka else []), *packages]
     if hudi:
-        packages.append(HUDI_BUNDLE)
+        jars.append(HUDI_BUNDLE)
         defaults["spark.serializer"] = "org.apache.spark.serializer.KryoSerializer"
-    if packages:
-        defaults["spark.jars.packages"] = ",".join(packages)
+    if jars:
+        defaults["spark.jars.packages"] = ",".join(jars)
     builder = SparkSession.builder.appName(name).master(master)
     chosen = defaults | settings
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _one_process_at_a_time() if "spark.jars.packages" in chosen else nullcontext():
+    downloads = "spark.jars.packages" in chosen and not downloaded
+    with _one_process_at_a_time() if downloads else nullcontext():
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session

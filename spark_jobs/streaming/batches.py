@@ -35,6 +35,7 @@ from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.contract import Sink, Write
+from lakewarden.spark_jobs.sinks.partitions import computed_once
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
 from lakewarden.spark_jobs.streaming.spark_support import context_of
@@ -223,16 +224,9 @@ class BatchWriter:
         if find is None or self._target.admission == "optimistic":
             yield
             return
-        level = batch.rows.storageLevel
-        persisted = level.useMemory or level.useDisk or level.useOffHeap
-        if not persisted:
-            batch.rows.persist()
-        try:
+        with computed_once(batch.rows, batch.rows):
             batch.scope = as_batch_scope(find(batch.rows))
             yield
-        finally:
-            if not persisted:
-                batch.rows.unpersist()
 
     def _choose(self, batch: _Batch) -> Choice:
         markers = None if batch.scope is None else batch.scope.markers

@@ -22,7 +22,7 @@ with Path(given.events).open("a") as events:
         print(json.dumps({**step, "transaction": f"{given.role}{starts}", "batch_id": starts}), file=events)
 match os.environ["STAND_IN"], given.role:
     case "fail-once", "arrivals" if starts == 0:
-        sys.exit("File deletion conflicts detected! Give up committing.")
+        sys.exit("File deletion conflicts detected!")
     case "fail", "arrivals":
         sys.exit("no space left on device")
     case "hang", _:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lakewarden.agent.demo.contest import Arena
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.run import DemoSettings, run_demo
+from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.agent.demo.table import TablePlace
 from lakewarden.agent.locks.posix_session import posix_session_members
 
@@ -65,6 +67,40 @@ def test_the_command_lines_of_a_run(tmp_path: Path) -> None:
     assert " ".join(commands.dev(["s3://b/t", "s3://b/u"])) == (
         f"dev --data {tmp_path} --allow s3://b/t --allow s3://b/u --lock-root s3://b --s3-endpoint http://s3"
     )
+
+
+def test_the_command_lines_of_a_run_on_tables_that_spark_creates(tmp_path: Path) -> None:
+    programs = Programs(writer=("writer",), table=("table",))
+    commands = Commands(programs, tmp_path, "file:///w", None, 3, TableFormat.DELTA)
+    places = [TablePlace("file:///w", name=name, form=TableFormat.DELTA) for name in ("one", "two")]
+    arena = Arena("auto", places[1], tmp_path / "auto")
+
+    tables = "table --format delta --table file:///w/demo/one --table file:///w/demo/two"
+    assert " ".join(commands.create_tables(places, Path("/rows"))).startswith(
+        f"{tables} create --columns month int, day int, flight_id int, "
+    )
+    assert " ".join(commands.create_tables(places, Path("/rows"))).endswith(
+        " --partition-by month,day --keys month,day,flight_id --rows /rows"
+    )
+    assert " ".join(commands.read_tables(places)) == f"{tables} read --output {tmp_path}/rows"
+    writer = commands.writer("arrivals", Path("/feed"), Path("/e.jsonl"), arena, "127.0.0.1:9092")
+    assert "--table file:///w/demo/two --keys month,day,flight_id --format delta " in " ".join(writer)
+
+
+def test_a_table_that_spark_cant_create_ends_the_demo_with_its_programs_last_line(tmp_path: Path) -> None:
+    failing = (
+        sys.executable,
+        "-c",
+        "import sys; sys.exit('the demo of Hudi needs PySpark 3.5, and this environment has 4.0.1')",
+    )
+    chosen = replace(settings(tmp_path), form=TableFormat.HUDI, programs=Programs(table=failing))
+
+    with pytest.raises(
+        DemoError, match=r"create-tables failed: the demo of Hudi needs PySpark 3\.5, .*; logs: "
+    ):
+        run_demo(chosen, Console(file=io.StringIO()))
+
+    assert processes_with(str(tmp_path)) == []
 
 
 def test_the_environment_of_the_programs_has_no_settings_of_another_agent(

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyspark
 import pytest
 from pypaimon import CatalogFactory, Schema
 from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from tests.kafka_fixture import KafkaServer
-from tests.spark.formats import HAS_DELTA, format_settings
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, format_settings
 from tests.spark.harness import Harness
 
 SCHEMA = pa.schema(
@@ -31,20 +30,30 @@ SCHEMA = pa.schema(
 
 MakeTable = Callable[..., str]
 
-HAS_HUDI = pyspark.__version__.startswith("3.5.")
-"""Maven Central has no bundle of Hudi 1.2 for another PySpark."""
+_HUDI_TESTS = (
+    "test_hudi_commit_cut.py",
+    "test_hudi_contest.py",
+    "test_hudi_on_s3.py",
+    "test_hudi_sink.py",
+    "test_hudi_watched.py",
+)
 
-collect_ignore = [] if HAS_DELTA else ["sinks/test_delta_sink.py"]
-
-_HUDI_TESTS = ("test_hudi_contest.py", "test_hudi_on_s3.py", "test_hudi_sink.py", "test_hudi_watched.py")
-
-# These tests run with PySpark 3.5: `make test-spark35`.
-collect_ignore += [] if HAS_HUDI else [f"sinks/{name}" for name in _HUDI_TESTS]
+# Hudi's tests run with PySpark 3.5 (`make test-spark35`), Delta's and Iceberg's with 4.0, unless a release is named.
+collect_ignore = [
+    f"sinks/{name}"
+    for here, names in (
+        (HAS_DELTA, ("test_delta_sink.py", "test_watched_commits.py")),
+        (HAS_HUDI, _HUDI_TESTS),
+        (HAS_ICEBERG, ("test_iceberg_sink.py",)),
+    )
+    for name in names
+    if not here
+]
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Two cores, no UI, few shuffle partitions; with Hudi or Delta, where there is one for this PySpark."""
+    """Two cores, no UI, few shuffle partitions; with Hudi, or Delta and Iceberg, where there is one for this PySpark."""
     memory = "1g" if HAS_HUDI else "512m"
     settings = format_settings()
     session = spark_session("lakewarden-tests", master="local[2,4]", memory=memory, hudi=HAS_HUDI, **settings)
@@ -61,17 +70,20 @@ def harness(kafka: KafkaServer, topic_prefix: str) -> Iterator[Harness]:
 
 @pytest.fixture
 def make_table(tmp_path: Path) -> MakeTable:
-    """A function that creates an append table, by default partitioned by month and day, and returns its path."""
+    """A function that creates a table, by default an append table partitioned by month and day, and returns its path."""
 
     def make(
         name: str = "flights",
         partition_keys: tuple[str, ...] = ("month", "day"),
         schema: pa.Schema = SCHEMA,
+        primary_keys: tuple[str, ...] = (),
         **options: str,
     ) -> str:
         catalog = CatalogFactory.create({"warehouse": str(tmp_path / "warehouse")})
         catalog.create_database("test", ignore_if_exists=True)
-        made = Schema.from_pyarrow_schema(schema, partition_keys=list(partition_keys), options=options)
+        made = Schema.from_pyarrow_schema(
+            schema, partition_keys=list(partition_keys), primary_keys=list(primary_keys), options=options
+        )
         catalog.create_table(f"test.{name}", made, ignore_if_exists=False)
         return str(tmp_path / "warehouse" / "test.db" / name)
 

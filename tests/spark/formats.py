@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pyspark
+from pyspark.sql import SparkSession
 
-DELTA_PACKAGES = {(4, 0): "io.delta:delta-spark_2.13:4.0.0"}
-"""By PySpark's version. Ivy downloads it once (8 MB). `DeltaSink` was tried with none for PySpark 3.5."""
+from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS, PACKAGES
+from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+
+HUDI_RELEASE = os.environ.get("LAKEWARDEN_TEST_HUDI") or BUNDLE.rpartition(":")[2]
+"""Other releases than the default are tried by `make test-matrix`."""
 
 
 def _spark_version() -> tuple[int, int]:
@@ -15,17 +21,53 @@ def _spark_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-HAS_DELTA = _spark_version() in DELTA_PACKAGES
+def _delta_and_iceberg() -> dict[str, str]:
+    """The jars of both: the sinks' own, or the releases of LAKEWARDEN_TEST_DELTA and LAKEWARDEN_TEST_ICEBERG."""
+    major, minor = _spark_version()
+    scala = "2.13" if major >= 4 else "2.12"
+    artifacts = {
+        "delta": f"io.delta:delta-spark_{scala}",
+        "iceberg": f"org.apache.iceberg:iceberg-spark-runtime-{major}.{minor}_{scala}",
+    }
+    chosen = {name: os.environ.get(f"LAKEWARDEN_TEST_{name.upper()}") for name in artifacts}
+    named = {name: f"{artifacts[name]}:{release}" for name, release in chosen.items() if release}
+    return {str(name): jar for name, jar in PACKAGES.get(_spark_version(), {}).items()} | named
+
+
+DELTA_AND_ICEBERG = _delta_and_iceberg()
+HAS_DELTA, HAS_ICEBERG = "delta" in DELTA_AND_ICEBERG, "iceberg" in DELTA_AND_ICEBERG
+
+HAS_HUDI = _spark_version() == (3, 5) and not DELTA_AND_ICEBERG
+"""Maven Central has no bundle of Hudi 1.2 for another PySpark. Beside it the session's own catalog can't be Delta's."""
 
 
 def format_settings() -> dict[str, Any]:
     """Return the settings of a Spark session that writes these formats."""
-    if not HAS_DELTA:
+    if HAS_HUDI:
+        return {
+            "spark.jars.packages": f"{BUNDLE.rpartition(':')[0]}:{HUDI_RELEASE}",
+            "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
+        }
+    if not DELTA_AND_ICEBERG:
         return {}
-    return {
-        "spark.jars.packages": DELTA_PACKAGES[_spark_version()],
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # Of the jobs that compute a table's state: 50 tasks by default, for tables of three files.
-        "spark.databricks.delta.snapshotPartitions": "1",
+    settings = {
+        "spark.jars.packages": ",".join(DELTA_AND_ICEBERG.values()),
+        "spark.sql.extensions": ",".join(
+            extension for name, extension in EXTENSIONS.items() if name in DELTA_AND_ICEBERG
+        ),
     }
+    if HAS_DELTA:
+        settings["spark.sql.catalog.spark_catalog"] = DELTA_CATALOG
+        # Of the jobs that compute a table's state: 50 tasks by default, for tables of three files.
+        settings["spark.databricks.delta.snapshotPartitions"] = "1"
+    return settings
+
+
+def iceberg_name(spark: SparkSession, folder: Path) -> str:
+    """Return the name of the table in `folder`, and configure the Hadoop catalog that has it."""
+    catalog = f"lake{abs(hash(folder.parents[1])):x}"
+    spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
+    spark.conf.set(f"spark.sql.catalog.{catalog}.type", "hadoop")
+    spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", str(folder.parents[1]))
+    return f"{catalog}.{folder.parent.name}.{folder.name}"

@@ -23,6 +23,7 @@ from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs import CommitGate, GateEvent, Grant
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from tests.spark.formats import format_settings
 from tests.spark.sinks.cases import make_sink
 
 SHORT_LIVED_JVM: dict[str, Any] = {
@@ -55,18 +56,17 @@ def record_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent],
 
 
 def paimon_dies_once_published(batch: int) -> None:
-    """Die before pypaimon, and then the gate, learns that its snapshot was written."""
-    from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
+    """Die when the snapshot is there, before the sink knows it and before the hint names it."""
+    store: Any = importlib.import_module("lakewarden.spark_jobs.sinks.paimon.snapshot_store").LinkedSnapshots
+    put = store.put_if_absent
 
-    publish = RenamingSnapshotCommit.commit
-
-    def publish_and_die(self: Any, base: Any, snapshot: Any, statistics: Any) -> bool:
-        published = bool(publish(self, base, snapshot, statistics))
-        if published and snapshot.commit_identifier == batch:
+    def put_and_die(self: Any, name: str, body: bytes) -> Any:
+        answer = put(self, name, body)
+        if json.loads(body)["commitIdentifier"] == batch:
             die()
-        return published
+        return answer
 
-    RenamingSnapshotCommit.commit = publish_and_die
+    store.put_if_absent = put_and_die
 
 
 def parquet_dies_once_published(sink: Any, batch: int) -> None:
@@ -186,8 +186,8 @@ def main() -> None:
     )
 
     hudi = options.sink == "hudi"
-    memory = "1g" if hudi else "512m"
-    spark = spark_session("mortal", master="local[2,4]", memory=memory, hudi=hudi, **SHORT_LIVED_JVM)
+    memory, settings = ("1g", SHORT_LIVED_JVM | format_settings()) if hudi else ("512m", SHORT_LIVED_JVM)
+    spark = spark_session("mortal", master="local[2,4]", memory=memory, hudi=hudi, **settings)
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)

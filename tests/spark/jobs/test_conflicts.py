@@ -113,7 +113,7 @@ def test_a_field_without_a_column_type_is_an_error_at_the_start() -> None:
         struct_of(Stranger)
 
 
-async def _produce(server: KafkaServer, topic: str, *values: bytes, create: bool = False) -> None:
+async def produce(server: KafkaServer, topic: str, *values: bytes, create: bool = False) -> None:
     if create:
         admin = AIOKafkaAdminClient(bootstrap_servers=server.bootstrap_servers)
         await admin.start()
@@ -133,10 +133,10 @@ def test_the_query_resumes_from_its_checkpoint(kafka: KafkaServer, topic_prefix:
     command += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
     command += ["--output", str(tmp_path / "out"), "--checkpoint", str(tmp_path / "checkpoint")]
 
-    asyncio.run(_produce(kafka, topic, encode(conflict(1)), b"garbage", create=True))
+    asyncio.run(produce(kafka, topic, encode(conflict(1)), b"garbage", create=True))
     subprocess.run(command, check=True, capture_output=True, timeout=400)
     first = _read(tmp_path / "out")
-    asyncio.run(_produce(kafka, topic, encode(conflict(2))))
+    asyncio.run(produce(kafka, topic, encode(conflict(2))))
     subprocess.run(command, check=True, capture_output=True, timeout=400)
     second = _read(tmp_path / "out")
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
-from lakewarden.spark_jobs.jobs.demo_writer import catalog_options
+from lakewarden.spark_jobs.jobs.demo_formats import catalog_options
 from tests.spark.conftest import MakeTable, rows_of
 from tests.spark.fake_agent import aborted, grant_everything, wait_until
 from tests.spark.harness import Harness

@@ -17,12 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import DeltaSink, Grant, HudiSink, PaimonSink, Sink
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs import DeltaSink, Grant, HudiSink, IcebergSink, PaimonSink, Sink
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
+from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
+from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
+from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema, read_base
-from tests.spark.conftest import HAS_HUDI, MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.formats import HAS_DELTA
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, iceberg_name
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
@@ -54,25 +58,42 @@ HUDI_OPTIONS = {
     "hoodie.write.lock.filesystem.expire": "1",  # of a driver that was killed
 }
 
+DEAD_AFTER_TEN_SECONDS = {
+    "hoodie.client.heartbeat.interval_in_ms": "1000",
+    "hoodie.client.heartbeat.tolerable.misses": "10",
+}
+"""For the single writer of a table, whose drivers are killed: Hudi takes a dead one for alive for two minutes."""
+
 
 def make_sink(name: str, table: str) -> Sink:
     """Return the sink of this name for a table that exists, or for a folder."""
     if name == "hudi":
-        return HudiSink(table, keys=["flight"], partition_by=["month", "day"], options=HUDI_OPTIONS)
+        options = HUDI_OPTIONS | DEAD_AFTER_TEN_SECONDS
+        return HudiSink(table, keys=["flight"], partition_by=["month", "day"], options=options)
     if name == "parquet":
         sink: Sink = example("parquet_sink").ParquetSink(table)
         return sink
-    if name.startswith("delta"):
-        return (
-            DeltaSink(table, mode="upsert", keys=["flight"]) if name == "delta-upsert" else DeltaSink(table)
-        )
-    return PaimonSink(table, mode="upsert", keys=["flight"]) if name == "paimon-upsert" else PaimonSink(table)
+    table_format, _, named = name.partition("-")
+    mode: Any = named
+    keys = ["flight"] if mode == "upsert" else []
+    if mode == "merge":  # an upsert by primary key
+        return PaimonSink(table, mode="upsert")
+    if table_format == "delta":
+        return DeltaSink(table, mode=mode, keys=keys)
+    if table_format == "iceberg":
+        return IcebergSink(iceberg_name(SparkSession.active(), Path(table)), mode=mode, keys=keys)
+    return PaimonSink(table, mode=mode, keys=keys)
 
 
 class SinkCase(Protocol):
     """One sink on an empty table of its own."""
 
     sink: Sink
+
+    @property
+    def replaces(self) -> bool:
+        """Whether each batch replaces the rows of the batches before, as all of them are in one partition."""
+        ...
 
     def flights(self) -> list[int]:
         """Return the key of every committed row, sorted."""
@@ -100,6 +121,8 @@ class SinkCase(Protocol):
 
 
 class PaimonCase:
+    replaces = False
+
     def __init__(self, name: str, table: str) -> None:
         self._table = table
         self.sink = make_sink(name, table)
@@ -145,24 +168,22 @@ class PaimonCase:
         monkeypatch.setattr(FileStoreCommit, "_try_commit_once", acting)
 
     def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
-        from pypaimon.common.options.core_options import CoreOptions
-        from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
-
-        monkeypatch.setattr(
-            CoreOptions, "commit_max_retries", lambda _self: 0
-        )  # pypaimon would retry it itself
-        publish = RenamingSnapshotCommit.commit
+        publish = FencedCommit.commit
 
         def failing(*args: Any) -> bool:
-            monkeypatch.setattr(RenamingSnapshotCommit, "commit", publish)
+            monkeypatch.setattr(FencedCommit, "commit", publish)
+            fenced = args[0]
             if durable:
                 publish(*args)
-            raise OSError("connection reset")
+            fenced.unanswered = True
+            raise CommitRefused(OSError("connection reset"))
 
-        monkeypatch.setattr(RenamingSnapshotCommit, "commit", failing)
+        monkeypatch.setattr(FencedCommit, "commit", failing)
 
 
 class ParquetCase:
+    replaces = False
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.sink: Any = make_sink("parquet", str(folder))
@@ -213,6 +234,8 @@ class ParquetCase:
 
 
 class HudiCase:
+    replaces = False
+
     def __init__(self, folder: Path, spark: SparkSession | None) -> None:
         self._folder = folder
         self._spark = spark
@@ -304,6 +327,7 @@ class DeltaCase:
 
     def __init__(self, name: str, table: Path) -> None:
         self._table = table
+        self.replaces = name.endswith("overwrite")
         fields = [
             {"name": name, "type": kind, "nullable": True, "metadata": {}}
             for name, kind in (("month", "integer"), ("day", "integer"), ("flight", "long"))
@@ -394,18 +418,85 @@ class DeltaCase:
         ]
 
 
+class IcebergCase:
+    def __init__(self, name: str, folder: Path, spark: SparkSession) -> None:
+        self._spark = spark
+        self._folder = folder
+        self.replaces = name.endswith("overwrite")
+        self._name = iceberg_name(self._spark, folder)
+        self._spark.sql(f"CREATE TABLE {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day)")
+        self.sink = make_sink(name, str(folder))
+
+    def flights(self) -> list[int]:
+        self._spark.sql(f"REFRESH TABLE {self._name}")
+        return sorted(row.flight for row in self._spark.table(self._name).collect())
+
+    def commits(self) -> list[tuple[str, int, str]]:
+        summaries = [snapshot.summary() for snapshot in ancestors(load(self._spark, self._name))]
+        return [(one.get(WRITER), int(one.get(BATCH)), one.get(TRANSACTION)) for one in reversed(summaries)]
+
+    def orphans(self) -> set[str]:
+        """Metadata counts, too."""
+        committed = {
+            f"{file}" for kind in ("data", "delete") for file in self._paths(f"all_{kind}_files", "file_path")
+        }
+        committed |= self._paths("all_manifests", "path") | self._paths("snapshots", "manifest_list")
+        files = {str(path) for path in self._folder.rglob("*") if path.suffix in {".parquet", ".avro"}}
+        return files - committed
+
+    def _paths(self, metadata: str, column: str) -> set[str]:
+        rows = self._spark.sql(f"SELECT DISTINCT {column} FROM {self._name}.{metadata}").collect()  # noqa: S608
+        return {row[0].removeprefix("file:") for row in rows}
+
+    def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
+        rows = batch_of(self._spark, flight).writeTo(self._name)
+        if writer is not None:
+            rows = rows.option(f"snapshot-property.{WRITER}", writer)
+            rows = rows.option(f"snapshot-property.{BATCH}", str(batch_id))
+        rows.append()
+
+    def before_the_last_check(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+        commit = CheckedOperations.commit
+
+        def acting(*args: Any) -> None:
+            monkeypatch.setattr(CheckedOperations, "commit", commit)
+            action()
+            commit(*args)
+
+        monkeypatch.setattr(CheckedOperations, "commit", acting)
+
+    def fail_the_publish(self, monkeypatch: pytest.MonkeyPatch, *, durable: bool) -> None:
+        swap = CheckedOperations._swap
+
+        def failing(*args: Any) -> None:
+            monkeypatch.setattr(CheckedOperations, "_swap", swap)
+            if durable:
+                swap(*args)
+            raise OSError("connection reset")
+
+        monkeypatch.setattr(CheckedOperations, "_swap", failing)
+
+
 SINKS = [
     "paimon-append",
     "paimon-upsert",
+    "paimon-merge",
     "parquet",
-    *(["delta-append", "delta-upsert"] if HAS_DELTA else []),
+    *(["delta-append", "delta-upsert", "delta-overwrite"] if HAS_DELTA else []),
 ]
 
 if HAS_HUDI:
     SINKS.append("hudi")
+if HAS_ICEBERG:
+    SINKS += ["iceberg-append", "iceberg-upsert", "iceberg-overwrite"]
+
+IN_THE_MATRIX = {"delta-append", "delta-overwrite", "iceberg-append", "iceberg-overwrite"}
+"""Upserts by the same sinks go through the same steps, and are in every run."""
 
 
-@pytest.fixture(params=SINKS)
+@pytest.fixture(
+    params=[pytest.param(sink, marks=[pytest.mark.matrix] * (sink in IN_THE_MATRIX)) for sink in SINKS]
+)
 def case(
     request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path, spark: SparkSession
 ) -> SinkCase:
@@ -421,4 +512,10 @@ def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSessio
         return ParquetCase(folder / "parquet")
     if name.startswith("delta"):
         return DeltaCase(name, folder / "delta")
+    if name.startswith("iceberg"):
+        assert spark is not None, "Spark reads the table"
+        return IcebergCase(name, folder / "warehouse" / "test" / "flights", spark)
+    if name == "paimon-merge":
+        keyed = pa.schema([field.with_nullable(False) for field in SCHEMA])  # noqa: FBT003 - pyarrow's
+        return PaimonCase(name, make_table(schema=keyed, primary_keys=tuple(SCHEMA.names), bucket="1"))
     return PaimonCase(name, make_table(schema=SCHEMA))

@@ -1,0 +1,60 @@
+"""The phases of an attempt with their colours, for the demo's picture and for the timelines of `lakewarden web`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lakewarden.agent.demo.trace import Attempt, Outcome
+
+WAITING = "#d5dae0"
+COMMITTING = "#1b5e3b"
+FAILED = "#6d28d9"
+COMPUTING = {
+    Outcome.COMMITTED: "#3fa66b",
+    Outcome.CONFLICT: "#e0524d",
+    Outcome.ABORTED: "#e8963e",
+    Outcome.FAILED: FAILED,
+    Outcome.SKIPPED: "#b8a9d9",
+    Outcome.RUNNING: "#5b8def",
+}
+NAMES = {
+    Outcome.COMMITTED: "computing, then committed",
+    Outcome.CONFLICT: "computing, then aborted by a conflict",
+    Outcome.ABORTED: "computing, then aborted otherwise",
+    Outcome.FAILED: "computing, then failed",
+    Outcome.SKIPPED: "skipped: already committed",
+    Outcome.RUNNING: "still running",
+}
+
+WAITING_LABEL = "waiting for admission or grant"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One phase of an attempt."""
+
+    begin: float
+    end: float
+    colour: str
+    label: str
+
+
+def segments(attempt: Attempt, last: float) -> Iterator[Segment]:
+    """The phases of an attempt: queued, computing, waiting for the grant, committing. A running attempt ends at `last`."""
+    end = attempt.ended or last
+    admitted = min(attempt.at("admitted") or attempt.started, end)
+    requested = attempt.at("requested")
+    granted = attempt.at("granted")
+    computed = min(end, requested or end)
+    if admitted > attempt.started:
+        yield Segment(attempt.started, admitted, WAITING, WAITING_LABEL)
+    if computed > admitted:
+        yield Segment(admitted, computed, COMPUTING[attempt.outcome], NAMES[attempt.outcome])
+    if requested is not None and (ungranted := min(end, granted or end)) > requested:
+        colour, label = WAITING, WAITING_LABEL
+        if granted is None and attempt.outcome is Outcome.COMMITTED:
+            colour, label = COMMITTING, "committing"  # without an agent there is no grant
+        yield Segment(requested, ungranted, colour, label)
+    if granted is not None and end > granted:
+        yield Segment(granted, end, COMMITTING, "committing under the grant")

@@ -1,0 +1,165 @@
+"""Parquet, Delta Lake and Iceberg: conflicts are appended once, and the waste of a day is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from lakewarden.events import encode
+from lakewarden.spark_jobs.jobs.conflicts import conflicts
+from lakewarden.spark_jobs.jobs.table_formats import Format, read, replace_days, start_writing
+from lakewarden.spark_jobs.jobs.waste import sum_up, waste
+from tests.kafka_fixture import KafkaServer
+from tests.spark.formats import HAS_DELTA, HAS_ICEBERG, iceberg_name
+from tests.spark.jobs.test_conflicts import conflict, produce
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+HERE: list[Any] = [
+    "parquet",
+    *(
+        pytest.param(form, marks=pytest.mark.matrix)
+        for form, here in (("delta", HAS_DELTA), ("iceberg", HAS_ICEBERG))
+        if here
+    ),
+]
+"""Those that this PySpark can write."""
+HOUR = datetime(2026, 3, 1, 12)  # noqa: DTZ001 - Spark's Python rows have no zone
+
+
+def location(spark: SparkSession, form: Format, folder: Path) -> str:
+    return iceberg_name(spark, folder) if form == "iceberg" else str(folder)
+
+
+def records(spark: SparkSession, *values: bytes, day: str = "2026-03-01") -> DataFrame:
+    """Kafka's records as Spark's source has them."""
+    rows = [(value, 0, offset) for offset, value in enumerate(values)]
+    made = spark.createDataFrame(rows, "value binary, partition int, offset long")
+    return made.withColumn("timestamp", f.lit(f"{day} 12:31:00").cast("timestamp"))
+
+
+@pytest.mark.parametrize("form", HERE)
+def test_a_query_appends_each_conflict_once_in_its_days_partition(
+    form: Format, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A file stands for each time that Kafka has new records; the query is started again for the second."""
+    arrived, output = tmp_path / "arrived", location(spark, form, tmp_path / "ops" / "conflicts")
+    for number in (1, 2):
+        batch = records(spark, encode(conflict(number)), b"garbage", day=f"2026-03-0{number}")
+        batch.coalesce(1).write.mode("append").parquet(str(arrived))
+        stream = spark.readStream.schema(batch.schema).parquet(str(arrived))
+        start_writing(
+            conflicts(stream),
+            form,
+            name=f"{form}-{number}",
+            output=output,
+            checkpoint=str(tmp_path / "checkpoint"),
+            once=True,
+        ).awaitTermination()
+
+    found = read(spark, form, output)
+    assert sorted((str(row.day), str(row.victim)) for row in found.collect()) == [
+        ("2026-03-01", "None"),
+        ("2026-03-01", "t1"),
+        ("2026-03-02", "None"),
+        ("2026-03-02", "t2"),
+    ]
+    assert set(found.columns) == set(conflicts(records(spark)).columns)
+
+
+def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession) -> None:
+    """Two conflicts of the same pair, one of them about two partitions and three file groups; an undecodable record."""
+    first = conflict(1)
+    [entry] = first.conflicts
+    elsewhere = entry.model_copy(update={"partition": "month=2"})
+    second = conflict(2).model_copy(
+        update={"conflicts": (entry, entry.model_copy(update={"file_group": "a"}), elsewhere)}
+    )
+    other = conflict(3).model_copy(update={"winner_writer": "w", "conflicts": (), "victim_age_seconds": 4.0})
+
+    rows = waste(
+        conflicts(records(spark, encode(first), encode(second), b"garbage", encode(other)))
+    ).collect()
+
+    table, pair = "s3://lake/flights", ("departures:q1", "arrivals:q2")
+    assert sorted(tuple(row)[:-1] for row in rows) == [
+        (HOUR, table, "", "departures:q1", "w", 1, 4.0),
+        (HOUR, table, "month=1/day=3", *pair, 2, 2.25 + 1.125),
+        (HOUR, table, "month=2", *pair, 1, 1.125),
+    ]
+
+
+@pytest.mark.matrix
+def test_the_programs_write_iceberg_tables_of_a_catalog(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path
+) -> None:
+    """`make test-matrix` runs it with PySpark 4.0, which Iceberg was tried with."""
+    catalog = [
+        "spark.sql.catalog.ops=org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.ops.type=hadoop",
+        f"spark.sql.catalog.ops.warehouse={tmp_path}",
+    ]
+    common = [argument for each in catalog for argument in ("--conf", each)]
+    asyncio.run(produce(kafka, f"{topic_prefix}.conflicts", encode(conflict(1)), create=True))
+
+    _run(
+        *(
+            "conflicts_job",
+            "--once",
+            "--bootstrap-servers",
+            kafka.bootstrap_servers,
+            "--topic-prefix",
+            topic_prefix,
+        ),
+        *(
+            "--output",
+            "ops.lake.conflicts",
+            "--format",
+            "iceberg",
+            "--checkpoint",
+            str(tmp_path / "cp"),
+            *common,
+        ),
+    )
+    _run(
+        *("waste_job", "--input", "ops.lake.conflicts", "--input-format", "iceberg", "--days", "100000"),
+        *("--output", str(tmp_path / "waste"), *common),
+    )
+
+    [file] = (tmp_path / "waste").rglob("*.parquet")
+    [row] = pq.ParquetFile(file).read().to_pylist()
+    assert (row["table"], row["partition"], row["conflicts"]) == ("s3://lake/flights", "month=1/day=3", 1)
+
+
+def _run(program: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", f"lakewarden.spark_jobs.{program}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("form", HERE)
+def test_a_day_is_computed_again_and_the_other_days_stay(
+    form: Format, spark: SparkSession, tmp_path: Path
+) -> None:
+    given, output = (location(spark, form, tmp_path / "ops" / name) for name in ("conflicts", "waste"))
+    today = f.current_date()
+
+    def run(*events: bytes) -> dict[str, Any]:
+        replace_days(conflicts(records(spark, *events)).withColumn("day", today), form, given)
+        sum_up(spark, given=given, given_format=form, output=output, output_format=form, days=1)
+        return {str(row.day): row.conflicts for row in read(spark, form, output).collect()}
+
+    replace_days(waste(conflicts(records(spark, encode(conflict(1)), day="2026-02-01"))), form, output)
+    [day] = [str(row[0]) for row in spark.range(1).select(today).collect()]
+
+    assert run(encode(conflict(2))) == {"2026-02-01": 1, day: 1}
+    assert run(encode(conflict(2)), encode(conflict(3))) == {"2026-02-01": 1, day: 2}
