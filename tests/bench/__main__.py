@@ -37,6 +37,7 @@ from tests.bench import (
     load,
     lock_table,
     locks,
+    page,
     renewals,
     rolling,
     steps,
@@ -48,6 +49,9 @@ from tests.bench import (
 )
 from tests.bench.agent_process import AgentProcess
 from tests.bench.figures import over_runs
+from tests.bench.peers import compare, paimon_commits
+from tests.bench.peers.paimon_commits import Commits
+from tests.bench.peers.workload import Workload
 from tests.bench.store_proxy import StoreProxy
 from tests.servers.s3 import S3Server, running_s3_server
 
@@ -66,8 +70,10 @@ PARTS = (
     "stop",
     "stores",
     "watching",
+    "web",
     "locks",
 )
+PEERS = (*compare.WAYS, "paimon")
 REMOTE_DELAY_SECONDS = 0.015
 """Added to each request to the store: the latency of a store on another machine."""
 
@@ -103,8 +109,13 @@ class Size:
     watched_tables: int
     watched_seconds: float
     watched_trials: int
+    page_tables: int
+    page_transactions: int
+    page_updates: int
     aborts: int
     """Of each kind of batch. 0: the part is left out."""
+    peers: Sequence[Workload]
+    paimon: Commits
 
 
 FULL = Size(
@@ -134,7 +145,15 @@ FULL = Size(
     watched_tables=100,
     watched_seconds=20.0,
     watched_trials=30,
+    page_tables=1_000,
+    page_transactions=3_600,
+    page_updates=30,
     aborts=20,
+    peers=tuple(
+        Workload(writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
+        for writers, overlap in ((2, True), (2, False), (4, True))
+    ),
+    paimon=Commits(writers=4, commits=25, stopped_seconds=60.0),
 )
 QUICK = Size(
     trials=10,
@@ -163,7 +182,12 @@ QUICK = Size(
     watched_tables=3,
     watched_seconds=1.0,
     watched_trials=2,
+    page_tables=5,
+    page_transactions=40,
+    page_updates=1,
     aborts=0,
+    peers=(Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2),),
+    paimon=Commits(writers=2, commits=2, stopped_seconds=1.0),
 )
 
 
@@ -179,11 +203,23 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=PARTS, default=PARTS, help="the parts to measure; default: all"
     )
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=PEERS,
+        default=(),
+        metavar="FORMAT",
+        help=f"measure only these formats' own ways and the gate, side by side: {', '.join(PEERS)}",
+    )
     parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one for this run")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     report: dict[str, Any] = {"quick": options.quick, "machine": _machine()}
-    report |= _measure(QUICK if options.quick else FULL, options.only, options.bootstrap_servers)
+    size = QUICK if options.quick else FULL
+    if options.peers:
+        report |= _measure_peers(size, options.peers, options.bootstrap_servers)
+    else:
+        report |= _measure(size, options.only, options.bootstrap_servers)
     if "waste" in report:
         waste.draw(report["waste"], options.json.with_name("waste.png"))
     report["machine"]["load_after"] = _load()
@@ -257,8 +293,33 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
             report["stores"] = _measure_stores(size, folder)
         if "watching" in parts:
             report["watching"] = _measure_watching(size, servers, f"{prefix}-watching", folder)
+        if "web" in parts:
+            _progress(f"the page of {size.page_tables:,} tables, and {size.page_transactions:,} transactions")
+            report["web"] = page.measure(
+                servers,
+                f"{prefix}-web",
+                folder / "web",
+                tables=size.page_tables,
+                transactions=size.page_transactions,
+                updates=size.page_updates,
+            )
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)
+    return report
+
+
+def _measure_peers(size: Size, formats: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
+        _kafka(name, bootstrap_servers) as servers,
+    ):
+        folder = Path(name)
+        if tables := [each for each in formats if each != "paimon"]:
+            report["peers"] = compare.measure(tables, size.peers, servers, folder)
+        if "paimon" in formats:
+            with running_s3_server() as server, _environment(server.environment):
+                report["paimon"] = paimon_commits.measure(size.paimon, server, servers, folder)
     return report
 
 
@@ -425,6 +486,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield from rolling.rows(report["rolling"])
     if "watching" in report:
         yield from watching.rows(report["watching"])
+    if "web" in report:
+        yield from page.rows(report["web"])
     if "check" in report:
         yield from _check_rows(report["check"])
     if "steps" in report:
@@ -504,6 +567,12 @@ def _print(report: dict[str, Any]) -> None:
         _print_table(list(waste.admission_rows(report["waste"])))
     if "stop" in report:
         _print_table(list(stopping.rows(report["stop"])))
+    if "peers" in report:
+        _print_table(list(compare.rows(report["peers"])))
+        print(compare.FOOTNOTE)
+    if "paimon" in report:
+        _print_table(list(paimon_commits.rows(report["paimon"])))
+        print(paimon_commits.FOOTNOTE)
     if "stores" in report:
         _print_table(list(stores.rows(report["stores"])))
     if "locks" in report:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -81,7 +82,7 @@ class _Forwarder:
         relaying = asyncio.create_task(_relay(answers, writer))
         try:
             while True:
-                request = await _receive(reader)
+                request = await _receive(reader, writer)
                 self.requests[request.partition(b" ")[0].decode()] += 1
                 await asyncio.sleep(self._delay)
                 server.write(request)
@@ -94,8 +95,12 @@ class _Forwarder:
             writer.close()
 
 
-async def _receive(reader: asyncio.StreamReader) -> bytes:
+async def _receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Read one request. A client that asks before it sends its body is answered here: it would wait a second for the server."""
     head = await reader.readuntil(b"\r\n\r\n")
+    if (asked := re.search(rb"\r\nexpect: 100-continue(?=\r\n)", head, re.IGNORECASE)) is not None:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        head = head.replace(asked.group(), b"")
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return head + await reader.readexactly(int(lengths[0].partition(b":")[2]) if lengths else 0)
 

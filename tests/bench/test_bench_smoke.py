@@ -83,6 +83,10 @@ def test_the_benchmark_runs_and_reports_every_figure(
     _check_locks(report["locks"])
     assert report["watching"]["marker_to_abort_ms"]["count"] == 2
     assert report["watching"]["active"]["requests_per_second"] > 0
+    for form in ("delta", "paimon", "iceberg"):
+        assert report["watching"]["commits"][form]["commit"]["delay_ms"]["count"] == 3
+    assert report["web"]["first"]["ms"]["count"] > 0
+    assert report["web"]["hour"]["records"] == 38 * 8 + 2 * 7 + 2  # committed, aborted, the last one open
     assert "8 contenders" in done.stdout
     assert _started_with(tmp_path) == []
 

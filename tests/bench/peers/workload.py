@@ -1,0 +1,106 @@
+"""The batches of the writers, and the rows that the table must have at the end.
+
+The table has `days` partitions. Every batch updates rows that exist and inserts new ones, half and half, in the days of its
+writer. With `overlap` all writers have the same days, and so the same files; otherwise each has days of its own. No two writers
+update the same row, so the rows at the end don't depend on the order of the commits, and a lost commit shows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA = "day int, id long, writer int, batch int, value double"
+ARROW = pa.schema(
+    [
+        ("day", pa.int32()),
+        ("id", pa.int64()),
+        ("writer", pa.int32()),
+        ("batch", pa.int32()),
+        ("value", pa.float64()),
+    ]
+)
+FIRST_ROWS = "first.parquet"
+AT_THE_START = -1
+"""Writer and batch of the rows that the table begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The sizes of one run."""
+
+    writers: int
+    overlap: bool
+    batches: int
+    rows_per_day: int
+    """That the table begins with."""
+    rows_per_batch: int
+    days_per_batch: int
+
+    @property
+    def days(self) -> int:
+        """Number of partitions of the table."""
+        return self.days_per_batch * (1 if self.overlap else self.writers)
+
+    def first_rows(self) -> pa.Table:
+        """Return the rows that the table begins with."""
+        ids = range(self.days * self.rows_per_day)
+        return _table((number % self.days, number, AT_THE_START, AT_THE_START) for number in ids)
+
+    def batch(self, writer: int, number: int) -> pa.Table:
+        """Return the rows of one batch. Those that it updates are the same in each batch of the writer."""
+        days = self._days_of(writer)
+        updated = (self._updated_id(days[each % len(days)], each, writer) for each in self._halves())
+        inserted = (self._inserted_id(writer, number, each) for each in self._halves())
+        rows = [(identity % self.days, identity) for identity in updated]
+        rows += [(days[each % len(days)], identity) for each, identity in enumerate(inserted)]
+        return _table((day, identity, writer, number) for day, identity in rows)
+
+    def expected(self) -> Counter[tuple[int, int]]:
+        """Return the number of rows by writer and batch that wrote them last."""
+        half = self.rows_per_batch // 2
+        counts = Counter({(w, b): half for w in range(self.writers) for b in range(self.batches)})
+        for writer in range(self.writers):
+            counts[writer, self.batches - 1] += half
+        counts[AT_THE_START, AT_THE_START] = self.days * self.rows_per_day - self.writers * half
+        return counts
+
+    def write_files(self, folder: Path) -> None:
+        """Write the first rows, and a file for each batch, `folder/<writer>/<batch>.parquet`, modified in the batches' order."""
+        folder.mkdir(parents=True)
+        pq.write_table(self.first_rows(), folder / FIRST_ROWS)
+        for writer in range(self.writers):
+            (folder / str(writer)).mkdir(parents=True)
+            for number in range(self.batches):
+                file = folder / str(writer) / f"{number:04}.parquet"
+                pq.write_table(self.batch(writer, number), file)
+                os.utime(file, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def _halves(self) -> range:
+        return range(self.rows_per_batch // 2)
+
+    def _days_of(self, writer: int) -> list[int]:
+        first = 0 if self.overlap else writer * self.days_per_batch
+        return list(range(first, first + self.days_per_batch))
+
+    def _updated_id(self, day: int, number: int, writer: int) -> int:
+        """The rows of a day are `day`, `day + days`, `day + 2 × days` and so on. The writers take turns in them."""
+        turn = number // self.days_per_batch * self.writers + writer
+        return day + turn * self.days
+
+    def _inserted_id(self, writer: int, number: int, each: int) -> int:
+        before = (writer * self.batches + number) * (self.rows_per_batch // 2)
+        return self.days * self.rows_per_day + before + each
+
+
+def _table(rows: Iterator[tuple[int, int, int, int]]) -> pa.Table:
+    columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
+    day, identity, writer, batch = columns
+    return pa.table([day, identity, writer, batch, [float(each) for each in identity]], schema=ARROW)

@@ -1,0 +1,59 @@
+"""The workload of `make bench PEERS=…`: the order of the commits must not matter, and every lost batch must show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+from typing import Any
+
+import pytest
+
+from tests.bench.peers.workload import Workload
+
+
+def workload(*, writers: int = 2, overlap: bool = True) -> Workload:
+    return Workload(writers, overlap, batches=2, rows_per_day=12, rows_per_batch=8, days_per_batch=2)
+
+
+def committed(sizes: Workload, order: list[tuple[int, int]]) -> dict[int, dict[str, Any]]:
+    """The rows of the table by id, after these batches."""
+    rows = {row["id"]: row for row in sizes.first_rows().to_pylist()}
+    for writer, number in order:
+        for row in sizes.batch(writer, number).to_pylist():
+            assert rows.get(row["id"], row)["day"] == row["day"], "an update leaves a row in its partition"
+            rows[row["id"]] = row
+    return rows
+
+
+def counted(rows: dict[int, dict[str, Any]]) -> Counter[tuple[int, int]]:
+    return Counter((row["writer"], row["batch"]) for row in rows.values())
+
+
+ALL = [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_any_order_of_the_writers_gives_the_expected_rows(overlap: bool) -> None:
+    sizes = workload(overlap=overlap)
+    orders = [order for order in permutations(ALL) if order.index((0, 0)) < order.index((0, 1))]
+    orders = [order for order in orders if order.index((1, 0)) < order.index((1, 1))]
+
+    assert len(orders) == 6
+    for order in orders:
+        assert counted(committed(sizes, list(order))) == sizes.expected()
+
+
+@pytest.mark.parametrize("lost", ALL)
+def test_a_lost_batch_shows(lost: tuple[int, int]) -> None:
+    sizes = workload()
+
+    assert counted(committed(sizes, [batch for batch in ALL if batch != lost])) != sizes.expected()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_writers_share_partitions_only_with_overlap(overlap: bool) -> None:
+    sizes = workload(overlap=overlap)
+    first, second = (set(sizes.batch(writer, 0).column("day").to_pylist()) for writer in (0, 1))
+
+    assert len(first) == len(second) == sizes.days_per_batch
+    assert bool(first & second) == overlap
