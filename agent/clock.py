@@ -23,7 +23,12 @@ def monotonic() -> float:
 
 def moment() -> Moment:
     """The current time with a new owner id and a jitter, as the lock's state machine expects them."""
-    return Moment(monotonic(), time.time_ns() // 1_000_000, str(uuid.uuid4()), random.random())
+    return Moment(monotonic(), wall_ms(), str(uuid.uuid4()), random.random())
+
+
+def wall_ms() -> int:
+    """Wall-clock time in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 def utc_now() -> datetime:

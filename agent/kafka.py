@@ -38,19 +38,12 @@ from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
 from lakewarden.events.access import OAUTH, TokenError, read_password_again
+from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
 """Of one batch of the producer. A larger record has a batch of its own, so that a refusal of the batch concerns it alone."""
 FETCH_BYTES = 4 * 1024 * 1024
 """Of one partition in one fetch: about 400 events with 100 markers each, so that round trips don't limit a replay."""
-_AGENT_RIGHTS = {
-    "writers": "read",
-    "decisions": "read and write",
-    "ledger": "read and write",
-    "conflicts": "write",
-    "audit": "read and write",
-    "dead-letters": "write",
-}
 _TOPIC_EXISTS = 36
 _FORBIDDEN = (TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno)
 STOP_TIMEOUT_SECONDS = 1.0
@@ -232,8 +225,8 @@ def missing_right(problem: BaseException | None, settings: KafkaSettings) -> str
 
 def _rights(settings: KafkaSettings, names: str) -> str:
     found = {
-        right
-        for name, right in _AGENT_RIGHTS.items()
+        " and ".join(rights)
+        for name, rights in AGENT_RIGHTS.items()
         if f"{settings.topic_prefix}.{name}" in names.split(", ")
     }
     return found.pop() if len(found) == 1 else "read and write"
@@ -309,27 +302,8 @@ async def ensure_topics(
     await start_client(admin, settings)
     try:
         present = set(await admin.list_topics())
-        missing = {each.name for each in topics.settings() if each.name not in present}
-        if missing:
-            replicas = await default_replicas(admin) if replication == -1 else replication
-            existing = (
-                await _partition_count(admin, topics.writers) if topics.writers in present else partitions
-            )
-            await _await_controller(admin)
-            response = await admin.create_topics(
-                [
-                    NewTopic(
-                        each.name,
-                        min(each.partitions, existing) if each.partitions == 1 else existing,
-                        replication,
-                        replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
-                        topic_configs=each.config,
-                    )
-                    for each in topics.settings(partitions, replicas)
-                    if each.name in missing
-                ]
-            )
-            for name, code, *rest in response.topic_errors:
+        if any(each.name not in present for each in topics.settings()):
+            for name, code, *rest in await create_topics(admin, topics, present, partitions, replication):
                 if code in _FORBIDDEN:
                     raise for_code(code)(name)
                 if code == _TOPIC_EXISTS:
@@ -350,13 +324,43 @@ async def ensure_topics(
     return counts[topics.writers]
 
 
+async def create_topics(
+    admin: AIOKafkaAdminClient,
+    topics: Topics,
+    present: Collection[str],
+    partitions: int,
+    replication: int,
+    *,
+    validate_only: bool = False,
+) -> list[Any]:
+    """Create the topics that aren't `present`. Return Kafka's answer for each: name, error code (0: success), text.
+
+    `replication` -1: the brokers' default. `validate_only`: Kafka answers whether it would, and creates none.
+    """
+    replicas = await default_replicas(admin) if replication == -1 else replication
+    existing = await _partition_count(admin, topics.writers) if topics.writers in present else partitions
+    await _await_controller(admin)
+    response = await admin.create_topics(
+        [
+            NewTopic(
+                each.name,
+                min(each.partitions, existing) if each.partitions == 1 else existing,
+                replication,
+                replica_assignments={} if replication == -1 else None,  # else aiokafka refuses -1
+                topic_configs=each.config,
+            )
+            for each in topics.settings(partitions, replicas)
+            if each.name not in present
+        ],
+        validate_only=validate_only,
+    )
+    return list(response.topic_errors)
+
+
 def require_equal_counts(counts: Mapping[str, int]) -> None:
     """Raise `SettingsError` unless these topics have the same number of partitions."""
-    if len(set(counts.values())) != 1:
-        found = ", ".join(f"{name} has {count}" for name, count in counts.items())
-        raise SettingsError(
-            f"the topics must have the same number of partitions: {found}; add partitions to the smaller ones"
-        )
+    if (why := unequal_counts(counts)) is not None:
+        raise SettingsError(why)
 
 
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartition]:
@@ -367,8 +371,8 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
         if topic not in await admin.list_topics():
             raise AgentError(
                 f"there is no topic {topic} at {settings.bootstrap_servers}; start an agent there first, "
-                "set its prefix ($LAKEWARDEN_TOPIC_PREFIX), or grant this user read on it: Kafka hides topics from users "
-                "without a right"
+                "set its prefix ($LAKEWARDEN_TOPIC_PREFIX), or grant this user read or describe on it: Kafka hides topics from "
+                "users without a right"
             )
         return [TopicPartition(topic, number) for number in range(await _partition_count(admin, topic))]
     finally:
@@ -399,7 +403,7 @@ async def _partition_count(admin: AIOKafkaAdminClient, topic: str) -> int:
 
 
 async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[dict[str, Any]]:
-    """What Kafka tells of each partition, once it knows the topic."""
+    """What Kafka answers about each partition, once it knows the topic."""
     with anyio.fail_after(START_TIMEOUT_SECONDS):
         while True:
             found = [each for each in await admin.describe_topics([topic]) if each["topic"] == topic]
@@ -440,6 +444,19 @@ async def end_offsets(
         return dict(await client.end_offsets(list(partitions)))
     finally:
         await stop_client(client)
+
+
+async def offsets_at(
+    settings: KafkaSettings, partitions: Collection[TopicPartition], since_ms: int
+) -> dict[TopicPartition, int | None]:
+    """The first record of each of these partitions that is not older than `since_ms`. A partition without one is left out."""
+    client = reader(settings)
+    await start_client(client, settings)
+    try:
+        found = await client.offsets_for_times(dict.fromkeys(partitions, since_ms))
+    finally:
+        await stop_client(client)
+    return {partition: at.offset for partition, at in found.items() if at is not None}
 
 
 async def read_to_end(

@@ -22,6 +22,7 @@ import anyio
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
+from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import PublishFailedError
 
 MAX_WAITING = 20_000
@@ -44,11 +45,20 @@ class Outgoing:
 class Publisher:
     """The queue in front of the producer, whose batches have at most `batch_bytes`."""
 
-    def __init__(self, producer: AIOKafkaProducer, *, batch_bytes: int) -> None:
+    def __init__(
+        self,
+        producer: AIOKafkaProducer,
+        *,
+        batch_bytes: int,
+        on_queued: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`on_queued` is called with the topic of each record."""
         self._producer = producer
+        self._on_queued = on_queued
         self._batch_bytes = batch_bytes
-        self._waiting: deque[Outgoing] = deque()
-        self._unacknowledged: set[asyncio.Future[Any]] = set()
+        self._waiting: deque[tuple[Outgoing, float]] = deque()
+        self._unacknowledged: dict[asyncio.Future[Any], float] = {}
+        """In the order of the queue, each with the time at which it was queued. So have those that wait."""
         self._queued = 0
         self._sent = 0
         self._wake = anyio.Event()
@@ -58,20 +68,33 @@ class Publisher:
 
     def put(self, record: Outgoing) -> None:
         """Queue a record without waiting."""
-        self._waiting.append(record)
+        self._waiting.append((record, monotonic()))
         self._queued += 1
+        self._on_queued(record.topic)
         self._wake.set()
 
     @property
     def full(self) -> bool:
         """Whether the caller should pause until more records are acknowledged."""
-        return len(self._waiting) + len(self._unacknowledged) > MAX_WAITING
+        return self.unacknowledged > MAX_WAITING
+
+    @property
+    def unacknowledged(self) -> int:
+        """Records that are queued, and that Kafka has not acknowledged."""
+        return len(self._waiting) + len(self._unacknowledged)
+
+    @property
+    def oldest_queued_at(self) -> float | None:
+        """When the oldest of these was queued, in monotonic seconds. None: there is none."""
+        if self._unacknowledged:
+            return next(iter(self._unacknowledged.values()))
+        return self._waiting[0][1] if self._waiting else None
 
     async def run(self) -> None:
         """Pass records to the producer until cancelled, or until Kafka rejects one."""
         while self._failed is None:
             if self._waiting:
-                await self._send(self._waiting.popleft())
+                await self._send(*self._waiting[0])
             else:
                 self._wake = anyio.Event()
                 await self._wake.wait()
@@ -105,7 +128,7 @@ class Publisher:
         self._progress.set()
         self._progress = anyio.Event()
 
-    async def _send(self, record: Outgoing) -> None:
+    async def _send(self, record: Outgoing, queued_at: float) -> None:
         try:
             future = await self._producer.send(
                 record.topic, value=record.value, key=record.key, partition=record.partition
@@ -114,12 +137,13 @@ class Publisher:
             self._report_too_large(record, error)
             self._fail(error)
             return
-        self._unacknowledged.add(future)
+        self._waiting.popleft()
+        self._unacknowledged[future] = queued_at
         self._sent += 1
         self._notify_progress()
 
         def acknowledged(done: asyncio.Future[Any]) -> None:
-            self._unacknowledged.discard(done)
+            self._unacknowledged.pop(done, None)
             if done.cancelled():
                 self._fail(RuntimeError("the producer was closed"))
             elif (error := done.exception()) is not None:

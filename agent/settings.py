@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -27,7 +27,14 @@ from pydantic_settings import (
 
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.variables import CONFIG_VARIABLE, ENV_PREFIX, refuse_unknown_variables, unknown_keys
-from lakewarden.events import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, canonical_scheme, canonical_table
+from lakewarden.events import (
+    DEFAULT_PARTITIONS,
+    DEFAULT_PREFIX,
+    Topics,
+    canonical_scheme,
+    canonical_table,
+    is_glob,
+)
 from lakewarden.events.access import Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
@@ -42,6 +49,7 @@ _config_file: ContextVar[Path | None] = ContextVar("the settings file that is be
 
 _CLOUDS = ("gs", "az", "abfs")
 _SCHEMES = ("file", "s3", *_CLOUDS, "memory")
+OFF = "off"
 _PLACED = "=>"
 """Separates the glob and the place of an entry of `lock_places`."""
 
@@ -355,13 +363,14 @@ class Settings(KafkaSettings):
 
     watch: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="Hudi tables for `lakewarden watch`: URIs, or globs with a wildcard in the last segment, comma-separated",
+        description="tables for `lakewarden watch`: URIs, or globs with a wildcard in the last segment, comma-separated",
     )
     watch_seconds: Seconds = Field(
-        default=1.0, description="time between two looks of a watcher at a table with pending instants"
+        default=1.0,
+        description="time between two looks of a watcher at a table with pending instants, or with a commit in the last minute",
     )
     watch_idle_seconds: Seconds = Field(
-        default=5.0, description="time between two looks of a watcher at a table without pending instants"
+        default=5.0, description="time between two looks of a watcher at another table"
     )
     watch_grace_seconds: float = Field(
         default=2.0,
@@ -374,6 +383,45 @@ class Settings(KafkaSettings):
         default=10.0, description="timeout of one listing or read of a watcher"
     )
 
+    http_listen: str = Field(
+        default="127.0.0.1:8437",
+        description="where the agent answers `/livez`, `/readyz`, `/metrics`: host:port; :port: on all addresses; off: nowhere",
+    )
+    metrics_tables: int = Field(
+        default=100,
+        ge=0,
+        le=100_000,
+        description="how many tables `/metrics` names, the first ones that something is counted of; the others are `other`",
+    )
+    ready_seconds: Seconds = Field(
+        default=10.0,
+        description="an agent is not ready if it is further behind the log than this, or if Kafka has not acknowledged a record "
+        "for this long",
+    )
+    web_listen: str = Field(
+        default="127.0.0.1:8438",
+        description="where `lakewarden web` listens, as host:port; :port: on all addresses",
+    )
+    web_base_path: str = Field(
+        default="",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="path below which a proxy serves `lakewarden web`, such as /lakewarden",
+    )
+    web_allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        default=(),
+        description="names under which browsers reach `lakewarden web`, as in the Host header, comma-separated; beside "
+        "localhost and the loopback addresses",
+    )
+    web_hours: int = Field(
+        default=6, ge=1, le=720, description="hours of conflicts and timelines that `lakewarden web` keeps"
+    )
+    web_memory_mb: int = Field(
+        default=500,
+        ge=1,
+        description="memory of `lakewarden web` for what open transactions touch, in MB of 1,000,000 bytes (estimated); above it "
+        "the page doesn't know who waits for whom in the largest table",
+    )
+
     shutdown_seconds: Seconds = Field(default=10.0, description="time limit of an orderly shutdown")
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto", description="log format; auto: text on a terminal, else JSON"
@@ -382,7 +430,7 @@ class Settings(KafkaSettings):
         default="info", description="lowest level that is logged"
     )
 
-    @field_validator("allow", "lock_places", "watch", mode="before")
+    @field_validator("allow", "lock_places", "watch", "web_allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return (
@@ -422,6 +470,19 @@ class Settings(KafkaSettings):
             raise ValueError(
                 f"{value!r} is not a URL; use https://host[:port], or http://host[:port] for an unencrypted connection"
             )
+        return value
+
+    @field_validator("http_listen", "web_listen")
+    @classmethod
+    def _address(cls, value: str, info: ValidationInfo) -> str:
+        if value == OFF and info.field_name == "http_listen":
+            return value
+        host, separator, port = value.rpartition(":")
+        if not (separator and port.isdecimal() and int(port) < 65536):
+            off = f", or {OFF} for no endpoint" if info.field_name == "http_listen" else ""
+            raise ValueError(f"{value!r} is not an address; use host:port, or :port for all addresses{off}")
+        if ":" in host and not (host.startswith("[") and host.endswith("]")):
+            raise ValueError(f"{value!r} is not an address; write an IPv6 address in brackets: [::1]:8437")
         return value
 
     @model_validator(mode="after")
@@ -494,9 +555,19 @@ class Settings(KafkaSettings):
         )
 
     @property
+    def http_address(self) -> tuple[str | None, int] | None:
+        """Host and port of `http_listen`, or None if it is off. The host None means all addresses."""
+        return None if self.http_listen == OFF else _host_and_port(self.http_listen)
+
+    @property
     def memory_bytes(self) -> int:
         """`memory_mb` in bytes."""
         return self.memory_mb * 1_000_000
+
+    @property
+    def web_address(self) -> tuple[str | None, int]:
+        """Host and port of `web_listen`. The host None means all addresses."""
+        return _host_and_port(self.web_listen)
 
     def placement(self) -> Placement:
         """The tables that events may name, and the places of their locks."""
@@ -504,6 +575,11 @@ class Settings(KafkaSettings):
         return Placement(
             self.allow, self.lock_root, tuple(LockLocation(glob, location) for glob, _, location in places)
         )
+
+
+def _host_and_port(address: str) -> tuple[str | None, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]") or None, int(port)
 
 
 def _canonical_glob(glob: str) -> str:
@@ -515,11 +591,7 @@ def _canonical_glob(glob: str) -> str:
         raise ValueError(
             f"{glob!r} is not a table URI; use a form such as s3://bucket/warehouse/* or file:///data/*"
         )
-    return (
-        f"{canonical_scheme(scheme)}://{rest}"
-        if any(wild in glob for wild in "*?[")
-        else canonical_table(glob)
-    )
+    return f"{canonical_scheme(scheme)}://{rest}" if is_glob(glob) else canonical_table(glob)
 
 
 def _canonical_place(entry: str) -> str:

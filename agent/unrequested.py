@@ -7,7 +7,8 @@ store's client could end the task of a lock.
 
 Asyncio counts the cancellations that were requested of a task (`Task.cancelling`). Without one, the error came from what the task
 awaited: `guarded` raises `TaskEndedError` in its place. In a session's task it ends the session, which is logged, and the next
-session starts. In a lock's task it stops the table, as any unexpected error does.
+session starts. A request to a store that ends so has an unknown outcome, like one whose answer is lost: it is read back or
+retried. In any other task of a lock it stops the table, as any unexpected error does.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from lakewarden.handlers.table.verdicts import (
 )
 
 MAX_EVIDENCE_CHARACTERS = 128_000
-"""Of all names in one record. In JSON a character takes up to six bytes (a control character), so the record stays below 1 MB."""
+"""Of all names in one record. In JSON a character has up to six bytes (a control character), so the record stays below 1 MB."""
 MAX_DETAIL = 4_000
 """Characters of a text for people: a store's answer can be a page."""
 MAX_RECORD_BYTES = 1_000_000

@@ -1,8 +1,7 @@
 """Clients with the right to write to `writers` that send whatever they like, aimed at transactions that are running.
 
 A stranger sees every id, writer and grant in the topics. It doesn't take another writer's name together with a transaction of
-that writer: records with both can't be told from the writer's own, whoever sends them (docs/protocol.md). Everything else is
-tried: see `KINDS`.
+that writer: records with both are the writer's own for every reader (docs/protocol.md). Everything else is tried: see `KINDS`.
 
 On the tables of others a stranger may do what any writer may: open transactions of its own, win conflicts and obtain grants. It
 then falls silent. So these tables are delayed, and their writers go on once the stranger's transaction was lost or has lapsed.

@@ -117,6 +117,7 @@ class World:
             "group": self.prefix,
             "allow": (f"file://{self.root}/tables/*",),
             "lock_root": f"file://{self.locks}",
+            "http_listen": "off",
             **QUICK,
             **self.overrides,
             **more,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
 
 MOST_LINES, MOST_COLUMNS = 150, 100
 
@@ -27,6 +28,11 @@ def prose_of(page: Path) -> str:
     """The page without code: neither what programs print nor names in backticks are prose."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return without_names(text)
+
+
+def without_names(text: str) -> str:
+    """The text without names in backticks."""
     return re.sub(r"`[^`\n]*`", "``", text)
 
 
@@ -73,3 +79,22 @@ def test_the_index_of_a_folder_lists_every_page(folder: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_in_plain_english(page: Path) -> None:
     assert [match.group() for match in AVOIDED.finditer(prose_of(page))] == []
+
+
+@pytest.mark.parametrize("folder", ["agent", "events", "handlers", "spark_jobs", "tests"])
+def test_the_comments_and_strings_of_the_code_are_in_plain_english(folder: str) -> None:
+    found = [
+        f"{module.relative_to(ROOT)}:{token.start[0]}: {match.group()}"
+        for module in (ROOT / folder).rglob("*.py")
+        if module != Path(__file__)
+        for token in code_tokens(module)
+        if token.type in (tokenize.COMMENT, tokenize.STRING)
+        for match in AVOIDED.finditer(without_names(token.string))
+    ]
+
+    assert found == []
+
+
+def code_tokens(module: Path) -> list[tokenize.TokenInfo]:
+    with tokenize.open(module) as source:
+        return list(tokenize.generate_tokens(source.readline))

@@ -194,6 +194,7 @@ def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
         "aiobotocore",
         "botocore",
         "jgo",
+        "opentelemetry",
         "prometheus_client",
         "pydantic_settings",
         "rich",
@@ -208,13 +209,14 @@ def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_compose_starts_kafka_an_s3_server_with_its_bucket_and_the_agent() -> None:
+def test_compose_starts_kafka_an_s3_server_with_its_bucket_the_agent_the_page_and_prometheus() -> None:
     """What a reader of the file relies on. `make test-containers` runs it."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     agent = services["agent"]
 
-    assert set(services) == {"kafka", "s3", "bucket", "agent"}
-    assert all("healthcheck" in services[name] for name in ("kafka", "s3", "agent"))
+    assert set(services) == {"kafka", "s3", "bucket", "agent", "web", "prometheus"}
+    assert all("healthcheck" in services[name] for name in ("kafka", "s3", "web", "prometheus"))
+    assert "healthcheck" not in agent, "the image has one, which asks the agent"
     assert {name: each["condition"] for name, each in agent["depends_on"].items()} == {
         "kafka": "service_healthy",
         "s3": "service_healthy",

@@ -42,8 +42,11 @@ PACKAGES = (
 )
 HEAVY = ("lakewarden.agent.demo", "lakewarden.spark_jobs.jobs", "__main__")
 SUSPECT = re.compile(r"password$|secret$|credential|^kafka$|^objects$|^options$|_key$")
-HARMLESS = {"lakewarden.agent.stores.cloud._Cloud.credentials"}
-"""The names of variables, for an error's advice."""
+HARMLESS = {
+    "lakewarden.agent.stores.cloud._Cloud.credentials",  # the names of variables, for an error's advice
+    "lakewarden.handlers.paimon.primary_key.PrimaryKeyTable.primary_key",  # names of columns
+    "lakewarden.handlers.paimon.snapshots.TableLayout.has_primary_key",
+}
 USER = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "me", "sasl_password": SECRET}
 
 

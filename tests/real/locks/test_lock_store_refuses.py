@@ -62,14 +62,14 @@ async def test_refusals_for_two_leases_end_no_transaction_that_waits(lock_storm:
     assert "ExpiredToken" in str(lost.detail)
 
 
-async def test_a_refusal_that_lasts_is_told_and_the_next_transaction_commits(lock_storm: Chaos) -> None:
+async def test_a_lasting_refusal_aborts_the_transaction_and_the_next_one_commits(lock_storm: Chaos) -> None:
     scene, proxy = lock_storm.scene, lock_storm.proxy
     await lock_storm.start_agent(**SHORT, refusal_seconds=5.0, lock_places=("s3://*=>usual",))
     proxy.weather = REFUSING
-    told = scene.writer("told", lock_storm.table("t"))
-    await told.begin(heartbeat_seconds=100)
-    await told.request_commit()
-    abort = await told.wait_for(Abort)
+    refused = scene.writer("refused", lock_storm.table("t"))
+    await refused.begin(heartbeat_seconds=100)
+    await refused.request_commit()
+    abort = await refused.wait_for(Abort)
     proxy.weather = CALM
     after = scene.writer("after", lock_storm.table("t"))
     await after.begin(heartbeat_seconds=100)
