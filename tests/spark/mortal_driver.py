@@ -23,6 +23,7 @@ from lakewarden.agent.locks.posix_session import posix_session_members
 from lakewarden.spark_jobs import CommitGate, GateEvent, Grant
 from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.iceberg.table import BATCH
 from tests.spark.formats import format_settings
 from tests.spark.sinks.cases import make_sink
 
@@ -33,7 +34,8 @@ SHORT_LIVED_JVM: dict[str, Any] = {
 
 STEPS = ("intent", "admitted", "staging", "requested", "granted", "published", "completed")
 """In the order in which a batch goes through them. All but two are steps of the gate. At `staging`, one task has written its
-file and another has not; Hudi's tasks may have written both. At `published`, the snapshot is durable and not yet reported."""
+file and another has not; the tasks of Hudi, Delta and Iceberg may have written both. At `published`, the snapshot is durable
+and not yet reported."""
 
 
 def die() -> None:
@@ -117,6 +119,32 @@ def hudi_dies_once_published(batch: int) -> None:
     write.answer = answer_or_die
 
 
+def delta_dies_once_published(batch: int) -> None:
+    """Die when the version is in Delta's log, in its call of the observer."""
+    observer: Any = importlib.import_module("lakewarden.spark_jobs.sinks.delta.observer").CommitObserver
+    report = observer._report
+
+    def die_or_report(self: Any, *arguments: Any) -> None:
+        if self._txn.batch_id == batch:
+            die()
+        report(self, *arguments)
+
+    observer._report = die_or_report
+
+
+def iceberg_dies_once_published(batch: int) -> None:
+    """Die when the catalog has the new metadata, before Iceberg's own commit returns."""
+    operations: Any = importlib.import_module("lakewarden.spark_jobs.sinks.iceberg.staging").CheckedOperations
+    swap = operations._swap
+
+    def swap_and_die(self: Any, base: Any, metadata: Any) -> None:
+        swap(self, base, metadata)
+        if metadata.currentSnapshot().summary().get(BATCH) == str(batch):
+            die()
+
+    operations._swap = swap_and_die
+
+
 def hudi_dies_while_staging(batch: int, table: Path) -> None:
     """Die when the first data file of this batch is there."""
     write: Any = importlib.import_module("lakewarden.spark_jobs.sinks.hudi.write").HudiWrite
@@ -124,14 +152,32 @@ def hudi_dies_while_staging(batch: int, table: Path) -> None:
 
     def begin_and_die(self: Any, answer: Any) -> None:
         if self._txn.batch_id == batch:
-            before = len(list(table.rglob("*.parquet")))
-            threading.Thread(target=die_at_a_new_file, args=(table, before), daemon=True).start()
+            die_at_a_new_file(table)
         begin(self, answer)
 
     write.begin = begin_and_die
 
 
-def die_at_a_new_file(table: Path, before: int) -> None:
+def spark_dies_while_staging(sink: Any, batch: int, table: Path) -> None:
+    """Die when the first data file of this batch is there: the tasks are those of Delta's or Iceberg's own statement."""
+    kind: Any = type(sink)
+    write = kind.__call__
+
+    def write_and_die(self: Any, rows: DataFrame, txn: Transaction) -> None:
+        if txn.batch_id == batch:
+            die_at_a_new_file(table)
+        write(self, rows, txn)
+
+    kind.__call__ = write_and_die
+
+
+def die_at_a_new_file(table: Path) -> None:
+    """Let a thread of this driver wait for the next data file, and die."""
+    before = len(list(table.rglob("*.parquet")))
+    threading.Thread(target=_await_and_die, args=(table, before), daemon=True).start()
+
+
+def _await_and_die(table: Path, before: int) -> None:
     while len(list(table.rglob("*.parquet"))) == before:
         time.sleep(0.01)
     die()
@@ -160,19 +206,34 @@ def main() -> None:
     options = parser.parse_args()
     step, _, number = options.die_at.partition(":")
     batch = int(number or -1)
+    table_format = options.sink.partition("-")[0]
+    paimon_or_example = table_format in {"paimon", "parquet"}
+    spark = spark_session(
+        "mortal",
+        master="local[2,4]",
+        memory="512m" if paimon_or_example else "1g",
+        hudi=table_format == "hudi",
+        **SHORT_LIVED_JVM | ({} if paimon_or_example else format_settings()),
+    )
     sink = make_sink(options.sink, options.table)
     table = Path(options.table)
-    match step, options.sink:
+    match step, table_format:
         case "published", "parquet":
             parquet_dies_once_published(sink, batch)
         case "published", "hudi":
             hudi_dies_once_published(batch)
+        case "published", "delta":
+            delta_dies_once_published(batch)
+        case "published", "iceberg":
+            iceberg_dies_once_published(batch)
         case "published", _:
             paimon_dies_once_published(batch)
         case "staging", "parquet":
             parquet_dies_while_staging(sink, batch, table)
         case "staging", "hudi":
             hudi_dies_while_staging(batch, table)
+        case "staging", "delta" | "iceberg":
+            spark_dies_while_staging(sink, batch, table)
         case "staging", _:
             paimon_dies_while_staging(batch, table)
         case _:
@@ -185,9 +246,6 @@ def main() -> None:
         observer=record_and_die(Path(options.events), step, batch),
     )
 
-    hudi = options.sink == "hudi"
-    memory, settings = ("1g", SHORT_LIVED_JVM | format_settings()) if hudi else ("512m", SHORT_LIVED_JVM)
-    spark = spark_session("mortal", master="local[2,4]", memory=memory, hudi=hudi, **settings)
     stream = spark.readStream.schema("month int, day int, flight long").option("maxFilesPerTrigger", 1)
     query = (
         stream.parquet(options.source)
