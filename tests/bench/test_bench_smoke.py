@@ -26,40 +26,54 @@ LATENCIES = {
 }
 
 
-@pytest.mark.real
-@pytest.mark.timeout(600)  # some seconds on an idle machine; it starts four agents
-def test_the_benchmark_runs_and_reports_every_figure(
-    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
-) -> None:
-    json_path = tmp_path / "bench.json"
+IN_EVERY_RUN = ("check", "steps", "detection", "waste", "latency")
+"""One agent, and what is measured in memory. All parts start a dozen of agents, in some minutes of both cores: the matrix."""
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+
+
+def bench(kafka: KafkaServer, folder: Path, *options: str, **environment: str) -> tuple[str, dict[str, Any]]:
+    """Return what a smoke run prints, and its report."""
+    json_path = folder / "bench.json"
+    places = ["--json", str(json_path), "--bootstrap-servers", kafka.bootstrap_servers]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.bench",
-            "--quick",
-            "--json",
-            str(json_path),
-            "--bootstrap-servers",
-            kafka.bootstrap_servers,
-        ],
-        env=os.environ
-        | s3_server.environment
-        | {"TMPDIR": str(tmp_path), ENDPOINT_VARIABLE: s3_server.endpoint},
+        [sys.executable, "-m", "tests.bench", "--quick", *places, *options],
+        env=os.environ | environment | {"TMPDIR": str(folder)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "marker → abort" in done.stdout
     report = json.loads(json_path.read_text())
+    assert isinstance(report, dict)
+    return done.stdout, report
+
+
+def test_some_parts_of_the_benchmark_run_and_report_their_figures(kafka: KafkaServer, tmp_path: Path) -> None:
+    printed, report = bench(kafka, tmp_path, "--only", *IN_EVERY_RUN)
+
+    assert "marker → abort" in printed
     assert report["quick"] is True
     assert {"cores", "python", "load_before", "load_after"} <= report["machine"].keys()
-    latencies = report["latency_ms"]
-    for name in LATENCIES:
-        assert latencies[name].keys() == {"p50", "p99", "max", "count"}
-        assert latencies[name]["count"] == latencies["trials"]
+    _check_latencies(report["latency_ms"])
+    _check_memory(report)
+    _check_waste(report["waste"])
+    assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
+    assert _started_with(tmp_path) == []
+
+
+@pytest.mark.matrix
+def test_the_benchmark_runs_and_reports_every_figure(
+    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
+) -> None:
+    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
+    printed, report = bench(kafka, tmp_path, **store)
+
+    assert "8 contenders" in printed
+    _check_latencies(report["latency_ms"])
+    _check_memory(report)
+    _check_waste(report["waste"])
     assert report["throughput"]["markers_per_second"] > 0
     assert report["restart"]["markers"] == report["throughput"]["markers"]
     for name in (
@@ -73,11 +87,7 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert name in report["restart"]
     for name in ("ready_seconds", "cpu_seconds", "resident_mb", "peak_mb", "bytes_per_entry"):
         assert name in report["ledger"]
-    for name in ("incremental", "incremental_all_conflicting", "sweep", "periodic"):
-        assert report["check"][name].keys() == {"ms", "ns_per_marker"}
-    assert report["steps"]["ms"].keys() == steps.TITLES.keys()
-    _check_conflicts(report)
-    assert (tmp_path / "waste.png").read_bytes().startswith(b"\x89PNG")
+    assert report["load"]["marker_to_abort_ms"]["count"] > 0
     for kind in ("memory", "local disk", "S3"):
         assert report["stores"][kind].keys() == {"write_ms", "read_ms"}
     _check_locks(report["locks"])
@@ -87,27 +97,37 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert report["watching"]["commits"][form]["commit"]["delay_ms"]["count"] == 3
     assert report["web"]["first"]["ms"]["count"] > 0
     assert report["web"]["hour"]["records"] == 38 * 8 + 2 * 7 + 2  # committed, aborted, the last one open
-    assert "8 contenders" in done.stdout
     assert _started_with(tmp_path) == []
 
 
-def _check_conflicts(report: dict[str, Any]) -> None:
-    """The figures are there, and those that don't depend on the machine are right."""
+def _check_latencies(latencies: dict[str, Any]) -> None:
+    for name in LATENCIES:
+        assert latencies[name].keys() == {"p50", "p99", "max", "count"}
+        assert latencies[name]["count"] == latencies["trials"]
+
+
+def _check_memory(report: dict[str, Any]) -> None:
+    for name in ("incremental", "incremental_all_conflicting", "sweep", "periodic"):
+        assert report["check"][name].keys() == {"ms", "ns_per_marker"}
+    assert report["steps"]["ms"].keys() == steps.TITLES.keys()
     for cell in report["detection"]["cells"]:
         assert cell["sweep_ms"].keys() == {"apart", "shared", "conflicting"}
         assert cell["arrival_ns"]["apart"] > 0
-    modes = {name: figures["per_hour"] for name, figures in report["waste"]["modes"].items()}
+
+
+def _check_waste(figures: dict[str, Any]) -> None:
+    """What doesn't depend on the machine is right."""
+    modes = {name: each["per_hour"] for name, each in figures["modes"].items()}
     assert modes["no coordination"]["lost_updates"]["median"] > 0
     assert modes["queued"]["wasted_seconds"]["each"] == [0]
     assert modes["auto"]["wasted_seconds"]["each"] == [0]
     assert modes["first intent"]["wasted_seconds"]["median"] > 0
-    for admissions in report["waste"]["extremes"].values():
-        done = {name: figures["per_hour"]["batches"]["median"] for name, figures in admissions.items()}
+    for admissions in figures["extremes"].values():
+        done = {name: each["per_hour"]["batches"]["median"] for name, each in admissions.items()}
         assert done["auto"] > 0.9 * max(done["first intent"], done["queued"])
     assert all(
         each["lost_updates"]["each"] == [0] for name, each in modes.items() if name != "no coordination"
     )
-    assert report["load"]["marker_to_abort_ms"]["count"] > 0
 
 
 def _check_locks(report: dict[str, Any]) -> None:
