@@ -39,6 +39,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 - An owner of an incomplete log may not know which terms were in force, and so believe a grant of a replaced agent. It then lets
   it lapse.
 - The offset of a lost event proves nothing any more.
+- An agent that had no answer to a decision before its topic was created again sends the same record again.
 - If the ledger has lost records, an owner must know only the batches of `ledger_knowledge.py`. Until a writer loses again, it is
   unclear whether it is protected.
 
@@ -192,6 +193,8 @@ class Oracles(ViolationRecorder):
         """By term."""
         self._lost_at: dict[int, float] = {}
         """By partition: when records were lost last."""
+        self._decided: set[str] = set()
+        """Event ids of all decisions."""
         self._overlooked: set[str] = set()
         """Transactions with an event that its owner can't read."""
         self.ledger = LedgerKnowledge(partition_of, self._completions)
@@ -297,6 +300,10 @@ class Oracles(ViolationRecorder):
                     "one partition per table",
                     f"{event.agent} decides {event.type} of {event.transaction} in partition {record.partition}",
                 )
+            return
+        resent = event.event_id in self._decided and record.partition in self._lost_at
+        self._decided.add(event.event_id)
+        if resent and isinstance(event, Admitted | CommitGranted):
             return
         if counted and history is not None and (event.table, event.writer) == (history.table, history.writer):
             if isinstance(event, CommitGranted) and history.granted_at is None:
@@ -515,7 +522,8 @@ class Oracles(ViolationRecorder):
         name = event.transaction
         self._check_forged_abort(event, history)
         if event.reason == "unknown-transaction":
-            if history.ended is None and history.completed is None and not history.abandoned:
+            over = history.ended or history.skipped or history.abandoned or history.completed is not None
+            if not over:
                 if not (history.intent_lost or self._may_lack(event.term)):
                     self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
                 elif history.granted is None:
