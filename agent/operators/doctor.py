@@ -29,7 +29,6 @@ from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.operators.cluster_facts import controller_clock, group_facts, topic_facts
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError
-from lakewarden.agent.stores.server_clock import ClockUnknownError, read_store_clock
 from lakewarden.agent.topic_settings import config_values
 from lakewarden.handlers.setup.agents import judge_agents
 from lakewarden.handlers.setup.clocks import judge_kafka_clock, judge_store_clock
@@ -252,6 +251,8 @@ async def _check_stores(settings: Settings, places: Sequence[str], clock: Callab
 
 
 async def _check_store_clock(settings: Settings, root: str, clock: Callable[[], int]) -> list[Finding]:
+    from lakewarden.agent.stores.server_clock import ClockUnknownError, read_store_clock  # imports clients
+
     try:
         reading = await read_store_clock(root, settings, clock)
     except ClockUnknownError as error:

@@ -30,6 +30,14 @@ COMMANDS = [
 ]
 
 
+def test_the_command_starts_without_the_clients_of_stores_and_engines() -> None:
+    """Their imports take as long as the rest of a start. A command imports the client that it uses."""
+    clients = ["aiobotocore", "aiohttp", "pyarrow", "pypaimon", "pyspark"]
+    code = f"import sys, lakewarden.agent.cli.app; print([each for each in {clients} if each in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("arguments", [("lock", "show", "--help"), ("agnet",)], ids=" ".join)
 def test_python_m_lakewarden_agent_is_the_same_command(arguments: tuple[str, ...]) -> None:
     """Its help and its errors name the program `lakewarden`, too."""
