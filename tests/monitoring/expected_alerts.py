@@ -6,7 +6,7 @@ over.
 
 from __future__ import annotations
 
-from tests.monitoring.failures import AT_A
+from tests.monitoring.failures import AT_A, JOB_A
 from tests.monitoring.recording import Alerts
 
 TABLE = ({"table": "s3://lake/orders"},)
@@ -23,6 +23,10 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
         "during": {"LakewardenNoGrants": TABLE},
         "after": {"LakewardenOutcomeUnknown": TABLE},
     },
+    "an agent is killed": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}},
+    # It doesn't answer, as if it were down. When it goes on, it reports the locks that it has lost, for 15 minutes.
+    "an agent is suspended": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}, "after": {}},
+    "a stranger publishes": {"before": {}, "during": {"LakewardenDeadLetters": ({},)}, "after": {}},
 }
 UNCERTAIN: dict[str, set[str]] = {
     # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.

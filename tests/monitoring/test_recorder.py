@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -83,3 +84,48 @@ async def test_a_publish_hangs(
         assert publish.lost
         assert open_ones.pop(publish.WRITER)["phase"] == "granted"
         assert {each["waiting_on"] for each in open_ones.values()} <= {None, f"the grant of {publish.WRITER}"}
+
+
+async def test_an_agent_is_killed(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """The other agent takes its tables over: an alert about the process, and none about a table."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("an agent is killed", *arguments, agents=2) as scene:
+        began = scene.recording.scrapes
+        scene.agents["a"].kill()
+        await scene.next_commits()
+        await scene.scrapes(90, since=began)
+        scene.recording.mark("during")
+
+
+async def test_an_agent_is_suspended(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Another agent has its tables and locks when it goes on. It notices that, and needs no restart."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("an agent is suspended", *arguments, agents=2) as scene:
+        agent = scene.agents["a"]
+        agent.popen.send_signal(signal.SIGSTOP)
+        await scene.scrapes(30)
+        await scene.next_commits()
+        scene.recording.mark("during")
+        agent.popen.send_signal(signal.SIGCONT)
+        waiting = await agent.logged("kafka.waiting")
+        assert "suspended" in waiting["problem"]
+
+
+async def test_a_stranger_publishes(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Its records are no events. They are kept as dead letters, and the writers go on."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a stranger publishes", *arguments) as scene:
+        for number in range(5):
+            await scene.scene.send_raw(b"no event %d" % number, scene.table.encode())
+        await scene.agents["a"].logged("event.refused", count=5)
+        await scene.next_commits()
+        await scene.scrapes(5)
+        scene.recording.mark("during")
+        refused = await scene.run("refused")
+        assert refused.count("Invalid JSON") == 5
