@@ -26,10 +26,13 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     "an agent is killed": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}},
     # It doesn't answer, as if it were down. When it goes on, it reports the locks that it has lost, for 15 minutes.
     "an agent is suspended": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}, "after": {}},
+    "Kafka does not answer": {"before": {}, "during": {"LakewardenNotReady": JOB_A}, "after": {}},
     "a stranger publishes": {"before": {}, "during": {"LakewardenDeadLetters": ({},)}, "after": {}},
 }
 UNCERTAIN: dict[str, set[str]] = {
     # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.
     "a store refuses": {"LakewardenNoGrants"},
+    # An agent tries again ever more rarely. Kafka may end between a grant and the report of its commit.
+    "Kafka does not answer": {"LakewardenSessionsEnd", "LakewardenOutcomeUnknown"},
 }
 """Alerts that a failure may fire, depending on chance."""

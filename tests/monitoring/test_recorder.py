@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from tests.kafka_fixture import KafkaServer
 from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import Failing, failing
@@ -129,3 +130,17 @@ async def test_a_stranger_publishes(
         scene.recording.mark("during")
         refused = await scene.run("refused")
         assert refused.count("Invalid JSON") == 5
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_kafka_does_not_answer(tmp_path: Path, s3_credentials: S3Server) -> None:
+    """Neither agents nor writers need a restart."""
+    async with EmbeddedKafka(tmp_path / "kafka", port=free_port()) as kafka:
+        arguments = kafka.bootstrap_servers, "outage", tmp_path, s3_credentials
+        async with recorded("Kafka does not answer", *arguments) as scene:
+            kafka.stop()
+            await scene.scrapes(45)
+            scene.recording.mark("during")
+            kafka.start()
+            await scene.next_commits()
