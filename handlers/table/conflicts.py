@@ -32,6 +32,7 @@ publishing, and the writer of an observed one reads no decision.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from lakewarden.events import ConflictEntry, ConflictKind, ConflictRule, Operation
 from lakewarden.handlers.table.footprints import Overlap
@@ -39,6 +40,9 @@ from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Tou
 
 MAX_EVIDENCE = 100
 """Entries per abort: enough to understand the conflict, small enough for any limit on the size of a record."""
+
+TouchKind: TypeAlias = tuple[ConflictRule, bool, Operation]
+"""Rule of the transaction, whether it is an observed one, and operation."""
 
 _BUILDS_ON: frozenset[Operation] = frozenset({"merge", "delete"})
 
@@ -91,14 +95,20 @@ def rank(
     )
 
 
+def kind_of(touch: Touch) -> TouchKind:
+    """On what it depends which operations conflict with this touch."""
+    return touch.transaction.conflict_rule, touch.transaction.observed, touch.operation
+
+
+def may_conflict(mine: Touch, other: Touch) -> bool:
+    """Whether the operations of two touches conflict. It depends on the kinds of both alone."""
+    return operations_conflict(rule_for(mine.transaction, other.transaction), mine.operation, other.operation)
+
+
 def touches_conflict(mine: Touch, other: Touch) -> bool:
     """Whether two touches that share a place are a conflict for `mine`."""
     one, another = mine.transaction, other.transaction
-    return (
-        one is not another
-        and conflict_kind(one, another) is not None
-        and operations_conflict(rule_for(one, another), mine.operation, other.operation)
-    )
+    return one is not another and conflict_kind(one, another) is not None and may_conflict(mine, other)
 
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:

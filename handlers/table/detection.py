@@ -37,16 +37,19 @@ from collections.abc import Iterable
 
 from lakewarden.handlers.table.conflicts import (
     MAX_EVIDENCE,
+    TouchKind,
     conflicting,
     evidence,
+    kind_of,
     loser_of,
+    may_conflict,
     rank,
     rule_for,
     touches_conflict,
 )
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.step_context import StepContext
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, Phase, Touch, Transaction
 from lakewarden.handlers.table.verdicts import ReportConflict
 
 
@@ -123,13 +126,29 @@ def sweep(context: StepContext) -> None:
 
 
 def _transactions_in_conflict(context: StepContext) -> list[Transaction]:
-    """The computing transactions that are in a conflict, the strongest first."""
+    """The computing transactions that are in a conflict, the strongest first.
+
+    Of each touch, only the pairs are visited whose operations conflict: a thousand appends have a million others. The order of
+    these visits decides nothing.
+    """
     state = context.state
+    kinds: dict[TouchKind, list[Touch]] = {}
+    for touch in state.footprints.first:
+        kinds.setdefault(kind_of(touch), []).append(touch)
+    rivals = {
+        kind: {touch for others in kinds.values() if may_conflict(alike[0], others[0]) for touch in others}
+        for kind, alike in kinds.items()
+    }
     found = [
         each
         for each in state.transactions.values()
         if each.phase in COMPUTING
-        and any(touches_conflict(mine, other) for mine, other in state.footprints.others(each))
+        and any(
+            touches_conflict(mine, other)
+            for (mine,) in each.touches.values()
+            if mine in state.footprints.first
+            for other in state.footprints.partners(mine, rivals[kind_of(mine)])
+        )
     ]
     return sorted(found, key=lambda each: rank(each, state.losses, state.settings.max_losses), reverse=True)
 

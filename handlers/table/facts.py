@@ -268,7 +268,7 @@ def drop_index(state: TableState) -> None:
     """Drop all footprints and the landed transactions (`memory.py`). The open ones get no footprint any more."""
     state.without_index, state.footprints = True, Footprints()
     for each in list(state.transactions.values()):
-        each.footprint, each.markers, each.bytes = {}, 0, 0
+        each.footprint, each.touches, each.markers, each.bytes = {}, {}, 0, 0
         if each.phase is Phase.GRANTED:
             each.without_index = True
         elif each.phase in LANDED:

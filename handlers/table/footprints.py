@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
@@ -169,12 +170,11 @@ class Footprints:
                 for each in shared if other in self.first else ():
                     yield each if each.mine is touch else each.flipped()
 
-    def others(self, transaction: Transaction) -> Iterator[tuple[Touch, Touch]]:
-        """The pairs of this transaction: its touch, and that of another transaction."""
-        for (touch,) in transaction.touches.values():
-            for other in self.pairs.get(touch, {}):
-                if other in self.first:
-                    yield touch, other
+    def partners(self, mine: Touch, among: AbstractSet[Touch]) -> Iterator[Touch]:
+        """Those of these touches, all of which count, that share a place with `mine`."""
+        partners = self.pairs.get(mine, {}).keys()
+        few, many = sorted((partners, among), key=len)
+        return (each for each in few if each in many)
 
     def remove(self, transaction: Transaction) -> None:
         """Remove the transaction's footprint. `collect` drops its entries of the index."""
@@ -186,7 +186,7 @@ class Footprints:
         if transaction.footprint:
             self.garbage.append(_Removed(transaction, transaction.footprint, pairs))
         self.bytes -= transaction.bytes
-        transaction.footprint = {}
+        transaction.footprint, transaction.touches = {}, {}  # no cycle of references is left
         transaction.markers = transaction.bytes = 0
 
     def collect(self, most: int = COLLECTED) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, get_args
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lakewarden.events import Marker, Operation
+from lakewarden.handlers.table import detection, machine
+from lakewarden.handlers.table.conflicts import touches_conflict
 from lakewarden.handlers.table.footprints import MAX_FOUND, MAX_KEPT, Footprints
-from lakewarden.handlers.table.transactions import Transaction
+from lakewarden.handlers.table.transactions import Touch, Transaction
 from lakewarden.handlers.table.verdicts import AcquireLock
 from tests.unit.handlers.table.test_conflicts import a_transaction
 from tests.unit.handlers.table.world import m, world
@@ -158,6 +161,63 @@ def test_after_a_replay_a_footprint_without_a_conflict_is_not_visited(
     assert w.replayed().effects == [AcquireLock()]
 
 
+def test_after_a_replay_only_pairs_are_visited_whose_operations_conflict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A thousand appends to one bucket have a million pairs. One of them deletes another file, which two others build on."""
+    w = world()
+    for number in range(20):
+        w.intent(f"t{number}", conflict_rule="deleted-file").touch(f"t{number}", m("p/f", "append"))
+    w.touch("t7", m("p/g")).touch("t8", m("p/g"))
+    w = w.rebuilt()
+    visited: list[tuple[str, str]] = []
+
+    def visiting(mine: Touch, other: Touch) -> bool:
+        visited.append((mine.transaction.id, other.transaction.id))
+        return touches_conflict(mine, other)
+
+    monkeypatch.setattr(detection, "touches_conflict", visiting)
+
+    assert w.replayed().effects == [AcquireLock()]
+    assert visited == []
+
+    w.touch("t3", m("p/g", "delete"))
+    assert w.aborted == {"t7": "conflict", "t8": "conflict"}
+
+
+def test_a_replay_finds_the_conflicts_among_many_pairs_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The markers of the conflict are the last events of a killed agent, so no decision about them is in the log."""
+    w = world()
+    for number in range(20):
+        w.intent(f"t{number}", conflict_rule="deleted-file").touch(f"t{number}", m("p/f", "append"))
+    w.touch("t7", m("p/g")).touch("t8", m("p/g"))
+    with monkeypatch.context() as killed:
+        killed.setattr(machine, "judge_markers", lambda *_: None)
+        w.touch("t3", m("p/g", "delete"))
+    w = w.rebuilt()
+
+    w.replayed()
+
+    assert w.aborted == {"t7": "conflict", "t8": "conflict"}
+
+
+def test_an_ended_transaction_is_freed_without_a_garbage_collection() -> None:
+    """A frozen cycle of references would stay in memory (`agent/serving/full_collections.py`)."""
+    w = world().intent("freed").touch("freed", m("p/f"), m("p/*"), m("q/f", "delete"))
+    w.intent("other").touch("other", m("r/f"))
+    gc.collect()
+    gc.disable()
+    try:
+        w.abandon("freed")
+        w.tick()
+        left = [each for each in gc.get_objects() if isinstance(each, Transaction) and each.id == "freed"]
+    finally:
+        gc.enable()
+
+    assert set(w.state.transactions) == {"other"}
+    assert left == []
+
+
 def test_the_pairs_of_removed_transactions_are_dropped_in_parts() -> None:
     """One transaction ends a thousand others: freeing their million pairs took half of the step's time."""
     transactions = [a_transaction(f"t{number}") for number in range(30)]
@@ -172,7 +232,8 @@ def test_the_pairs_of_removed_transactions_are_dropped_in_parts() -> None:
 
     assert kept == [29] * 20
     assert left == [29] * 18
-    assert all(len(list(footprints.others(each))) == 9 for each in transactions[20:])
+    counting = footprints.first.keys()
+    assert all(len(list(footprints.partners(each, counting))) == 9 for each in counting)
     while footprints.garbage:
         footprints.collect(60)
     assert list(footprints.pairs) == [each.touches["merge"][0] for each in transactions[20:]]
