@@ -33,6 +33,7 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.kafka import missing_right
 from lakewarden.agent.locks.keeper import Stores
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.agent.serving.full_collections import FullCollections
 from lakewarden.agent.serving.gauges import set_readiness_gauges
 from lakewarden.agent.serving.lasting import Lasting
 from lakewarden.agent.serving.session import KafkaSession
@@ -53,14 +54,15 @@ STORE_RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
 class Agent:
     """Serves until `stop` is called. `ready` is set while every assigned partition is live."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, collections: FullCollections | None = None) -> None:
+        """`collections`: of this process, if it runs no other program."""
         if not settings.allow:
             raise SettingsError(
                 "allow is empty, so no table would be served; set it: --allow 's3://bucket/warehouse/*'"
             )
         own_id = {} if settings.kafka_client_id else {"kafka_client_id": AGENT_CLIENT_ID}
         self.settings = settings.model_copy(update=own_id)
-        self._lasting = Lasting(self.settings)
+        self._lasting = Lasting(self.settings, collections)
         self._stopping = anyio.Event()
         self._session: KafkaSession | None = None
         self._problem = "it has just started"
@@ -124,6 +126,7 @@ class Agent:
                 wait = RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]
                 failures += 1
                 self._lasting.mark_not_ready()
+                self._lasting.collect_garbage()
                 self._problem = str(problem) or repr(problem)
                 log.warning(
                     "kafka.waiting",

@@ -9,6 +9,7 @@ import anyio
 import structlog
 
 from lakewarden.agent.serving.agent import Agent
+from lakewarden.agent.serving.full_collections import FullCollections
 from lakewarden.agent.settings import Settings
 
 log = structlog.get_logger()
@@ -16,7 +17,8 @@ log = structlog.get_logger()
 
 async def serve_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
     """Serve until SIGINT or SIGTERM. Calls `on_ready` once, when every assigned partition is live."""
-    agent = Agent(settings)
+    collections = FullCollections()
+    agent = Agent(settings, collections)
     async with anyio.create_task_group() as tasks:
         if (address := settings.http_address) is not None:
             # Imported here because aiohttp takes a third of a second, which an agent without the endpoint doesn't need.
@@ -25,6 +27,7 @@ async def serve_until_signal(settings: Settings, on_ready: Callable[[], object])
             tasks.start_soon(serve_http, agent, address)
         tasks.start_soon(_stop_on_signal, agent)
         tasks.start_soon(_report_ready, agent, on_ready)
+        collections.collect()
         await agent.run()
         tasks.cancel_scope.cancel()
     log.info("agent.stopped", agent=settings.agent_id)

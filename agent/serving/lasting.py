@@ -8,6 +8,7 @@ import anyio
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
+from lakewarden.agent.serving.full_collections import FullCollections
 from lakewarden.agent.settings import Settings
 from lakewarden.events import UndecodableRecords
 
@@ -20,8 +21,10 @@ MAX_TERMS = 10_000
 class Lasting:
     """Shared by an agent and its sessions."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, collections: FullCollections | None = None) -> None:
         self.settings = settings
+        self.collections = collections
+        """None: this agent freezes nothing."""
         self.metrics = AgentMetrics(settings.metrics_tables)
         self.ready = anyio.Event()
         """Set while every assigned partition is live."""
@@ -50,8 +53,20 @@ class Lasting:
         """Set `ready`: every assigned partition is live."""
         self.ready.set()
         self.ever_ready = True
+        if self.collections is not None:
+            self.collections.freeze()
         if self._ready_at is None:
             self._ready_at = monotonic()
+
+    def note_memory(self, used: int) -> None:
+        """Note how many bytes the tables of this session need now."""
+        if self.collections is not None:
+            self.collections.note(used)
+
+    def collect_garbage(self) -> None:
+        """Collect what a session has left."""
+        if self.collections is not None:
+            self.collections.collect()
 
     def was_healthy(self) -> bool:
         """Whether the session was ready for `HEALTHY_SECONDS`."""

@@ -6,7 +6,7 @@ owners free the largest part, one after another, until the rest fits. What is fr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -34,8 +34,10 @@ class Holder(Protocol):
 class MemoryBudget:
     """Counts bytes, and has owners free some above `limit`."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_used: Callable[[int], object] = lambda _: None) -> None:
+        """`on_used` is called with the sum after each change."""
         self.limit = limit
+        self._on_used = on_used
         self.used = 0
         self._used_by: dict[Holder, dict[str, int]] = {}
         self._held = False
@@ -47,6 +49,7 @@ class MemoryBudget:
         self.used += used - tables.pop(uri, 0)
         if used:
             tables[uri] = used
+        self._on_used(self.used)
         self.enforce()
 
     def enforce(self) -> None:
@@ -58,6 +61,7 @@ class MemoryBudget:
     def forget(self, owner: Holder) -> None:
         """Forget an owner and all its tables."""
         self.used -= sum(self._used_by.pop(owner, {}).values())
+        self._on_used(self.used)
 
     @contextmanager
     def held(self) -> Iterator[None]:
