@@ -9,10 +9,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from pathlib import Path
 
 from tests.simulation.batch import Result, Simulation, failure_report
 from tests.simulation.timeline import digest
 
+TESTING = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 HASH_SEEDS = ("1", "4", "6")
 """Hash seeds under which Python iterates over a set of some topic partitions in three different orders."""
 
@@ -40,6 +42,19 @@ def require_every_oracle_has_a_bug(simulation: Simulation, table: str | None) ->
     rows = re.findall(r"^\| ([a-z][a-z -]*) \|", table or "", re.MULTILINE)
 
     assert {oracle for oracle, _ in simulation.bugs.values()} == set(rows) - {"oracle"}
+
+
+def require_every_bug_listed(simulation: Simulation, table: str | None, folder: str) -> None:
+    """Require that the docstring lists every planted bug with its oracle, and that docs/testing.md has the numbers of both."""
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", table or "", re.MULTILINE)
+    assert dict(rows[2:]) == {bug: oracle for bug, (oracle, _) in simulation.bugs.items()}
+
+    numbers = re.search(rf"\(`{folder}`\) \| (\d+)[^|]* \| (\d+) \|", TESTING.read_text(encoding="utf-8"))
+    assert numbers is not None
+    assert tuple(map(int, numbers.groups())) == (
+        len({oracle for oracle, _ in simulation.bugs.values()}),
+        len(simulation.bugs),
+    )
 
 
 def require_reproducible(simulation: Simulation, seed: int) -> None:

@@ -31,6 +31,8 @@
 | an incomplete log not noticed | an incomplete log is noticed | a take-over compares the log with the checkpoint |
 | gaps not shown | an incomplete log is noticed | the checkpoints name the gaps that were found |
 | a lost decision forgotten | replay matches | the last checkpoint of a session names the decision that was lost meanwhile |
+| a lost ledger not noticed | an incomplete log is noticed | an owner compares the ledger with what it has recorded |
+| a lost ledger not restored | an incomplete log is noticed | entries that an owner knows are recorded again after their loss |
 | misplaced events accepted | one partition per table | an event counts only in the partition of its table |
 | an incomplete copy accepted | committed batch skipped | a partition whose ledger is an incomplete copy is refused |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
