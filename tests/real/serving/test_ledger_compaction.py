@@ -1,0 +1,138 @@
+"""Kafka's compaction of the ledger removes entries, also the first one and the last one that a checkpoint knows.
+
+No agent takes it for a loss (docs/decisions/0050-a-lost-ledger.md): compaction doesn't move the beginning of the topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import CommitFailedError
+from aiokafka.structs import OffsetAndMetadata
+
+from lakewarden.agent.kafka import committed_offsets, read_to_end
+from lakewarden.agent.operators.status import status
+from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
+from lakewarden.events import AlreadyCommitted
+from tests.kafka_fixture import KafkaServer
+from tests.real.writers import PATIENCE_SECONDS, World, world
+
+pytestmark = [pytest.mark.real]
+
+COMPACTED_IN_SECONDS = {
+    "cleanup.policy": "compact",
+    "segment.ms": "200",
+    "max.compaction.lag.ms": "200",
+    "min.cleanable.dirty.ratio": "0.001",
+    "file.delete.delay.ms": "200",
+}
+"""The agent's own settings let the same happen within hours."""
+LOSSES = {"log.incomplete", "ledger.restored", "ledger.not-restored"}
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    async with world(
+        kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=1, session_timeout_seconds=30.0
+    ) as made:
+        yield made
+
+
+async def test_no_agent_takes_compaction_of_the_ledger_for_a_loss(
+    scene: World, admin: AIOKafkaAdminClient
+) -> None:
+    """One agent runs while entries disappear. The next one takes over from a checkpoint whose last entry has disappeared."""
+    ledger = scene.settings().topics.ledger
+    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, ledger, COMPACTED_IN_SECONDS)])
+    with scene.process() as process:
+        await process.ready()
+        await _commit(scene, 1)
+        checkpoint, known = await _checkpoint_with_an_entry(scene)
+        process.popen.terminate()
+        await process.ended()
+
+    with scene.process() as running:
+        await running.ready()
+        last = await _commit_until_removed(scene, known)
+        await anyio.sleep(LEDGER_BEGINNING_SECONDS + 1)  # by then it has asked Kafka where the ledger begins
+        await scene.settle()
+        running.popen.terminate()
+        await running.ended()
+    partition = TopicPartition(ledger, 0)
+    beginning = (await scene.consumer.beginning_offsets([partition]))[partition]
+    await _restore_checkpoint(scene, checkpoint)
+
+    with scene.process() as next_one:
+        await next_one.ready()
+        again = scene.writer("once")
+        await again.send_intent(batch_id=last)
+        await again.wait_for(AlreadyCommitted)
+        shown = await status(scene.settings())
+
+    assert beginning == 0
+    lines = [*running.lines(), *next_one.lines()]
+    assert not [each for each in lines if each["event"] in LOSSES]
+    assert not [each for each in lines if ledger in each.get("problem", "")]
+    assert not [each.incomplete for each in shown if each.incomplete]
+
+
+async def _commit(scene: World, batch_id: int) -> None:
+    writer = scene.writer("once")
+    await writer.begin(batch_id=batch_id)
+    await writer.complete((await writer.obtain_grant()).grant)
+    await scene.settle()
+
+
+async def _checkpoint_with_an_entry(scene: World) -> tuple[OffsetAndMetadata, int]:
+    """The first checkpoint that knows an entry beyond the agent's own `partition-taken`, and that entry's offset."""
+    settings = scene.settings()
+    where = TopicPartition(settings.topics.writers, 0)
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            for _, metadata in (await scene.committed()).values():
+                if metadata["entry"] and metadata["entry"][0] > 0:
+                    return (await committed_offsets(settings, settings.group))[where], metadata["entry"][0]
+            await anyio.sleep(0.2)
+
+
+async def _commit_until_removed(scene: World, known: int) -> int:
+    """Commit batches until the ledger's entries up to this offset are removed. Return the last batch."""
+    settings = scene.settings()
+    partition = TopicPartition(settings.topics.ledger, 0)
+    batch_id = 1
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while (await read_to_end(settings, {partition: None}))[partition][0].offset <= known:
+            batch_id += 1
+            await _commit(scene, batch_id)
+            await anyio.sleep(0.5)
+    return batch_id
+
+
+async def _restore_checkpoint(scene: World, checkpoint: OffsetAndMetadata) -> None:
+    """As if the agent had committed none since."""
+    settings = scene.settings()
+    where = TopicPartition(settings.topics.writers, 0)
+    group = AIOKafkaConsumer(
+        bootstrap_servers=settings.bootstrap_servers,
+        group_id=settings.group,
+        client_id="test",
+        enable_auto_commit=False,
+    )
+    await group.start()
+    try:
+        group.assign([where])
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while (await committed_offsets(settings, settings.group))[where] != checkpoint:
+                with suppress(CommitFailedError):  # a member of the group may still be there
+                    await group.commit({where: checkpoint})
+                await anyio.sleep(0.2)
+    finally:
+        await group.stop()
