@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phase, Transaction
+from lakewarden.handlers.table.transactions import COMPUTING, LANDED, OPEN, Phase, Touch, Transaction
 
 
 class InvariantBrokenError(Exception):
@@ -38,9 +38,13 @@ def _check_index(state: TableState) -> None:
     checked = 0
     for transaction, partition, file_groups in _next_entries(state, state.settings.entries_per_check):
         groups = index.get(partition, {})
+        last: tuple[Touch, ...] | None = None
         for file_group in file_groups:
-            agree = False
-            for touch in groups.get(file_group, ()):
+            touches = groups.get(file_group, ())
+            if touches is last:
+                continue  # a thousand transactions may share this tuple, in a thousand places
+            last, agree = touches, False
+            for touch in touches:
                 if touch.transaction is transaction:
                     agree = True
                 elif touch in counting and known.get(touch.transaction.id) is not touch.transaction:

@@ -165,6 +165,7 @@ def _many_open(figures: dict[str, float], transactions: int) -> None:
     shared = [*_places(SHARED, "append"), STAR.model_copy(update={"operation": "append"})]
     figures["many_touch"] = max(table.touch(name, shared) for name in names)
     figures["many_replayed"] = table.step(Replayed(table.now, table.offset))
+    figures["many_check"] = table.step(Tick(table.now, table.offset, None))
     figures["many_commit"] = max(table.commit(names[0]))
     # All others build on what the next one deletes: its commit ends them.
     for name in names[2:]:
@@ -186,6 +187,7 @@ TITLES = {
     "replayed": "the end of a replay with both",
     "many_touch": "1,001 places that all open transactions share",
     "many_replayed": "the end of a replay with all of them",
+    "many_check": "the periodic check of all of them",
     "many_commit": "request, grant and completion among them",
     "many_end": "one transaction ends all others",
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from lakewarden.handlers.table.invariants import InvariantBrokenError, check_invariants
 from lakewarden.handlers.table.state import TableState
-from lakewarden.handlers.table.transactions import Grant, Phase, Touch
+from lakewarden.handlers.table.transactions import Grant, Phase, Touch, Transaction
 from tests.unit.handlers.table.world import m, world
 
 
@@ -101,3 +102,28 @@ def test_the_check_starts_again_after_the_last_part() -> None:
 
     with pytest.raises(InvariantBrokenError, match="'0'"):
         w.tick()
+
+
+def test_places_that_share_their_touches_are_checked_once() -> None:
+    """A thousand transactions in a thousand places would be a million touches in each check."""
+    w = world()
+    names = [f"t{number}" for number in range(20)]
+    for name in names:
+        w.intent(name, conflict_rule="deleted-file")
+        w.touch(name, *(m(f"p/{number}", "append") for number in range(100)))
+    w.state.transactions = looked_up = LookedUp(w.state.transactions)
+
+    check_invariants(w.state)
+
+    others = len(names) - 1
+    assert looked_up.count == len(names) * others
+
+
+class LookedUp(dict[str, Transaction]):
+    """Counts the look-ups of transactions by id."""
+
+    count = 0
+
+    def get(self, *arguments: Any) -> Any:
+        self.count += 1
+        return super().get(*arguments)
