@@ -11,6 +11,8 @@ from typing import assert_never
 from lakewarden.agent.clock import fresh_id, monotonic, utc_now
 from lakewarden.events import (
     MAX_VERSION,
+    PROTOCOL,
+    PROTOCOL_WITH_TURNS,
     Abort,
     Admitted,
     AlreadyCommitted,
@@ -63,8 +65,11 @@ def decision(agent: str, term: str, table: str, verdict: Verdict) -> DecisionEve
         "cause_offset": verdict.cause.offset,
     }
     match verdict:
-        case Admit(reserved=reserved):
-            return Admitted.model_validate(common | {"reserved": reserved})
+        case Admit(reserved=reserved, turn=turn):
+            protocol = PROTOCOL if turn is None else PROTOCOL_WITH_TURNS
+            return Admitted.model_validate(
+                common | {"reserved": reserved, "turn": turn, "protocol": protocol}
+            )
         case AbortTransaction(
             reason=reason, retriable=retriable, conflicts=conflicts, detail=detail, losses=losses
         ):

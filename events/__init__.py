@@ -4,7 +4,14 @@ Nothing here reads a clock, draws a random number or does I/O, except the room `
 imports. For people: docs/protocol.md. For tools: `schema.json` and `asyncapi.json` in this folder.
 """
 
-from lakewarden.events.base import MAX_INSTANT, MAX_VERSION, PROTOCOL, EventBase, Wire
+from lakewarden.events.base import (
+    MAX_INSTANT,
+    MAX_VERSION,
+    PROTOCOL,
+    PROTOCOL_WITH_TURNS,
+    EventBase,
+    Wire,
+)
 from lakewarden.events.chunks import event_chunks
 from lakewarden.events.codec import (
     AUDIT_EVENT,
@@ -94,6 +101,7 @@ __all__ = [
     "MAX_MARKERS_PER_EVENT",
     "MAX_VERSION",
     "PROTOCOL",
+    "PROTOCOL_WITH_TURNS",
     "TABLE_SERVICE_PRIORITY",
     "WRITER_EVENT",
     "Abort",

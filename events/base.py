@@ -19,6 +19,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from lakewarden.events.tables import require_canonical
 
 PROTOCOL = 1
+PROTOCOL_WITH_TURNS = 2
+"""Of an `admitted` that has a `turn`: readers of releases that know no turns refuse it (docs/decisions/0045)."""
 
 MAX_NAME = 512
 """Bytes (UTF-8) of an id or a writer's name. Both are keys in every index of the agent and appear in every message."""

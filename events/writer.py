@@ -19,7 +19,7 @@ from lakewarden.events.base import (
 from lakewarden.events.markers import Markers
 
 Admission: TypeAlias = Literal["optimistic", "queued"]
-ConflictRule: TypeAlias = Literal["file-group", "deleted-file"]
+ConflictRule: TypeAlias = Literal["file-group", "deleted-file", "ordered"]
 
 DEFAULT_HEARTBEAT_SECONDS = 5.0
 
@@ -50,7 +50,8 @@ class CommitIntent(WriterEvent):
     priority: Integer = 0
     """Of two transactions in conflict, the one with the smaller priority is aborted."""
     conflict_rule: ConflictRule = "file-group"
-    """`file-group`: any two operations on a file group conflict. `deleted-file`: only a delete does, with a delete or a merge."""
+    """`file-group`: any two operations on a file group conflict. `deleted-file`: only a delete does, with a delete or a merge.
+    `ordered`: the same, and of two others on a file group the transaction that was admitted later is granted later."""
     scope: Markers = ()
     """What the transaction is going to touch, as far as the writer knows. It counts like markers."""
     lock: Annotated[str, Field(min_length=1, max_length=2048)] | None = None

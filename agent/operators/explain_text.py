@@ -248,14 +248,17 @@ def _unexpected(phase_before: Phase | None) -> str:
 
 def _decision_text(step: DecisionStep) -> str:
     match step:
-        case timeline.Admitted(agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved):
+        case timeline.Admitted(
+            agent=agent, waited_ms=waited, freed_by=freed_by, reserved=reserved, turn=turn
+        ):
             after = "" if freed_by is None else f" after {_seconds(waited)} in the queue: {_ended(freed_by)}"
             kept = (
                 f"; reserved for it, because its writer is protected: {_partitions(reserved)}"
                 if reserved
                 else ""
             )
-            return f"admitted by agent {agent}{after}{kept}"
+            place = "" if turn is None else f", turn {turn}"
+            return f"admitted by agent {agent}{place}{after}{kept}"
         case timeline.Granted():
             return _granted(step)
         case timeline.Renewed(times=times, lease_seconds=lease, seq=seq, lock_owner=owner):
@@ -438,6 +441,8 @@ def _blocker(blocker: Blocker) -> str:
             return f"{name}, which holds the grant{on}"
         case "publishing":
             return f"{name}, an older transaction of its writer, which may still be publishing"
+        case "earlier turn":
+            return f"{name}, whose turn is earlier and which has not ended{on}"
         case _:
             assert_never(blocker.reason)
 

@@ -103,7 +103,7 @@ class RelatedTransaction:
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
-WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "publishing"]
+WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "publishing", "earlier turn"]
 """Why a transaction has to wait for another one. The values are part of the JSON, so they stay as they are.
 
 | value | the other transaction |
@@ -112,6 +112,7 @@ WaitReason: TypeAlias = Literal["computing", "earlier in the line", "granted", "
 | `earlier in the line` | comes before it in the admission queue, or requested its grant earlier |
 | `granted` | holds the grant |
 | `publishing` | is an older one of the same writer, which may still be publishing |
+| `earlier turn` | comes before it in the order of `ordered` transactions, touches the same places, and has not ended |
 """
 
 
@@ -217,6 +218,8 @@ class Admitted:
     freed_by: LastBlocker | None
     reserved: tuple[str, ...] = ()
     """The first partitions that the agent reserved for it, because its writer is protected."""
+    turn: int | None = None
+    """Of an `ordered` transaction: its place among those that are open at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -385,12 +385,12 @@ class Explainer:
             return
         agent, cause = decision.agent, self._cause(decision)
         match decision:
-            case Admitted(reserved=markers):
+            case Admitted(reserved=markers, turn=turn):
                 waited = _milliseconds_between(self._opened, record)
                 freed_by = self._freed_by()
                 self._waited_for = set()
                 reserved = _partitions((), markers)
-                self._steps.append(timeline.Admitted(record, agent, cause, waited, freed_by, reserved))
+                self._steps.append(timeline.Admitted(record, agent, cause, waited, freed_by, reserved, turn))
             case CommitGranted():
                 self._add_grant(record, decision, cause)
             case GrantRenewed(lease_seconds=lease, seq=seq, lock_owner=owner):

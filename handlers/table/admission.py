@@ -29,6 +29,8 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
   the writer lost before. They count as its markers. Without them, it would lose to every commit that lands before its first
   marker. It is blocked by a grant that runs in these partitions, by observed transactions there, and by transactions before it in
   the queue order. The others that compute there lose to it.
+- **`ordered` transactions** don't wait here for each other: the later one waits for its grant (`conflicts.py`). Its admission
+  has its turn, greater than those of all that are open, so that the writers of two that read one base number their rows apart.
 - **Observed transactions** get no answer: they compute already. Others queue behind them as behind any that computes, until they
   end or have been silent for too long (`liveness.py`).
 """
@@ -38,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lakewarden.events import CommitIntent, Marker, canonical_table
-from lakewarden.handlers.table.conflicts import operations_conflict, rule_for
+from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.state import TableState
@@ -190,9 +192,18 @@ def admit_ready(context: StepContext) -> list[Transaction]:
             continue
         if next(blockers(state, transaction), None) is None:
             reserved = _markers_to_reserve(state, transaction)
-            context.decide(Admit(transaction.id, transaction.writer, cause, reserved))
+            turn = _next_turn(state) if transaction.conflict_rule == "ordered" else None
+            context.decide(Admit(transaction.id, transaction.writer, cause, reserved, turn))
             admitted.append(transaction)
     return admitted
+
+
+def _next_turn(state: TableState) -> int:
+    """The turn after those of the open `ordered` transactions; 0 if there are none."""
+    turns = [
+        each.turn for each in state.transactions.values() if each.phase in COMPUTING and each.turn is not None
+    ]
+    return max(turns, default=-1) + 1
 
 
 def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
@@ -218,9 +229,7 @@ def blocking_overlaps(state: TableState, transaction: Transaction) -> Iterator[O
     for overlap in state.footprints.overlaps(transaction):
         other = overlap.other.transaction
         queued_before = other.phase is Phase.QUEUED and _queue_position(state, other) < mine
-        if (other.phase in COMPUTING or queued_before) and operations_conflict(
-            rule_for(transaction, other), overlap.mine.operation, overlap.other.operation
-        ):
+        if (other.phase in COMPUTING or queued_before) and touches_meet(overlap.mine, overlap.other):
             yield overlap
 
 

@@ -7,6 +7,17 @@ an observed transaction and one that isn't, the observed one's rule applies: a c
 | --- | --- |
 | `file-group` (Hudi) | always |
 | `deleted-file` (Paimon) | if both are `delete`, or one is `delete` and the other `merge`: it builds on what is deleted |
+| `ordered` (Paimon's primary keys) | as with `deleted-file`; any others only out of order |
+
+Order. `ordered` transactions come in the order of their admissions, because a writer numbers its rows by what it reads then
+(docs/decisions/0045). Two that share a file group:
+
+| the first | the second | then |
+| --- | --- | --- |
+| computes | computes | the second waits for its grant until the first has ended (`grants.py`) |
+| computes | computes, with a larger priority | they conflict, and the first loses: its rows would count as older ones |
+| computes | is granted, or has landed | they conflict, and the first loses: it touched the file group too late |
+| is granted, or has landed | any | no conflict |
 
 Counterpart. A transaction is in conflict only with these others:
 
@@ -51,15 +62,41 @@ def rule_for(mine: Transaction, other: Transaction) -> ConflictRule:
     """The rule for a pair of transactions: the stricter of the two."""
     if mine.observed != other.observed:
         return mine.conflict_rule if mine.observed else other.conflict_rule
-    both_lenient = mine.conflict_rule == other.conflict_rule == "deleted-file"
-    return "deleted-file" if both_lenient else "file-group"
+    return mine.conflict_rule if mine.conflict_rule == other.conflict_rule else "file-group"
 
 
 def operations_conflict(rule: ConflictRule, mine: Operation, other: Operation) -> bool:
-    """Whether two operations on one file group conflict."""
+    """Whether two operations on one file group conflict, in whatever order their transactions come."""
     if rule == "file-group":
         return True
     return "delete" in (mine, other) and mine in _BUILDS_ON and other in _BUILDS_ON
+
+
+def in_order(one: Transaction, another: Transaction) -> tuple[Transaction, Transaction]:
+    """Return the two in the order of their admissions. Queued ones come last, in the order of their intents."""
+    first, second = sorted((one, another), key=lambda each: (each.phase is Phase.QUEUED, each.began))
+    return first, second
+
+
+def waits_for_turn(second: Transaction, first: Transaction) -> bool:
+    """Whether, of two `ordered` transactions that share a file group, the second waits for the end of the first."""
+    return first.phase in (Phase.ACTIVE, Phase.WAITING) and second.priority <= first.priority
+
+
+def out_of_order(one: Transaction, another: Transaction) -> bool:
+    """Whether, of two `ordered` transactions that share a file group, the second doesn't come after the first."""
+    first, second = in_order(one, another)
+    if first.phase not in (Phase.ACTIVE, Phase.WAITING):
+        return False
+    return second.phase is Phase.GRANTED or second.phase in LANDED or not waits_for_turn(second, first)
+
+
+def touches_meet(one: Touch, another: Touch) -> bool:
+    """Whether two touches that share a place rule each other out, by the rule of the pair."""
+    rule = rule_for(one.transaction, another.transaction)
+    if operations_conflict(rule, one.operation, another.operation):
+        return True
+    return rule == "ordered" and out_of_order(one.transaction, another.transaction)
 
 
 def conflict_kind(mine: Transaction, other: Transaction) -> ConflictKind | None:
@@ -101,14 +138,15 @@ def kind_of(touch: Touch) -> TouchKind:
 
 
 def may_conflict(mine: Touch, other: Touch) -> bool:
-    """Whether the operations of two touches conflict. It depends on the kinds of both alone."""
-    return operations_conflict(rule_for(mine.transaction, other.transaction), mine.operation, other.operation)
+    """Whether two touches can conflict, in some order of their transactions. It depends on the kinds of both alone."""
+    rule = rule_for(mine.transaction, other.transaction)
+    return rule == "ordered" or operations_conflict(rule, mine.operation, other.operation)
 
 
 def touches_conflict(mine: Touch, other: Touch) -> bool:
     """Whether two touches that share a place are a conflict for `mine`."""
     one, another = mine.transaction, other.transaction
-    return one is not another and conflict_kind(one, another) is not None and may_conflict(mine, other)
+    return one is not another and conflict_kind(one, another) is not None and touches_meet(mine, other)
 
 
 def conflicting(overlaps: Iterable[Overlap]) -> list[Overlap]:

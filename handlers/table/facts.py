@@ -201,8 +201,9 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
             keep_closed(state, verdict.transaction, _closed_by(verdict, verdict.writer, None))
         return
     match verdict:
-        case Admit(reserved=reserved):
+        case Admit(reserved=reserved, turn=turn):
             if transaction.phase is Phase.QUEUED:
+                transaction.turn = turn
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
                 transaction.began = state.moment
                 _add_markers(state, transaction, reserved)

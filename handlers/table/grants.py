@@ -1,7 +1,10 @@
 """Which transaction may commit, for how long, and what happens if its writer doesn't report.
 
 Granting
-1. A table has at most one granted transaction. Others are granted in the order of their `commit-requested` events.
+1. A table has at most one granted transaction. Others are granted in the order of their `commit-requested` events, except that
+   an `ordered` transaction waits for the end of each one that comes before it and shares a file group (`conflicts.py`). No
+   transaction waits for a later one, so each wait ends with a first one: it commits, abandons, is aborted, or is silent
+   (`liveness.py`).
 2. A grant needs the table's lock. `lease_seconds` is at most the rest of the lock lease, whose end has the drift subtracted.
 3. If less than half of the configured grant lease would remain, the agent waits for the next renewal of the lock.
 4. The grant names the writer's latest `seq` that the agent has read. The writer counts its lease from when it *sent* that
@@ -39,7 +42,11 @@ Lock
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from lakewarden.handlers.table.conflicts import in_order, rule_for, waits_for_turn
 from lakewarden.handlers.table.detection import judge_grant, judge_landing, validate_for_grant
+from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
@@ -66,7 +73,7 @@ def lock_to_hand_over(state: TableState, now: float) -> str | None:
 def grant_next(context: StepContext) -> None:
     """Grant the first transaction of the queue that passes the check before a grant."""
     state = context.state
-    while state.running() is None and (queue := _grant_queue(state)):
+    while state.running() is None and (queue := grant_queue(state)):
         lease = _available_lease(context)
         lock = state.lock
         if (
@@ -190,7 +197,7 @@ def request_or_release_lock(context: StepContext) -> None:
         running = state.running()
     else:
         running = state.running()
-        needed = bool(_grant_queue(state)) or running is not None
+        needed = bool(grant_queue(state)) or running is not None
         needed = needed or (state.unseen_grant and bool(state.open()))
         if state.lock_used and running is None:
             _release_lock(context)
@@ -211,9 +218,22 @@ def _release_lock(context: StepContext) -> None:
     context.emit([ReleaseLock()])
 
 
-def _grant_queue(state: TableState) -> list[Transaction]:
+def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
+    """The overlaps with `ordered` transactions for whose end an `ordered` transaction waits."""
+    if transaction.conflict_rule != "ordered":
+        return
+    for overlap in state.footprints.overlaps(transaction):
+        other = overlap.other.transaction
+        later = rule_for(transaction, other) == "ordered" and in_order(transaction, other)[1] is transaction
+        if later and waits_for_turn(transaction, other):
+            yield overlap
+
+
+def grant_queue(state: TableState) -> list[Transaction]:
+    """The transactions that may be granted next, in their order."""
     waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
-    return sorted(waiting, key=lambda each: each.requested)
+    ready = [each for each in waiting if next(earlier_turns(state, each), None) is None]
+    return sorted(ready, key=lambda each: each.requested)
 
 
 def _available_lease(context: StepContext) -> float:

@@ -131,6 +131,8 @@ class Transaction:
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
     observed: bool = False
     """A watcher reports it. It is never queued or granted, and wins every conflict."""
+    turn: int | None = None
+    """Of an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
     reported: set[str] = field(default_factory=set)
     """Of an observed one: the other observed transactions whose conflict with it was reported."""
 

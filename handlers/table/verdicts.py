@@ -47,6 +47,8 @@ class Admit:
     cause: Cause
     reserved: tuple[Marker, ...] = ()
     """Partitions that count as touched from now on, although the writer has published no marker there."""
+    turn: int | None = None
+    """Of an `ordered` transaction (`conflicts.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def verdict_of(event: DecisionEventUnion) -> Verdict:
     cause = Cause(event.cause, event.cause_offset)
     match event:
         case Admitted():
-            return Admit(event.transaction, event.writer, cause, event.reserved)
+            return Admit(event.transaction, event.writer, cause, event.reserved, event.turn)
         case Abort():
             return AbortTransaction(
                 event.transaction,

@@ -40,7 +40,7 @@ class GateEvent:
     | `what` | when | `detail` |
     | --- | --- | --- |
     | `intent` | Kafka has acknowledged the intent | `admission`, its `reason`, `scope` (markers), `sequence` (Kafka offset) |
-    | `admitted` | the agent admitted the transaction; the body starts | |
+    | `admitted` | the agent admitted the transaction; the body starts | `turn`, if its rule is `ordered` |
     | `markers` | Kafka has acknowledged markers of the driver | `count`, `partitions` (the first 20) |
     | `abort` | an abort arrived | `reason`, `retriable`, `others` (writers), `conflicts` (the first 20), `late` |
     | `jobs-stopped` | `foreach_batch` cancelled the batch's Spark jobs after an abort | `gone` (none is left), `seconds` |

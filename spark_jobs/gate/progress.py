@@ -93,6 +93,7 @@ class Progress:
         "lease",
         "phase",
         "send_times",
+        "turn",
     )
 
     def __init__(self, table: str, writer: str, margin_seconds: float) -> None:
@@ -102,6 +103,8 @@ class Progress:
         self.abort: Abort | None = None
         self.admitted_by: int | None = None
         """Offset in `writers` of the event that caused the admission: its own intent, unless the transaction waited."""
+        self.turn: int | None = None
+        """Of an `ordered` transaction that is admitted: its place among those that are open."""
         self.late_abort: Abort | None = None
         self.committed: AlreadyCommitted | None = None
         self.lease: GrantLease | None = None
@@ -115,7 +118,7 @@ class Progress:
                 if self.phase is not Phase.OPENING:
                     return Change.NONE
                 self.phase = Phase.COMPUTING
-                self.admitted_by = decision.cause_offset
+                self.admitted_by, self.turn = decision.cause_offset, decision.turn
                 return Change.ANSWER
             case AlreadyCommitted():
                 if self.phase is not Phase.OPENING:

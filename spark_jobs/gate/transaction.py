@@ -289,6 +289,15 @@ class Transaction:
         return self._intent_offset
 
     @property
+    def turn(self) -> int | None:
+        """Of an `ordered` transaction that is admitted: its place among those of the table that are open. Otherwise None.
+
+        Rows that are numbered by the version that the writer reads after its admission, and then by its turn, are newer than
+        those of overlapping transactions that are granted before.
+        """
+        return self._progress.turn
+
+    @property
     def waited(self) -> bool:
         """Whether the admission waited for other transactions."""
         caused_by = self._progress.admitted_by
@@ -422,7 +431,7 @@ class Transaction:
                 version=committed.version,
             )
         if phase is not Phase.OPENING:
-            self.notify("admitted")
+            self.notify("admitted", **({} if self.turn is None else {"turn": self.turn}))
             return
         if interrupted:
             raise refusals.interrupted("admission", self._facts())

@@ -12,6 +12,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | one victim | two transactions lose the same conflict, each against the other (G3) |
 | right victim | the loser is not the one by the rules: protected writer, then priority, then order of the intents (G3) |
 | granted never aborted | a granted transaction is aborted for a conflict (G3) |
+| granted in turn | an `ordered` transaction is granted while one that was admitted before it and touches its place is open |
 | no commit without grant | a commit lands whose transaction has no grant that counts, or never requested it (G4) |
 | once | a table has a batch twice, although it records batches or the outcome was reported, except in the window (G6) |
 | committed batch skipped | a batch that the log has as committed is granted again, or a skipped one is in no table (G6) |
@@ -27,6 +28,8 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer gets no abort |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
+
+Two `ordered` commits conflict only if the rows of the later one are the older ones, by their numbers.
 
 *After a loss of records* (`losses.py`), the oracles use only what the log still has (docs/decisions/0016):
 
@@ -120,6 +123,10 @@ class History:
     order: int
     """Its place among all transactions, in the order of their intents."""
     opened_at: float
+    ordered: bool = False
+    """Whether its rule is `ordered`."""
+    admitted_at: int = -1
+    """Offset of its admission in `decisions`."""
     intent_lost: bool = False
     unreported: bool = False
     """No agent can know of its completion."""
@@ -139,15 +146,30 @@ class History:
     """Offset and time of all its writer's events."""
     seqs: list[tuple[int, int]] = field(default_factory=list)
     """Offset and `seq` of its writer's events that have one."""
-    touched: set[tuple[str, str]] = field(default_factory=set)
-    """What its writer declared, or the agent reserved for it."""
+    touched: dict[tuple[str, str], int] = field(default_factory=dict)
+    """What its writer declared, or the agent reserved for it, with the offset from which on an agent knows it."""
     skipped: bool = False
     completed: int | None = None
     abandoned: bool = False
 
-    def touch(self, markers: Iterable[Marker]) -> None:
-        """Add markers to its footprint."""
-        self.touched.update((each.partition, each.file_group) for each in markers)
+    def touch(self, markers: Iterable[Marker], offset: int) -> None:
+        """Add markers to its footprint, known from this offset in `writers` on."""
+        for each in markers:
+            self.touched.setdefault((each.partition, each.file_group), offset)
+
+    def is_open(self) -> bool:
+        """Whether nothing in the log ends it."""
+        over = self.ended or self.skipped or self.abandoned or self.completed is not None
+        return not over
+
+    def meets(self, other: History, offset: int) -> bool:
+        """Whether both touch one place, according to the log up to this offset."""
+        return any(
+            mine[0] == theirs[0] and (mine[1] == theirs[1] or "*" in (mine[1], theirs[1]))
+            for mine, known in self.touched.items()
+            for theirs, also_known in other.touched.items()
+            if max(known, also_known) <= offset
+        )
 
 
 @dataclass(slots=True)
@@ -249,8 +271,9 @@ class Oracles(ViolationRecorder):
                     event.priority,
                     len(self._histories),
                     record.at,
+                    ordered=event.conflict_rule == "ordered",
                 ),
-            ).touch(event.scope)
+            ).touch(event.scope, record.offset)
         history = self._histories.get(event.transaction)
         if history is None:
             return
@@ -258,7 +281,7 @@ class Oracles(ViolationRecorder):
         if isinstance(event, CommitRequested | WriterHeartbeat):
             history.seqs.append((record.offset, event.seq))
         if isinstance(event, CommitRequested | MarkerCreated):
-            history.touch(event.markers)
+            history.touch(event.markers, record.offset)
         if isinstance(event, CommitRequested) and history.requested is None:
             history.requested = record.offset
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
@@ -308,6 +331,8 @@ class Oracles(ViolationRecorder):
         if counted and history is not None and (event.table, event.writer) == (history.table, history.writer):
             if isinstance(event, CommitGranted) and history.granted_at is None:
                 history.granted_at = record.offset
+            if isinstance(event, Admitted) and not history.admitted:
+                history.admitted_at = record.offset
             ended = history.ended
             self._check_decision(event, history)
             if history.ended is not ended:
@@ -427,10 +452,11 @@ class Oracles(ViolationRecorder):
                         "consistent decisions", f"{name} is admitted, and was {history.ended or 'admitted'}"
                     )
                 history.admitted = True
-                history.touch(event.reserved)
+                history.touch(event.reserved, event.cause_offset)
             case CommitGranted():
                 self._check_seq(event, history)
                 self._check_grant(event, history)
+                self._check_turn(event, history)
                 history.granted = history.granted or event
             case Abort():
                 self._check_abort(event, history)
@@ -513,6 +539,22 @@ class Oracles(ViolationRecorder):
                 self.violated(
                     "committed batch skipped",
                     f"{name} is granted batch {history.batch}; {batch} is committed",
+                )
+
+    def _check_turn(self, event: CommitGranted, history: History) -> None:
+        """Each open transaction with an earlier turn must end first, unless this one's priority is larger."""
+        for name, other in self._histories.items():
+            earlier = other.admitted and other.admitted_at < history.admitted_at and other.is_open()
+            if (
+                earlier
+                and history.ordered
+                and other.ordered
+                and other.table == history.table
+                and other.priority >= history.priority
+                and history.meets(other, event.cause_offset)
+            ):
+                self.violated(
+                    "granted in turn", f"{event.transaction} is granted; {name}, admitted before it, is open"
                 )
 
     def _must_know(self, grant: CommitGranted, history: History, batch: int, offset: int) -> bool:
@@ -718,7 +760,9 @@ class Oracles(ViolationRecorder):
                 self._twice(table, landed, other)
             elif not {commit.transaction, other.commit.transaction}.isdisjoint(self._overlooked):
                 continue
-            elif other.at > commit.began and conflict(commit.touched, commit.rule, other.commit):
+            elif other.at > commit.began and conflict(
+                commit.touched, commit.rule, other.commit, commit.number
+            ):
                 self.violated(
                     "no overlap",
                     f"{commit.transaction} began {now - commit.began:.3f} s ago, and {other.commit.transaction}"

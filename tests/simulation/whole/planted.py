@@ -9,6 +9,7 @@
 | asymmetric victim rule | right victim | the victim doesn't depend on which marker arrives last |
 | both aborted | one victim | a batch of markers that loses aborts no other transaction |
 | granted may be a victim | granted never aborted | a granted transaction is never a victim |
+| turns ignored | granted in turn | an `ordered` transaction waits for those with earlier turns |
 | landed commits ignored | no overlap | a commit that landed since a transaction began conflicts with it |
 | decisions during replay | replay matches | nothing is decided during a replay |
 | published decisions ignored | consistent decisions | a published decision is a fact for later owners |
@@ -226,6 +227,10 @@ def _ledger_ignored() -> list[Patch]:
     return [(admission, "_already_committed", lambda *_: False)]
 
 
+def _turns_ignored() -> list[Patch]:
+    return [(grants, "earlier_turns", lambda *_: iter(()))]
+
+
 def _table_not_queried() -> list[Patch]:
     return [(LakeTable, "look_up_batch", lambda *_: None)]
 
@@ -379,6 +384,7 @@ BUGS: Bugs = {
     "asymmetric victim rule": ("right victim", _asymmetric_victim_rule),
     "both aborted": ("one victim", _both_aborted),
     "granted may be a victim": ("granted never aborted", _granted_may_be_victim),
+    "turns ignored": ("granted in turn", _turns_ignored),
     "landed commits ignored": ("no overlap", _landed_commits_ignored),
     "decisions during replay": ("replay matches", _decisions_during_replay),
     "published decisions ignored": ("consistent decisions", _published_decisions_ignored),
@@ -420,6 +426,7 @@ REVEALED_BY: dict[str, Kind] = {
 }
 """The kind of run that reveals a bug. All other bugs show soon in hard runs, or by an addition."""
 REVEALED_BY_ADDITION: dict[str, str] = {
+    "turns ignored": "ordered",
     "strangers believed": "strangers",
     "any grant completes": "strangers",
     "decisions of other tables believed": "strangers",

@@ -46,9 +46,13 @@ Every twentieth seed, beginning with 4, has these faults (`draw_ledger_faults`):
 | losses | Kafka loses records of the ledger that a checkpoint relies on (`losses.py`) |
 | checkpoints restored | the checkpoints of Spark are restored from an earlier batch, so that committed batches begin again |
 
+Every twentieth seed, beginning with 12, has no such faults, but other writers (`draw_ordered`): most transactions on its tables
+are `ordered`, and their rows are numbered by the version that they read and by their turns, as Paimon's are.
+
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
 of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
-what it meant in version 5, and any other one what it meant in version 6.
+what it meant in version 5, one with other faults of the log what it meant in version 6, and one with faults of the ledger what
+it meant in version 7.
 """
 
 from __future__ import annotations
@@ -66,7 +70,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 7
+VERSION = 8
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -88,6 +92,8 @@ OTHER_LOG_FAULTS_EVERY = 40
 """One of so many seeds, beginning with `LOG_FAULTS_FROM`, has faults of the log other than losses."""
 LEDGER_FAULTS_EVERY, LEDGER_FAULTS_FROM = 20, 4
 """None of the seeds that failed before there were any has faults of the ledger."""
+ORDERED_EVERY, ORDERED_FROM = 20, 12
+"""None of the seeds that failed before there were any has `ordered` transactions."""
 MAX_TRANSACTION_SECONDS = 30.0
 """In seeds with hung bodies: longer than most transactions take."""
 REFUSAL_SECONDS = (3.0, 120.0)
@@ -205,6 +211,8 @@ class Additions:
     """When the checkpoints of Spark are restored, and how many batches they lose."""
     copied_again: float | None = None
     """When an interrupted copy of the ledger is repeated; None: the ledger is no copy."""
+    ordered: bool = False
+    """Most transactions are `ordered`. This is no fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +306,8 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
     scenario = draw(stream("scenario"))
     if seed % LATER_ADDITIONS_EVERY == LATER_ADDITIONS_FROM:
         return _with_later_additions(stream, scenario)
+    if seed % ORDERED_EVERY == ORDERED_FROM:
+        return draw_ordered(stream("ordered"), scenario)
     if seed % LEDGER_FAULTS_EVERY == LEDGER_FAULTS_FROM:
         return replace(scenario, additions=draw_ledger_faults(stream, scenario))
     if seed % LATER_ADDITIONS_EVERY == LOG_FAULTS_FROM:
@@ -389,6 +399,32 @@ def draw_ledger_faults(stream: Callable[[str], Random], scenario: Scenario) -> A
             for _ in range(restored.choice((1, 2, 3)))
         ),
     )
+
+
+def draw_ordered(random: Random, scenario: Scenario) -> Scenario:
+    """Let writers of few places be `ordered`, on tables that refuse the publish of a writer whose rows would be older ones."""
+    tables = []
+    for table in scenario.tables:
+        places = tuple((f"d={day}", "f1") for day in range(random.choice((1, 1, 2))))
+        writers = tuple(
+            (
+                machine,
+                replace(
+                    workload,
+                    queued=random.random() < 0.3,
+                    priority=random.choice((0, 0, 0, 0, 1, TABLE_SERVICE_PRIORITY)),
+                    rule=random.choice(("ordered", "ordered", "ordered", "ordered", "file-group")),
+                    operation="merge",
+                    places=places,
+                    most=2,
+                ),
+            )
+            for machine, workload in table.writers
+        )
+        tables.append(
+            replace(table, fenced=True, records_batches=True, lock=None, hudi=None, writers=writers)
+        )
+    return replace(scenario, tables=tuple(tables), additions=Additions(ordered=True))
 
 
 def draw_other_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:

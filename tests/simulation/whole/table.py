@@ -34,6 +34,8 @@ class Commit:
     """When it read its base, in true time."""
     deadline: float
     """Deadline of its grant at its last check, in true time."""
+    number: tuple[int, int] | None = None
+    """Of an `ordered` one: by which its rows are newer or older than others. The version that it read, and its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,16 @@ class LakeTable:
         """Return the version that this transaction committed."""
         return next((each.version for each in self.landed if each.commit.transaction == transaction), None)
 
-    def unchanged(self, since: int, touched: Iterable[Marker], rule: ConflictRule) -> bool:
-        """Return whether no commit after version `since` conflicts with these markers."""
+    def unchanged(
+        self,
+        since: int,
+        touched: Iterable[Marker],
+        rule: ConflictRule,
+        number: tuple[int, int] | None,
+    ) -> bool:
+        """Return whether no commit after version `since` conflicts with these markers, or has newer rows there."""
         mine = frozenset(touched)
-        return not any(conflict(mine, rule, each.commit) for each in self.landed[since:])
+        return not any(conflict(mine, rule, each.commit, number) for each in self.landed[since:])
 
     def publish(self, commit: Commit, after: int | None, now: float) -> int | None:
         """Commit, if no commit landed after version `after` (None: in any case). Return the new version."""
@@ -99,9 +107,15 @@ class LakeTable:
         return landed.version
 
 
-def conflict(mine: frozenset[Marker], rule: ConflictRule, other: Commit) -> bool:
-    """Return whether two footprints conflict. Written from design.md §4, not from the code under test."""
-    lenient = rule == other.rule == "deleted-file"
+def conflict(
+    mine: frozenset[Marker], rule: ConflictRule, other: Commit, number: tuple[int, int] | None
+) -> bool:
+    """Return whether a footprint conflicts with an earlier commit. Written from design.md §4, not from the code under test.
+
+    Of two `ordered` ones, the rows of the earlier commit must be older: it must have the smaller number.
+    """
+    in_turn = number is not None and other.number is not None and other.number < number
+    lenient = rule == other.rule == "deleted-file" or in_turn
     for one in mine:
         for two in other.touched:
             same = one.file_group == two.file_group or ALL in (one.file_group, two.file_group)

@@ -26,6 +26,7 @@ from tests.simulation.whole.scenario import (
     LATER_ADDITIONS_FROM,
     LEDGER_FAULTS_FROM,
     LOG_FAULTS_FROM,
+    ORDERED_FROM,
     SHARES,
     Additions,
     draw,
@@ -131,10 +132,11 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
 
     losses = [loss for each in drawn.values() for loss in each.losses]
 
-    residues = {0, 4, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
+    residues = {0, 2, 4, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
     assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
     assert len({(loss.topic, loss.what) for loss in losses}) == 9
     assert any(each.checkpoints_restored for each in drawn.values())
+    assert any(each.ordered for each in drawn.values())
     assert {each.copied_again is None for each in drawn.values()} == {False, True}
     assert {each.misplaced for each in drawn.values()} == {0.0, 0.3}
     assert {loss.restart is None for loss in losses} == {False, True}
@@ -153,6 +155,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
         LOG_FAULTS_FROM,
         LOG_FAULTS_FROM + 10,
         LEDGER_FAULTS_FROM,
+        ORDERED_FROM,
     ],
 )
 def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:

@@ -326,6 +326,7 @@ class Attempt:
         self._intent_offset: int | None = None
         self._publish = Publish()
         self._touched: dict[Marker, None] = {}
+        self._number: tuple[int, int] | None = None
         self._events = 0
 
     @property
@@ -419,9 +420,15 @@ class Attempt:
             if found is not None:
                 await self._commit(None, 0.0, replayed=found)
                 return
-        await self._touch(self._touches[:1], executors=False)
+        ordered = self.job.workload.rule == "ordered"
+        if not ordered:
+            await self._touch(self._touches[:1], executors=False)
         base = await self._query_table(table.version)
         assert base is not None
+        if ordered:
+            # Only numbers depend on it, so it is read as soon as the turn is known.
+            assert self._progress.turn is not None
+            self._number = base, self._progress.turn
         began = self._node.timeline.now
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
@@ -496,7 +503,7 @@ class Attempt:
             after: int | None = None
             if table.fenced:
                 after = await self._query_table(table.version)
-                same = await self._query_table(lambda: table.unchanged(base, touched, rule))
+                same = await self._query_table(lambda: table.unchanged(base, touched, rule, self._number))
                 if not same:
                     raise AttemptStopped("the base changed", retriable=True)
             self._require_grant(self._progress.check_lease(self._node.now()))
@@ -505,7 +512,9 @@ class Attempt:
             assert held.deadline is not None
             deadline = self._node.clock.when(held.deadline)
             self._oracles.on_publish(self.id, deadline)
-            commit = Commit(self.id, self.job.writer, self.batch, touched, rule, began, deadline)
+            commit = Commit(
+                self.id, self.job.writer, self.batch, touched, rule, began, deadline, self._number
+            )
             await self._write(commit, after)
 
     async def _write(self, commit: Commit, after: int | None) -> None:

@@ -100,7 +100,7 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         batch_id=st.none() | st.integers(-(2**63), 2**63 - 1),
         admission=st.sampled_from(["optimistic", "queued"]),
         priority=st.integers(-100, 100),
-        conflict_rule=st.sampled_from(["file-group", "deleted-file"]),
+        conflict_rule=st.sampled_from(["file-group", "deleted-file", "ordered"]),
         scope=marker_lists,
         lock=st.none() | names,
         heartbeat_seconds=st.floats(0.01, 300),
@@ -125,7 +125,13 @@ EVENTS: dict[type[Any], st.SearchStrategy[Any]] = {
         operator=names,
         reason=texts,
     ),
-    events.Admitted: st.builds(events.Admitted, **_decision),
+    events.Admitted: st.builds(events.Admitted, **_decision)
+    | st.builds(
+        events.Admitted,
+        **_decision,
+        turn=st.integers(0, 2**62),
+        protocol=st.just(events.PROTOCOL_WITH_TURNS),
+    ),
     events.Abort: st.builds(
         events.Abort,
         **_decision,

@@ -56,7 +56,7 @@ def test_an_encoded_event_is_a_json_object_with_type_and_protocol(event: Event) 
     fields = json.loads(encode(event))
 
     assert fields["type"] == event.type
-    assert fields["protocol"] == 1
+    assert fields["protocol"] == (1 if fields.get("turn") is None else 2)
 
 
 @pytest.mark.parametrize(

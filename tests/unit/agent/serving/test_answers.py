@@ -93,7 +93,7 @@ def act(draw: Any, table: Table) -> None:  # noqa: C901, PLR0912 - one case per 
                 batch_id=draw(integers),
                 priority=draw(integers),
                 admission=draw(st.sampled_from(["optimistic", "queued"])),
-                conflict_rule=draw(st.sampled_from(["file-group", "deleted-file"])),
+                conflict_rule=draw(st.sampled_from(["file-group", "deleted-file", "ordered"])),
                 scope=MARKERS[draw(marker_sets)],
                 heartbeat_seconds=draw(st.sampled_from([5e-324, 1e-300, 5.0, 300.0])),
                 lock=draw(st.sampled_from([None, "s3://lake/locks/x.json", "s3://[/x", "\x01" * 2048])),

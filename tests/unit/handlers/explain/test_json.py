@@ -42,7 +42,7 @@ STEPS: dict[str, str] = {
         "admission_reason observed"
     ),
     "waiting": "where what behind",
-    "admitted": "where agent cause waited_ms freed_by reserved",
+    "admitted": "where agent cause waited_ms freed_by reserved turn",
     "touched": "first where events markers new partitions",
     "met": "where who phase came_second conflict rule shared places",
     "aborted": (
@@ -83,7 +83,13 @@ def test_every_kind_of_step_has_its_own_name() -> None:
 
 def test_the_values_that_classify_are_fixed() -> None:
     """They are documented in docs/explain.md, and programs compare them."""
-    assert get_args(timeline.WaitReason) == ("computing", "earlier in the line", "granted", "publishing")
+    assert get_args(timeline.WaitReason) == (
+        "computing",
+        "earlier in the line",
+        "granted",
+        "publishing",
+        "earlier turn",
+    )
     assert get_args(timeline.VictimRule) == (
         "landed",
         "observed",

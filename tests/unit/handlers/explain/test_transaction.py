@@ -283,6 +283,23 @@ def test_a_transaction_that_waits_for_its_grant_has_the_holder_and_the_earlier_r
     assert (granted.waited_ms, granted.unblocked_ms) == (2 * SECOND + 500, 500)
 
 
+def test_an_ordered_transaction_has_those_with_earlier_turns_as_blockers() -> None:
+    """B requests its grant first, and waits for A, which touches the same place."""
+    w = world().intent("A", m("p/f"), conflict_rule="ordered").intent("B", m("p/f"), conflict_rule="ordered")
+    w.lock().request("B").request("A")
+
+    waiting = explanation_of(w, "B")
+    explanation = explanation_of(w.complete("A").complete("B"), "B")
+
+    assert [(each.transaction.id, each.reason) for each in waiting.waits_for] == [("A", "granted")]
+    (first,) = one(explanation, timeline.Waiting).blockers
+    assert (first.transaction.id, first.reason) == ("A", "earlier turn")
+    assert one(explanation, timeline.Admitted).turn == 1
+    text = "\n".join(explanation_lines(explanation))
+    assert ", turn 1" in text
+    assert "whose turn is earlier and which has not ended on p" in text
+
+
 def test_a_commit_is_explained_that_is_reported_after_the_grant_lease_expired() -> None:
     """The writer was cut off, read the table, and reported what it found."""
     w = world().intent("A").lock().request("A").tick(21).complete("A", version="9")

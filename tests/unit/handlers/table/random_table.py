@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,6 +80,8 @@ class Process:
     published: float | None = None
     deadline: float = -1.0
     grant: str = ""
+    admission_number: int = -1
+    """Its place among the admissions."""
 
 
 @dataclass
@@ -96,15 +99,17 @@ def operations_clash(strict: bool, mine: str, other: str) -> bool:
     return {mine, other} in ({"delete"}, {"delete", "merge"})
 
 
-def clash(a: Process, b: Process) -> bool:
-    """Whether two footprints conflict, by comparing all pairs of markers."""
-    strict = "file-group" in (a.rule, b.rule)
+def clash(first: Process, second: Process) -> bool:
+    """Whether two footprints conflict, by comparing all pairs of markers. `first` was published before `second`."""
+    in_turn = first.rule == second.rule == "ordered" and first.admission_number < second.admission_number
+    strict = first.rule != second.rule or first.rule == "file-group"
+    strict = strict or (first.rule == "ordered" and not in_turn)
     return any(
         x.partition == y.partition
         and (x.file_group == y.file_group or "*" in (x.file_group, y.file_group))
         and operations_clash(strict, x.operation, y.operation)
-        for x in a.touched
-        for y in b.touched
+        for x in first.touched
+        for y in second.touched
     )
 
 
@@ -150,6 +155,7 @@ class Table(RuleBasedStateMachine):
         self.inbox: deque[WriterEventUnion] = deque()
         self.sent: list[WriterEventUnion] = []
         self.leased: list[Leased] = []
+        self.admissions = itertools.count()
         self.lost_conflicts: set[tuple[str, str]] = set()
         self.known_committed: dict[str, int] = {}
         self.read_markers: dict[str, set[Marker]] = {}
@@ -188,7 +194,7 @@ class Table(RuleBasedStateMachine):
     @rule(
         writer=st.integers(0, WRITERS - 1),
         admission=st.sampled_from(["optimistic", "queued"]),
-        conflict_rule=st.sampled_from(["file-group", "file-group", "deleted-file"]),
+        conflict_rule=st.sampled_from(["file-group", "file-group", "deleted-file", "ordered", "ordered"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
         scope=st.just(()) | markers,
         killed=st.booleans(),
@@ -279,11 +285,10 @@ class Table(RuleBasedStateMachine):
         assert not (self.format_records_batches and twice), "G6: one batch is in the table twice"
         process.published, process.phase = self.w.now, "published"
         for other in self.processes:
-            if other is process or other.published is None or not clash(process, other):
+            if other is process or other.published is None or not clash(other, process):
                 continue
-            first, second = sorted((process, other), key=lambda each: each.published or 0.0)
-            assert second.base_read > (first.published or 0.0), (
-                f"G2: {second.id} overwrote {first.id} without having read its commit"
+            assert process.base_read > other.published, (
+                f"G2: {process.id} overwrote {other.id} without having read its commit, or out of turn"
             )
 
     @rule(index=indexes)
@@ -533,6 +538,7 @@ class Table(RuleBasedStateMachine):
             assert process is not None
             process.pending.append(verdict)
             if isinstance(verdict, Admit):
+                process.admission_number = next(self.admissions)
                 self.read_markers.setdefault(verdict.transaction, set()).update(verdict.reserved)
             if isinstance(verdict, GrantCommit):
                 deadline = process.sent[verdict.seq] + verdict.lease_seconds

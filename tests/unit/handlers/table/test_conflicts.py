@@ -79,6 +79,9 @@ def test_under_deleted_file_a_delete_conflicts_only_with_operations_that_need_th
         ("file-group", "deleted-file", "file-group"),
         ("deleted-file", "file-group", "file-group"),
         ("deleted-file", "deleted-file", "deleted-file"),
+        ("ordered", "ordered", "ordered"),
+        ("ordered", "file-group", "file-group"),
+        ("deleted-file", "ordered", "file-group"),
     ],
 )
 def test_the_stricter_of_two_rules_applies_to_a_pair(

@@ -415,6 +415,10 @@ ENTRY = events.ConflictEntry(
     [
         (events.Admitted.model_validate(DECISION), Admit("T", "w", CAUSE)),
         (
+            events.Admitted.model_validate({**DECISION, "turn": 3, "protocol": 2}),
+            Admit("T", "w", CAUSE, (), 3),
+        ),
+        (
             events.Admitted.model_validate({**DECISION, "reserved": (m("p/*"),)}),
             Admit("T", "w", CAUSE, (m("p/*"),)),
         ),

@@ -262,6 +262,7 @@ def facts(state: TableState) -> dict[str, object]:
                 "markers": each.markers,
                 "batch": each.batch_id,
                 "abort_request": each.abort_request,
+                "turn": each.turn,
             }
             for each in state.transactions.values()
         },
