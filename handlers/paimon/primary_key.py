@@ -5,18 +5,21 @@ reader gives the same answer only if no two transactions give the same number to
 later has the greater numbers. pypaimon continues after the greatest number that it finds when it stages, and checks nothing
 when it commits.
 
-1. A transaction publishes its markers `(partition, bucket)` before it reads the newest snapshot, and numbers its rows from
-   `first_sequence_number(snapshot)`.
-2. The agent lets only one of two transactions commit that compute at the same time and touch one bucket. So the one that
-   commits later has read a snapshot that contains the earlier one, and its numbers are greater: the earlier one's numbers are
-   those of an older snapshot.
+1. A transaction reads the newest snapshot as soon as it is admitted, and numbers its rows from `first_sequence_number`: by that
+   snapshot, then by its turn (docs/decisions/0045).
+2. The agent grants the commits of transactions that touch one bucket in the order of their admissions, and their turns rise. So
+   the one that commits later has the greater numbers: it read a later snapshot, or the same one and has the later turn.
+   Otherwise rule 4 finds it. A pair with another rule than `ordered` conflicts if it computes at the same time.
 3. A writer that bypasses the gate continues after the greatest number that it finds. It stays below the numbers of the next
    snapshot, so its rows are older than those of the next transaction.
-4. A put may arrive after the writer's grant has lapsed, between another transaction's read of the newest snapshot and its put.
-   So before each put a transaction looks whether a newer snapshot has files in its buckets with numbers that aren't smaller.
-   Then it is computed again.
+4. A put may arrive after the writer's grant has lapsed, between another transaction's read of the newest snapshot and its put;
+   and a snapshot may be committed between the reads of two transactions, so that the one with the earlier turn reads the later
+   snapshot. So before each put a transaction looks whether a newer snapshot has files in its buckets with numbers that aren't
+   smaller. Then it is computed again.
 5. Snapshot ids rise for the whole life of a table. Where they began again at 1 (a clone), there are files with greater numbers
    than rule 1 gives, and the table is refused.
+6. Where every column is aggregated by a function for which no order matters (`commutes`), numbers don't matter either. Rules 2
+   and 4 are not needed: two such transactions never conflict, as appends (docs/decisions/0047).
 """
 
 from __future__ import annotations
@@ -26,14 +29,26 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 SEQUENCE_BITS: Final = 32
-"""One transaction writes fewer than 2^32 rows to a bucket. The other 31 bits hold the snapshot's id."""
+"""The lower bits: the turn and the rows. The other 31 bits hold the snapshot's id."""
+
+ROW_BITS: Final = 24
+"""The lowest bits. The rows of a bucket beyond 2^24 have the numbers of the next turns, whose transactions rule 4 sends back."""
+
+TURNS: Final = 1 << (SEQUENCE_BITS - ROW_BITS)
+"""Turns with numbers of their own. Beyond them they begin again, and rule 4 sends back a transaction that this puts too early."""
 
 ENGINES: Final = frozenset({"deduplicate", "partial-update", "aggregation"})
 
+COMMUTATIVE: Final = frozenset({"sum", "product", "min", "max", "bool_and", "bool_or"})
+"""Aggregate functions whose result doesn't depend on the order of the values."""
 
-def first_sequence_number(snapshot: int) -> int:
-    """Return the sequence number of a transaction's first row, by the newest snapshot that it read."""
-    return snapshot << SEQUENCE_BITS
+_ROUNDED: Final = frozenset({"FLOAT", "DOUBLE"})
+"""Types whose `sum` and `product` depend on the order, in their last digits."""
+
+
+def first_sequence_number(snapshot: int, turn: int | None = None) -> int:
+    """Return the sequence number of a transaction's first row, by the newest snapshot that it read and by its turn, if any."""
+    return (snapshot << SEQUENCE_BITS) | ((turn or 0) % TURNS << ROW_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class PrimaryKeyTable:
     primary_key: Sequence[str]
     partition_keys: Sequence[str]
     options: Mapping[str, str] = field(repr=False)
+    types: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Paimon's type of each column, as `BIGINT NOT NULL`."""
 
     @property
     def engine(self) -> str:
@@ -151,6 +168,21 @@ _RULES: Final[tuple[_Rule, ...]] = (
 def refusal(table: PrimaryKeyTable) -> Refusal | None:
     """Return why upserts into this table are refused, or None."""
     return next((answer for applies, answer in _RULES if applies(table)), None)
+
+
+def commutes(table: PrimaryKeyTable) -> bool:
+    """Return whether the rows of a key give the same result in every order."""
+    values = [name for name in table.types if name not in table.primary_key]
+    if table.engine != "aggregation" or table.options.get("sequence.field") or not values:
+        return False
+    return all(_commutes(table, name) for name in values)
+
+
+def _commutes(table: PrimaryKeyTable, column: str) -> bool:
+    default = table.options.get("fields.default-aggregate-function")
+    function = table.options.get(f"fields.{column}.aggregate-function", default)
+    rounded = table.types[column].split(" ")[0].upper() in _ROUNDED and function in ("sum", "product")
+    return function in COMMUTATIVE and not rounded
 
 
 def missing_columns(table: PrimaryKeyTable, columns: Sequence[str], given: Collection[str]) -> list[str]:

@@ -11,13 +11,16 @@ from lakewarden.spark_jobs.sinks.paimon.stage import Staging
 from lakewarden.spark_jobs.sinks.paimon.table import latest_snapshot_id, partition_path
 
 
-def require_free_numbers(table: Any, snapshot_id: int) -> None:
-    """Raise `ValueError` if a file has a sequence number that a transaction on this snapshot would give to its rows."""
-    splits = table.new_read_builder().new_scan().plan_for_write().splits() if snapshot_id else []
+def require_free_numbers(table: Any) -> None:
+    """Raise `ValueError` if a file has a sequence number that the next transaction would give to its rows."""
+    splits = (
+        table.new_read_builder().new_scan().plan_for_write().splits() if latest_snapshot_id(table) else []
+    )
     used = max((file.max_sequence_number for split in splits for file in split.files), default=-1)
-    if used >= first_sequence_number(snapshot_id):
+    newest = latest_snapshot_id(table)  # after the files: other transactions may have committed meanwhile
+    if used >= first_sequence_number(newest):
         raise ValueError(
-            f"the table has rows with sequence number {used}, more than its {snapshot_id} snapshots allow, as in a cloned "
+            f"the table has rows with sequence number {used}, more than its {newest} snapshots allow, as in a cloned "
             f"table: new rows would count as older ones; rewrite the table (INSERT OVERWRITE by Java Paimon numbers all "
             f"rows from 0); table={table.table_path}"
         )

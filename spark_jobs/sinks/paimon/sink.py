@@ -9,7 +9,8 @@ Executors publish markers and stage files. The driver commits all of them in one
 | --- | --- | --- | --- |
 | `append` | adds files | `(partition, bucket-N, create)` | `deleted-file`: two appends never conflict |
 | `upsert` | replaces the files that have keys of the batch | `(partition, *, merge)` | `file-group` |
-| `upsert`, primary key | adds files, which Paimon merges | `(partition, bucket-N, merge)` | `file-group` |
+| `upsert`, primary key | adds files, which Paimon merges | `(partition, bucket-N, merge)` | `ordered` |
+| `upsert`, primary key, every value by `sum`, `max`, … | the same | `(partition, bucket-N, append)` | `deleted-file` |
 
 - *Append.* If another commit took the snapshot id, the sink tries the next one under the same grant.
 - *Publish.* The store refuses a snapshot whose id is taken, however late the put arrives (docs/decisions/0041). Before a batch
@@ -19,8 +20,8 @@ Executors publish markers and stage files. The driver commits all of them in one
   these files, all partitions in one snapshot. So the agent knows of every commit to the base by another gate user. A commit
   that bypasses the gate is found by comparing the base: before the grant is requested, under it, and before each try to write
   the snapshot. `BaseChanged` names the files and the other commit user.
-- *Primary key.* The sink publishes the markers of the batch's buckets, then reads the newest snapshot, and numbers the rows by
-  it (`handlers/paimon/primary_key.py`). It reads no files, so a foreign commit changes no base.
+- *Primary key.* The sink reads the newest snapshot, publishes the markers of the batch's buckets, and numbers the rows by the
+  snapshot and its turn (`handlers/paimon/primary_key.py`). It reads no files, so a foreign commit changes no base.
 - *Scope.* The partitions of an upsert are its scope, or the buckets if the table has a primary key. If the gate asked for
   them, the sink doesn't list them again. Appends have no scope, because they never conflict.
 - *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
@@ -33,11 +34,11 @@ Executors publish markers and stage files. The driver commits all of them in one
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker
+from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
@@ -83,6 +84,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     primary_key_table,
     read_base,
     require_supported,
+    upsert_rule,
 )
 
 if TYPE_CHECKING:
@@ -113,6 +115,8 @@ class _StagedBatch:
     base: Base | None = None
     unchanged_at: int = -1
     """The newest snapshot that is known to contain the base unchanged, or smaller sequence numbers."""
+    commutes: bool = False
+    """Whether sequence numbers don't matter."""
     lost: _LastCommit | None = None
     """The writer's last commit, if it must be committed again."""
 
@@ -171,8 +175,8 @@ class PaimonSink(Sink):
 
     @property
     def conflict_rule(self) -> ConflictRule:
-        """The conflict rule of this sink's transactions."""
-        return "deleted-file" if self._mode == "append" else "file-group"
+        """The conflict rule of this sink's transactions. For an upsert, it is looked up in the table."""
+        return "deleted-file" if self._mode == "append" else upsert_rule(self._address.open())
 
     def scope(self, batch: DataFrame, /) -> BatchScope | None:
         """Return the partitions or buckets that an upsert of the batch writes, by one Spark job. None for an append."""
@@ -182,7 +186,7 @@ class PaimonSink(Sink):
         rows = in_table_types(batch, table)
         if table.is_primary_key_table:
             groups = tuple(groups_of(self._with_groups(table, rows), table))
-            return _BucketScope(tuple(_bucket(group) for group in groups), groups)
+            return _BucketScope(_buckets(table, groups), groups)
         self._all_keys(table, rows)
         partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
@@ -253,6 +257,12 @@ class PaimonSink(Sink):
             self._discard_later(table, work, txn)
             work.messages = stage_files(all_columns(rows, table), work.staging)
             return
+        rule = upsert_rule(table)
+        if txn is not None and txn.intent.conflict_rule not in (rule, "file-group"):
+            raise ValueError(
+                f"the transaction has the conflict rule {txn.intent.conflict_rule!r}, and upserts into this table need {rule!r}: "
+                f"leave out `conflict_rule`, and start the query again if the table was replaced; table={self.table}"
+            )
         if table.is_primary_key_table:
             self._stage_by_primary_key(table, rows, work, txn)
             return
@@ -290,6 +300,14 @@ class PaimonSink(Sink):
     def _stage_by_primary_key(
         self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
     ) -> None:
+        if txn is not None:
+            # Before any Spark job: what other transactions read and commit meanwhile doesn't change the order then.
+            first = first_sequence_number(latest_snapshot_id(table), txn.turn)
+            work.staging = replace(work.staging, first_sequence=first)
+            work.commutes = upsert_rule(table) == "deleted-file"
+            if not self._numbers_free:
+                require_free_numbers(table)
+                self._numbers_free = True
         rows = self._with_groups(table, rows)
         scope = txn.batch_scope if txn is not None else None
         known = scope.groups if isinstance(scope, _BucketScope) else ()
@@ -299,17 +317,11 @@ class PaimonSink(Sink):
             groups = known or tuple(groups_of(rows, table))
             if not groups:
                 return
-            markers = [_bucket(group) for group in groups]
+            markers = _buckets(table, groups)
             work.paths = tuple(dict.fromkeys(marker.partition for marker in markers))
             work.staging = replace(work.staging, groups=frozenset(groups))
             if txn is not None:
                 txn.touch_all(markers)
-                # Only after the markers: the agent checks every later commit to these buckets against them.
-                snapshot = latest_snapshot_id(table)
-                if not self._numbers_free:
-                    require_free_numbers(table, snapshot)
-                    self._numbers_free = True
-                work.staging = replace(work.staging, first_sequence=first_sequence_number(snapshot))
                 txn.check()
             self._discard_later(table, work, txn)
             work.messages = stage_files(by_group(rows, self._order_by), work.staging)
@@ -426,7 +438,7 @@ class PaimonSink(Sink):
             raise NothingPublished(error) from error
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
-        if work.staging.first_sequence is not None:
+        if work.staging.first_sequence is not None and not work.commutes:
             work.unchanged_at = require_greater_numbers(table, work.staging, work.unchanged_at)
         base = work.base
         if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
@@ -474,9 +486,10 @@ def _whole_partition(path: str) -> Marker:
     return Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
 
 
-def _bucket(group: str) -> Marker:
-    path, _, bucket = group.rpartition("/")
-    return Marker(partition=path, file_group=bucket, operation="merge")
+def _buckets(table: Any, groups: Iterable[str]) -> tuple[Marker, ...]:
+    operation: Operation = "append" if upsert_rule(table) == "deleted-file" else "merge"
+    names = (group.rpartition("/") for group in groups)
+    return tuple(Marker(partition=path, file_group=bucket, operation=operation) for path, _, bucket in names)
 
 
 def _identifier(batch_id: int | None) -> int:

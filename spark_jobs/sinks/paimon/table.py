@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from lakewarden.events import canonical_table
-from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, refusal
+from lakewarden.events import ConflictRule, canonical_table
+from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, commutes, refusal
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
@@ -70,7 +70,15 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
 
 def primary_key_table(table: Any) -> PrimaryKeyTable:
     """Return what decides how a table with a primary key is written."""
-    return PrimaryKeyTable(table.primary_keys, table.partition_keys, table.table_schema.options)
+    types = {field.name: str(field.type) for field in table.table_schema.fields}
+    return PrimaryKeyTable(table.primary_keys, table.partition_keys, table.table_schema.options, types)
+
+
+def upsert_rule(table: Any) -> ConflictRule:
+    """Return the conflict rule of upserts into the table."""
+    if not table.is_primary_key_table:
+        return "file-group"
+    return "deleted-file" if commutes(primary_key_table(table)) else "ordered"
 
 
 def _require_merging(table: Any, where: str) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import CommitGate, PaimonSink
+from lakewarden.spark_jobs.gate.transaction import Transaction
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
@@ -79,7 +80,7 @@ def test_an_upsert_publishes_its_buckets_first_and_commits_one_snapshot(
         for bucket in (0, 1)
     }
     assert len(second.markers) == 2
-    assert agent.wait_for("commit-intent")[0].conflict_rule == "file-group"
+    assert agent.wait_for("commit-intent")[0].conflict_rule == "ordered"
     assert agent.types().index("marker-created") < agent.types().index("commit-requested")
     assert [snapshot.commit_kind for snapshot in snapshots_of(table)] == ["APPEND", "APPEND"]
     assert len(data_files_of(table)) == 4 + 2
@@ -190,3 +191,66 @@ def test_overlapping_writers_leave_no_torn_result(
     assert sorted(commits) == [(writer, batch) for writer in "ab" for batch in range(3)]
     user, identifier = commits[-1]
     assert {row["gate"] for row in rows_of(table)} == {f"{user}-{identifier}"}
+
+
+def test_overlapping_sums_neither_wait_nor_abort(
+    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
+) -> None:
+    """Another driver commits to the same bucket while this transaction is open: no order of sums matters."""
+    table = keyed(
+        **{
+            "merge-engine": "aggregation",
+            "fields.default-aggregate-function": "max",
+            "fields.delay.aggregate-function": "sum",
+        }
+    )
+    sink, other = PaimonSink(table, mode="upsert"), PaimonSink(table, mode="upsert")
+    assert sink.conflict_rule == "deleted-file"
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
+        gate.transaction(table=table, writer="a", batch_id=0, conflict_rule=sink.conflict_rule) as txn,
+    ):
+        gate.foreach_batch(other, writer="b", max_attempts=1)(flights((1, 1, "b", 2, "+I")), 0)
+        sink(flights((1, 1, "a", 1, "+I")), txn)
+
+    assert [(row["gate"], row["delay"]) for row in rows_of(table)] == [("b", 3)]
+    assert len(snapshots_of(table)) == 2
+
+
+def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
+    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
+) -> None:
+    """Its rows would count as older ones. The retry has a later turn."""
+    table = keyed()
+    sink, other = PaimonSink(table, mode="upsert"), PaimonSink(table, mode="upsert")
+    turns = []
+
+    def overtaken(batch: DataFrame, txn: Transaction) -> None:
+        turns.append(txn.turn)
+        if len(turns) == 1:
+            gate.foreach_batch(other, writer="b", max_attempts=1)(flights((1, 1, "b", 2, "+I")), 0)
+        sink(batch, txn)
+
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
+    ):
+        write = gate.foreach_batch(
+            overtaken, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
+        )
+        write(flights((1, 1, "a", 1, "+I")), 0)
+
+    assert turns == [0, 0]
+    assert [row["gate"] for row in rows_of(table)] == ["a"]
+
+
+def test_a_transaction_with_a_laxer_rule_than_the_table_needs_is_refused(
+    harness: Harness, keyed: MakeTable, flights: Frame
+) -> None:
+    harness.agent(grant_everything)
+    sink = PaimonSink(keyed(), mode="upsert")
+    write = harness.gate().foreach_batch(sink, writer="w", conflict_rule="deleted-file")
+
+    with pytest.raises(ValueError, match="upserts into this table need 'ordered'"):
+        write(flights((1, 1, "a", 1, "+I")), 0)

@@ -6,6 +6,7 @@ import pytest
 
 from lakewarden.handlers.paimon.primary_key import (
     PrimaryKeyTable,
+    commutes,
     first_sequence_number,
     missing_columns,
     refusal,
@@ -77,3 +78,47 @@ def test_only_an_engine_that_keeps_values_takes_rows_with_missing_columns() -> N
     assert missing_columns(table(), columns, ["day", "flight", "gate"]) == ["arrival"]
     assert missing_columns(table(merge_engine="partial-update"), columns, ["day", "flight"]) == []
     assert missing_columns(table(merge_engine="aggregation"), columns, ["flight", "gate"]) == ["day"]
+
+
+def test_of_two_transactions_on_one_snapshot_the_later_turn_has_the_greater_numbers() -> None:
+    """The turns of a thousand open transactions begin again: those that come too early are computed again (rule 4)."""
+    numbers = [first_sequence_number(7, turn) for turn in range(256)]
+    assert numbers == sorted(set(numbers))
+    assert first_sequence_number(7) == numbers[0] == first_sequence_number(7, 256)
+    assert numbers[-1] + 2**24 - 1 < first_sequence_number(8, 0)
+
+
+VALUES = {"day": "INT NOT NULL", "flight": "BIGINT NOT NULL", "n": "BIGINT", "late": "BOOLEAN"}
+
+
+def aggregating(types: dict[str, str] = VALUES, **options: str) -> PrimaryKeyTable:
+    given = table(("day",), merge_engine="aggregation", **options)
+    return PrimaryKeyTable(given.primary_key, given.partition_keys, given.options, types)
+
+
+@pytest.mark.parametrize(
+    ("expected", "aggregated"),
+    [
+        (True, aggregating(fields__n__aggregate_function="sum", fields__late__aggregate_function="bool_or")),
+        (True, aggregating(fields__default_aggregate_function="max")),
+        (True, aggregating(fields__default_aggregate_function="product")),
+        (True, aggregating({**VALUES, "n": "DOUBLE"}, fields__default_aggregate_function="min")),
+        (True, aggregating({**VALUES, "n": "DECIMAL(9, 2)"}, fields__default_aggregate_function="sum")),
+        (False, aggregating(fields__n__aggregate_function="sum")),
+        (False, aggregating(fields__default_aggregate_function="last_value")),
+        (
+            False,
+            aggregating(fields__default_aggregate_function="sum", fields__n__aggregate_function="listagg"),
+        ),
+        (False, aggregating(fields__default_aggregate_function="sum", sequence__field="n")),
+        (False, aggregating({**VALUES, "n": "DOUBLE"}, fields__default_aggregate_function="sum")),
+        (False, aggregating({**VALUES, "n": "FLOAT NOT NULL"}, fields__default_aggregate_function="product")),
+        (False, PrimaryKeyTable(("day",), (), {"fields.default-aggregate-function": "sum"}, VALUES)),
+    ],
+    ids=lambda value: f"{value}" if isinstance(value, bool) else f"{dict(value.options)} {value.types['n']}",
+)
+def test_only_functions_for_which_no_order_matters_commute(
+    *, expected: bool, aggregated: PrimaryKeyTable
+) -> None:
+    """A column without a function takes the last value. Sums of binary fractions differ in their last digits."""
+    assert commutes(aggregated) is expected
