@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -88,7 +88,7 @@ def tokens_rise(lines: Iterable[Line]) -> bool:
 
 def losses_under_a_grant(
     writers: Iterable[ConsumerRecord],
-    decisions: Iterable[ConsumerRecord],
+    decisions: Sequence[ConsumerRecord],
     audit: Iterable[ConsumerRecord],
     lines: Iterable[Line],
     killed: dict[str, int],
@@ -97,7 +97,8 @@ def losses_under_a_grant(
 
     A grant runs until the agent consumes the end of its transaction. If the end was sent before the loss was published, the
     agent may have consumed it already, so that grant is left out. If the lease was adopted before its former owner published a
-    loss, the grant runs under the adopting agent, so that loss is left out, too.
+    loss, the grant runs under the adopting agent, so that loss is left out, too. A grant that an agent publishes after another
+    one has taken the partition over does not count.
     """
     steps = [json.loads(record.value) for record in audit]
     adoptions = [step for step in steps if step.get("adopted")]
@@ -108,8 +109,11 @@ def losses_under_a_grant(
         line["transaction"]: line["wall_ms"] for line in lines if line["what"] in ("published", "stopped")
     }
     grants: dict[str, list[Line]] = defaultdict(list)
-    for each in decided:
-        if each["type"] == "commit-granted":
+    terms: dict[int, str] = {}
+    for record, each in zip(decisions, decided, strict=True):
+        if each["type"] == "partition-taken":
+            terms[record.partition] = each["term"]
+        elif each["type"] == "commit-granted" and each["term"] == terms.get(record.partition):
             grants[each["lock_owner"]].append(each)
     found = []
     for step in steps:

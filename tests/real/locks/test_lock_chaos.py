@@ -6,7 +6,7 @@ All checks use evidence from outside of the agents. None depends on the speed of
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import anyio
 import pytest
@@ -111,7 +111,7 @@ def _check_the_audit(audit: Iterable[ConsumerRecord]) -> None:
 def _check_that_every_loss_led_to_an_abort(
     storm: Chaos,
     writers: Iterable[ConsumerRecord],
-    decisions: Iterable[ConsumerRecord],
+    decisions: Sequence[ConsumerRecord],
     audit: Iterable[ConsumerRecord],
 ) -> None:
     lines = [line for writers in storm.writers.values() for line in writers.lines]
