@@ -75,6 +75,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "writer-heartbeat.instant": ("writers", lambda event: event.get("instant") is not None),
     "commit-completed.observed": ("writers", lambda event: event.get("grant") is None),
     "commit-intent.reason": ("writers", lambda event: event.get("admission_reason") is not None),
+    "commit-intent.ordered": ("writers", lambda event: event["conflict_rule"] == "ordered"),
     "marker-created": ("writers", lambda event: len(event["markers"]) > 1),
     "writer-heartbeat": ("writers", lambda event: event["seq"] > 0),
     "commit-requested": ("writers", lambda event: not event["markers"]),
@@ -85,6 +86,7 @@ CASES: dict[str, tuple[str, Callable[[dict[str, Any]], bool]]] = {
     "ledger-corrected": ("writers", lambda event: event["batch_id"] is not None),
     "admitted": ("decisions", lambda event: not event["reserved"]),
     "admitted.reserved": ("decisions", lambda event: bool(event["reserved"])),
+    "admitted.turn": ("decisions", lambda event: event.get("turn") is not None),
     **{
         f"abort.{reason}": ("decisions", _aborted_for(reason))
         for reason in (
@@ -279,6 +281,13 @@ async def lapse(scene: Scene) -> None:
     await silent.complete(grant, "7716")
 
 
+async def turns(scene: Scene) -> None:
+    """A transaction that would wait for those before it that touch the same file group."""
+    upsert = Writer(scene, "orders-ingest", batch_id=45)
+    assert (await upsert.begin(conflict_rule="ordered")).turn == 0
+    await upsert.abandon()
+
+
 async def restart(scene: Scene) -> None:
     """A writer restarts while its transaction is open."""
     before = Writer(scene, "orders-ingest", batch_id=45)
@@ -401,6 +410,7 @@ async def play(bootstrap_servers: str, server: S3Server) -> list[ConsumerRecord]
         await conflict(scene)
         await conflict_with_a_commit(scene)
         await lapse(scene)
+        await turns(scene)
         await restart(scene)
         await lost_writer(scene)
         await refusals(scene)
