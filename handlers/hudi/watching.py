@@ -10,7 +10,7 @@ that `wanted` names, and passes all of it to `advance`, which returns what to re
 | file groups in the inflight file, in markers | `Touched` |
 | a newer time of modification on any of the instant's files | `Alive`, at most every `BEAT_SECONDS` |
 | the completed file, and it can be read | `Completed`, with all file groups that it names |
-| an instant is gone without having completed, and the table is still there | `Ended` |
+| an instant is gone without having completed, in two rounds one after the other, and the table is still there | `Ended` |
 
 Rules:
 
@@ -19,8 +19,9 @@ Rules:
 2. **The first round** is where a watcher begins. Instants that are pending then may be corpses, so each is reported when it
    moves. The last `MAX_REPEATED` commits are reported as completed: the agent ignores those that it doesn't know as open.
 3. **No guess.** A completed file that is empty or can't be read completes nothing; it is read again in each round. If the table
-   is gone, nothing has ended. An instant that is gone and older than the whole timeline may have been archived: nothing is
-   reported of its end, and the agent finds its outcome unknown.
+   is gone, nothing has ended; it may come back between the two requests of a round, so one round proves nothing. An instant
+   that is gone and older than the whole timeline may have been archived: nothing is reported of its end, and the agent finds
+   its outcome unknown.
 4. What is reported depends on the table alone, so any number of watchers report the same.
 5. A compaction permits appends beside it: its rule is `deleted-file`. A clustering doesn't permit updates of what it replaces.
 """
@@ -183,6 +184,8 @@ class WatchedTable:
     """Whether the first round is over."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """Of the last round: files that could not be read, and why."""
+    _missing: set[_Key] = field(default_factory=set)
+    """Pending instants that the last listing lacked, after which the table was there."""
     _parsed: _Parsed | None = None
     _quiet: AbstractSet[str] | None = None
     """The files of the last listing, if nothing followed from them and nothing is pending: then nothing follows again."""
@@ -348,6 +351,7 @@ class WatchedTable:
     def _end_vanished(self, keys: set[_Key], current: list[Instant], seen: Round) -> list[Observation]:
         """Report the instants that are gone as ended, if the table is still there and they can't be archived (rule 3)."""
         gone = [key for key in self.pending if key not in keys]
+        before, self._missing = self._missing, set()
         if not gone or PROPERTIES not in seen.bodies:
             return []
         try:
@@ -357,7 +361,8 @@ class WatchedTable:
             return []
         oldest = min((each.time for each in current if each.state == "completed"), default="")
         reports: list[Observation] = []
-        for key in gone:
+        self._missing = set(gone)
+        for key in (each for each in gone if each in before):
             pending = self.pending.pop(key)
             if key[0] < oldest:
                 self.problems.append(

@@ -177,10 +177,25 @@ def test_an_instant_that_is_rolled_back_has_ended() -> None:
     store.look(0)
     store.look(3.0)
 
-    (ended,) = store.remove(A).look()
+    assert store.remove(A).look() == []
+    (ended,) = store.look()
 
     assert isinstance(ended, Ended)
     assert ended.instant == A
+
+
+def test_one_listing_without_an_instant_ends_nothing() -> None:
+    """The table may have been away for this listing, and back before its properties were read."""
+    store = started().write(f"{A}.commit.requested")
+    store.look(0)
+    store.look(3.0)
+    files = dict(store.files)
+    for _ in range(2):
+        store.remove(A)
+        assert store.look() == []
+        assert store.read == [".hoodie/hoodie.properties"]
+        store.files = dict(files)
+        assert store.look() == []
 
 
 def test_a_table_that_is_gone_ends_nothing() -> None:
@@ -208,6 +223,7 @@ def test_an_instant_that_may_have_been_archived_is_not_reported_as_ended() -> No
 
     store.remove(A).write(f"{B}.commit.requested", B_DONE)
 
+    store.look()
     assert not [each for each in store.look() if isinstance(each, Ended)]
     assert store.watched.problems
 
