@@ -280,11 +280,9 @@ def _view(state: TableState, transaction: Transaction, replay: LogReplay) -> Tra
 def _waiting_on(state: TableState, transaction: Transaction, found: Iterable[Wait]) -> str | None:
     if transaction.phase is Phase.QUEUED:
         return ", ".join(sorted({each.other.writer for each in found})) or "its admission"
-    if transaction.phase is Phase.WAITING and (
-        turns := [each for each in found if each.reason == "earlier turn"]
-    ):
-        return f"the end of {', '.join(sorted({each.other.writer for each in turns}))}"
     if transaction.phase is Phase.WAITING:
+        if earlier := {each.other.writer for each in found if each.reason == "earlier turn"}:
+            return f"the end of {', '.join(sorted(earlier))}"
         running = state.running()
         return f"the grant of {running.writer}" if running is not None else "the table's lock"
     return None

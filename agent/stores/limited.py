@@ -10,12 +10,12 @@ time is lost as usual.
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import anyio
 
 from lakewarden.agent.stores.port import ConditionalStore
+from lakewarden.agent.stores.wrapped import WrappedStore
 from lakewarden.handlers.lease.conditional import Condition, ReadOutcome, WriteOutcome
 
 MAX_CONCURRENT: Final = 32
@@ -23,34 +23,21 @@ MAX_CONCURRENT: Final = 32
 the size of the adapters' connection pools, so that no request waits for a connection."""
 
 
-class LimitedStore:
+class LimitedStore(WrappedStore):
     """Sends at most `max_concurrent` requests at once to `store`, first come, first served."""
 
     def __init__(self, store: ConditionalStore, max_concurrent: int = MAX_CONCURRENT) -> None:
-        self._store = store
+        super().__init__(store)
         self._slots = anyio.Semaphore(max_concurrent, fast_acquire=True)
 
     async def read(self, uri: str) -> ReadOutcome:
         async with self._slots:
-            return await self._store.read(uri)
+            return await super().read(uri)
 
     async def write(self, uri: str, body: bytes, condition: Condition) -> WriteOutcome:
         async with self._slots:
-            return await self._store.write(uri, body, condition)
+            return await super().write(uri, body, condition)
 
     async def delete(self, uri: str) -> None:
         async with self._slots:
-            await self._store.delete(uri)
-
-    async def __aenter__(self) -> Self:
-        await self._store.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-        /,
-    ) -> bool | None:
-        return await self._store.__aexit__(exc_type, exc_val, exc_tb)
+            await super().delete(uri)

@@ -481,8 +481,8 @@ class Oracles(ViolationRecorder):
     def check_stopped(self, node: Node, table: str, partition: int, position: int, ended: set[str]) -> None:
         """An owner has just stopped a table: each transaction that it has read and that is open in the log must have an abort."""
         for name, history in self._histories.items():
-            over = history.ended or history.skipped or history.abandoned or history.completed is not None
-            if history.table == table and history.sequence < position and not over and name not in ended:
+            left = history.table == table and history.sequence < position and name not in ended
+            if left and history.is_open():
                 self.violated(
                     "an error stops one table",
                     f"{name} is open, {node.name} has stopped {table} on partition {partition} and publishes nothing about it",
@@ -564,8 +564,7 @@ class Oracles(ViolationRecorder):
         name = event.transaction
         self._check_forged_abort(event, history)
         if event.reason == "unknown-transaction":
-            over = history.ended or history.skipped or history.abandoned or history.completed is not None
-            if not over:
+            if history.is_open():
                 if not (history.intent_lost or self._may_lack(event.term)):
                     self.violated("consistent decisions", f"{name} is open, and aborted as unknown")
                 elif history.granted is None:
