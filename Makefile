@@ -10,7 +10,7 @@ PEERS ?=
 comma := ,
 # Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process. In the
 # order of their names, the long ones come before the short ones; by the number of their tests they would come last.
-WORKERS ?= 4
+WORKERS ?= 5
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
@@ -63,7 +63,7 @@ test: jdk $(STAMP)
 # `make test` runs it, unless ARGS selects tests.
 test-spark35: jdk $(SPARK35_STAMP)
 	@if $(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
-		set -x; $(SPARK35_BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(SPARK35_TESTS) $(ARGS); \
+		set -x; $(SPARK35_BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SPARK35_TESTS) $(ARGS); \
 	else \
 		echo "PySpark 3.5 needs Python 3.11: its tests don't run"; \
 	fi
