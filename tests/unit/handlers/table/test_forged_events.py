@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import GrantCommit, RecordBatch, SkipBatch, Warn
+from lakewarden.handlers.table.verdicts import (
+    AbortTransaction,
+    Cause,
+    GrantCommit,
+    RecordBatch,
+    SkipBatch,
+    Warn,
+)
 from tests.unit.handlers.table.world import World, facts, m, world
 
 FORGED: dict[str, Callable[[World], object]] = {
@@ -111,3 +118,14 @@ def test_a_replay_applies_no_decision_to_a_strangers_transaction_of_the_same_id(
     assert w.phase("A") is Phase.QUEUED
     assert w.state.running() is None
     assert w.state.transactions["A"].writer == "stranger"
+
+
+def test_a_replay_applies_no_answer_to_a_transaction_whose_intent_came_later() -> None:
+    """A stranger's event is refused, then its intent with that id is read. The answer is in the log after both."""
+    live = world().intent("B").intent("A", writer="stranger", batch_id=9)
+    forged = live.log[-2:]
+    before = AbortTransaction("A", "stranger", Cause("refused", 0), "not-allowed", retriable=False)
+    after = AbortTransaction("A", "stranger", Cause("refused", 1), "not-allowed", retriable=False)
+
+    assert "A" in world().rebuilt([*forged, before]).state.transactions
+    assert "A" not in world().rebuilt([*forged, after]).state.transactions
