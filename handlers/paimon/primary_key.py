@@ -20,6 +20,10 @@ when it commits.
    than rule 1 gives, and the table is refused.
 6. Where every column is aggregated by a function for which no order matters (`commutes`), numbers don't matter either. Rules 2
    and 4 are not needed: two such transactions never conflict, as appends (docs/decisions/0047).
+7. With dynamic buckets an index says which bucket has a key, and a new key gets a bucket when it is written. Two transactions
+   that look keys up in one snapshot may give a key two buckets, and its row is there twice. So those of one partition conflict,
+   whatever the engine, and a transaction reads the snapshot, for rule 1 and for the index, only when its markers are published.
+   Before each put it looks whether the index of its partitions has changed (docs/decisions/0055).
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from lakewarden.events import ConflictRule
 
 SEQUENCE_BITS: Final = 32
 """The lower bits: the turn and the rows. The other 31 bits hold the snapshot's id."""
@@ -72,6 +78,11 @@ class PrimaryKeyTable:
         return self.engine != "deduplicate"
 
     @property
+    def dynamic_buckets(self) -> bool:
+        """Whether an index says which bucket has a key. It is Paimon's default."""
+        return self.options.get("bucket", "-1") == "-1"
+
+    @property
     def deletes(self) -> bool:
         """Whether the table has a column that says which rows are deletes."""
         return "rowkind.field" in self.options
@@ -101,13 +112,6 @@ _RULES: Final[tuple[_Rule, ...]] = (
         Refusal(
             "its primary key lacks partition columns, so a key may move between partitions, which needs a global index",
             "add the partition columns to the primary key",
-        ),
-    ),
-    (
-        lambda table: int(table.options.get("bucket", "-1")) < 1,
-        Refusal(
-            "it has dynamic buckets: two writers of one partition may put a key into two of them, and its row is there twice",
-            "create the table with a fixed number of buckets ('bucket' = '4')",
         ),
     ),
     (
@@ -168,6 +172,13 @@ _RULES: Final[tuple[_Rule, ...]] = (
 def refusal(table: PrimaryKeyTable) -> Refusal | None:
     """Return why upserts into this table are refused, or None."""
     return next((answer for applies, answer in _RULES if applies(table)), None)
+
+
+def conflict_rule(table: PrimaryKeyTable) -> ConflictRule:
+    """Return the conflict rule of upserts into this table: rules 2, 6 and 7."""
+    if table.dynamic_buckets:
+        return "file-group"
+    return "deleted-file" if commutes(table) else "ordered"
 
 
 def commutes(table: PrimaryKeyTable) -> bool:

@@ -111,6 +111,11 @@ def data_files_of(table: str) -> set[str]:
     return {path.name for path in Path(table).rglob("data-*.parquet")}
 
 
+def index_files_of(table: str) -> set[str]:
+    """Return the names of the index files on disk, committed or not."""
+    return {path.name for path in (Path(table) / "index").glob("*")}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """PySpark leaves the sockets of collected results to the garbage collector, which is no failure of a test."""
     here = Path(__file__).parent

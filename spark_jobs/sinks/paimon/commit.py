@@ -64,7 +64,7 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     StoredObject,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import find_commit
+from lakewarden.spark_jobs.sinks.paimon.table import find_commit, has_dynamic_buckets
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""
@@ -357,25 +357,21 @@ def remove_staged(table: Any, messages: Iterable[Any]) -> None:
 
 
 def sweep(table: Any, partition_paths: Iterable[str], prefix: str) -> int:
-    """Delete the files in these partitions whose names begin with `prefix`. Return their number."""
-    io = table.file_io
-    swept = 0
+    """Delete the files of these partitions, and the index files, whose names begin with `prefix`. Return their number."""
+    io, paths = table.file_io, table.path_factory()
+    folders = [paths.global_index_root_path()] if has_dynamic_buckets(table) else []
     for partition in partition_paths:
-        folder = "/".join(
-            part for part in (table.path_factory().data_file_path().rstrip("/"), partition) if part
-        )
-        for bucket in _list_files(io, folder):
-            if not bucket.rpartition("/")[2].startswith("bucket-"):
-                continue
-            for file in _list_files(io, f"{folder}/{bucket.rpartition('/')[2]}"):
-                name = file.rpartition("/")[2]
-                if name.startswith(prefix):
-                    io.delete_quietly(f"{folder}/{bucket.rpartition('/')[2]}/{name}")
-                    swept += 1
-    return swept
+        folder = "/".join(part for part in (paths.data_file_path().rstrip("/"), partition) if part)
+        folders += (f"{folder}/{name}" for name in _names_in(io, folder) if name.startswith("bucket-"))
+    staged = [
+        f"{folder}/{name}" for folder in folders for name in _names_in(io, folder) if name.startswith(prefix)
+    ]
+    for file in staged:
+        io.delete_quietly(file)
+    return len(staged)
 
 
-def _list_files(io: Any, folder: str) -> list[str]:
+def _names_in(io: Any, folder: str) -> list[str]:
     if not io.exists(folder):
         return []
-    return [str(status.path).rstrip("/") for status in io.list_status(folder)]
+    return [str(status.path).rstrip("/").rpartition("/")[2] for status in io.list_status(folder)]

@@ -112,20 +112,22 @@ def groups_of(rows: DataFrame, table: Any) -> list[str]:
     return sorted(row[0] for row in found)
 
 
-def by_group(rows: DataFrame, order_by: str | None) -> DataFrame:
-    """Return the rows with those of a bucket in one task, ordered by values only, so that a replay has the same order."""
+def one_task_each(rows: DataFrame, columns: Sequence[str], order_by: str | None) -> DataFrame:
+    """Return the rows with those of equal `columns` in one task, ordered by values only, so that a replay has the same order."""
+    known = {*columns, order_by}
     others = [
         field.name
         for field in rows.schema.fields
-        if field.name not in {GROUP, order_by} and "map<" not in field.dataType.simpleString()
+        if field.name not in known and "map<" not in field.dataType.simpleString()
     ]
-    order = [GROUP, *([order_by] if order_by is not None else []), *others]
-    return rows.repartition(GROUP).sortWithinPartitions(*(f"`{name}`" for name in order))
+    order = [f"`{name}`" for name in (*columns, *([order_by] if order_by is not None else []), *others)]
+    together = rows.repartition(*order[: len(columns)]) if columns else rows.coalesce(1)
+    return together.sortWithinPartitions(*order)
 
 
-def read_frame(batch: DataFrame, table: Any, where: TableAddress, base: Base) -> DataFrame:
-    """Return the rows of `base`, which the executors read."""
-    spark, schema = batch.sparkSession, spark_schema(table)
+def read_frame(rows: DataFrame, table: Any, where: TableAddress, base: Base) -> DataFrame:
+    """Return the rows of `base`, which the executors read, in the session of `rows`."""
+    spark, schema = rows.sparkSession, spark_schema(table)
     if not base.splits:
         return spark.createDataFrame([], schema)
     splits = [pickle.dumps(split) for split in base.splits]

@@ -1,4 +1,4 @@
-"""What runs in the executors for a table with a primary key. `handlers/paimon/primary_key.py` has the rules.
+"""What runs in the executors for a table with a primary key and fixed buckets. `handlers/paimon/primary_key.py` has the rules.
 
 - *Groups.* A first step names the bucket of each row, `month=1/day=1/bucket-0`, by pypaimon's own hash. All rows of a bucket then
   go to one task, in their order, so one task numbers all rows of a key.

@@ -27,9 +27,9 @@ def require_free_numbers(table: Any) -> None:
 
 
 def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
-    """Raise `BaseChanged` if a newer file of these buckets has a number that isn't smaller. Return the newest snapshot's id.
+    """Raise `BaseChanged` if a newer file of the batch's buckets or partitions has a number that isn't smaller.
 
-    Snapshots up to `checked`, and up to the one by which the rows are numbered, aren't looked into.
+    Return the newest snapshot's id. Snapshots up to `checked`, and up to the one by which the rows are numbered, aren't read.
     """
     from pypaimon.manifest.manifest_file_manager import ManifestFileManager
     from pypaimon.manifest.manifest_list_manager import ManifestListManager
@@ -47,8 +47,10 @@ def require_greater_numbers(table: Any, staging: Staging, checked: int) -> int:
             )
         for manifest in lists.read_delta(snapshot):
             for entry in files.read(manifest.file_name):
-                group = group_name(partition_path(table, tuple(entry.partition.values)), entry.bucket)
-                if group in staging.groups and entry.file.max_sequence_number >= staging.first_sequence:
+                path = partition_path(table, tuple(entry.partition.values))
+                group = group_name(path, entry.bucket)
+                own = group in staging.groups or path in (staging.allowed_partitions or ())
+                if own and entry.file.max_sequence_number >= staging.first_sequence:
                     raise BaseChanged(
                         f"commit user {snapshot.commit_user!r} has written {group} with sequence numbers that aren't smaller "
                         f"than those of this batch: its publish arrived late; nothing was published; the batch must be computed "

@@ -11,6 +11,7 @@ Executors publish markers and stage files. The driver commits all of them in one
 | `upsert` | replaces the files that have keys of the batch | `(partition, *, merge)` | `file-group` |
 | `upsert`, primary key | adds files, which Paimon merges | `(partition, bucket-N, merge)` | `ordered` |
 | `upsert`, primary key, every value by `sum`, `max`, … | the same | `(partition, bucket-N, append)` | `deleted-file` |
+| `upsert`, primary key, dynamic buckets | the same, and replaces index files | `(partition, *, append)` | `file-group` |
 
 - *Append.* If another commit took the snapshot id, the sink tries the next one under the same grant.
 - *Publish.* The store refuses a snapshot whose id is taken, however late the put arrives (docs/decisions/0041). Before a batch
@@ -22,7 +23,8 @@ Executors publish markers and stage files. The driver commits all of them in one
   the snapshot. `BaseChanged` names the files and the other commit user.
 - *Primary key.* The sink reads the newest snapshot, publishes the markers of the batch's buckets, and numbers the rows by the
   snapshot and its turn (`handlers/paimon/primary_key.py`). It reads no files, so a foreign commit changes no base.
-- *Scope.* The partitions of an upsert are its scope, or the buckets if the table has a primary key. If the gate asked for
+  With dynamic buckets its base are the index files of its partitions, which it reads after the markers, as any base.
+- *Scope.* The partitions of an upsert are its scope, or the buckets if the table has fixed ones. If the gate asked for
   them, the sink doesn't list them again. Appends have no scope, because they never conflict.
 - *Clean-up.* The sink registers it before the first file is staged (`txn.on_discard`). So it runs when the batch's tasks have
   ended. It removes the files by the transaction's prefix, since the messages of cancelled tasks are lost. The Python worker
@@ -57,9 +59,9 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
 )
 from lakewarden.spark_jobs.sinks.paimon.frames import (
     all_columns,
-    by_group,
     groups_of,
     in_table_types,
+    one_task_each,
     partitions_of,
     read_frame,
     stage_files,
@@ -67,6 +69,7 @@ from lakewarden.spark_jobs.sinks.paimon.frames import (
     with_groups,
 )
 from lakewarden.spark_jobs.sinks.paimon.history import committed_version
+from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP
 from lakewarden.spark_jobs.sinks.paimon.sequences import require_free_numbers, require_greater_numbers
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.stage import Staging
@@ -79,6 +82,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     changed_by,
     deletions_of,
     find_commit,
+    has_dynamic_buckets,
     latest_snapshot_id,
     partition_path,
     primary_key_table,
@@ -114,7 +118,9 @@ class _StagedBatch:
     paths: tuple[str, ...] = ()
     base: Base | None = None
     unchanged_at: int = -1
-    """The newest snapshot that is known to contain the base unchanged, or smaller sequence numbers."""
+    """The newest snapshot that is known to contain the base unchanged."""
+    smaller_at: int = -1
+    """The newest snapshot whose sequence numbers are known to be smaller."""
     commutes: bool = False
     """Whether sequence numbers don't matter."""
     lost: _LastCommit | None = None
@@ -131,14 +137,14 @@ class _LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class _PaimonScope(BatchScope):
-    """The partitions of an upsert, with their values."""
+    """The partitions of an upsert that are written by one transaction at a time, with their values."""
 
     partitions: tuple[Partition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _BucketScope(BatchScope):
-    """The buckets of an upsert into a table with a primary key."""
+    """The buckets of an upsert into a table with a primary key and fixed buckets."""
 
     groups: tuple[str, ...]
 
@@ -184,13 +190,13 @@ class PaimonSink(Sink):
             return None
         table = self._open()
         rows = in_table_types(batch, table)
-        if table.is_primary_key_table:
+        if _has_fixed_buckets(table):
             groups = tuple(groups_of(self._with_groups(table, rows), table))
             return _BucketScope(_buckets(table, groups), groups)
-        self._all_keys(table, rows)
+        self._require_columns(table, rows)
         partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
-        return _PaimonScope(tuple(_whole_partition(path) for path in paths), partitions)
+        return _PaimonScope(_whole_partitions(table, paths), partitions)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -263,14 +269,15 @@ class PaimonSink(Sink):
                 f"the transaction has the conflict rule {txn.intent.conflict_rule!r}, and upserts into this table need {rule!r}: "
                 f"leave out `conflict_rule`, and start the query again if the table was replaced; table={self.table}"
             )
-        if table.is_primary_key_table:
-            self._stage_by_primary_key(table, rows, work, txn)
+        if _has_fixed_buckets(table):
+            self._stage_buckets(table, rows, work, txn)
             return
-        keys = self._all_keys(table, rows)
+        self._require_columns(table, rows)
         scope = txn.batch_scope if txn is not None else None
         # An empty one isn't trusted either: the user's function may have added rows to the batch since.
         known = scope.partitions if isinstance(scope, _PaimonScope) else ()
-        rows = latest(rows, keys, self._order_by)
+        if not table.is_primary_key_table:
+            rows = latest(rows, self._all_keys(table), self._order_by)
         rows.persist()  # it is computed several times, and must be the same rows each time
         try:
             work.partitions = known or tuple(partitions_of(rows, table))
@@ -279,35 +286,54 @@ class PaimonSink(Sink):
             work.paths = tuple(partition_path(table, partition) for partition in work.partitions)
             work.staging = replace(work.staging, allowed_partitions=frozenset(work.paths))
             if txn is not None:
-                txn.touch_all(_whole_partition(path) for path in work.paths)
+                txn.touch_all(_whole_partitions(table, work.paths))
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
             work.base = read_base(table, work.partitions)
             if txn is not None:
                 txn.check()  # no Spark job runs in these steps, so an abort finds none to cancel
-                rewritten = to_rewrite(rows, table, self._address, work.base, keys)
+            if table.is_primary_key_table:
+                self._stage_dynamic_buckets(table, rows, work, work.base, txn)
             else:
-                rewritten = work.base  # pypaimon's overwrite replaces whole partitions
-            merged = merge(read_frame(batch, table, self._address, rewritten), rows, keys)
-            if table.partition_keys:
-                merged = merged.repartition(*table.partition_keys)
-            if txn is not None:
-                txn.check()
-            self._discard_later(table, work, txn)
-            work.messages = stage_files(merged, work.staging) + deletions_of(rewritten)
+                self._stage_merged(table, rows, work, work.base, txn)
         finally:
             rows.unpersist()
 
-    def _stage_by_primary_key(
+    def _stage_merged(
+        self,
+        table: Any,
+        rows: DataFrame,
+        work: _StagedBatch,
+        base: Base,
+        txn: Transaction | None,
+    ) -> None:
+        keys = self._all_keys(table)
+        # Without a transaction: pypaimon's overwrite replaces whole partitions.
+        rewritten = base if txn is None else to_rewrite(rows, table, self._address, base, keys)
+        merged = merge(read_frame(rows, table, self._address, rewritten), rows, keys)
+        if table.partition_keys:
+            merged = merged.repartition(*table.partition_keys)
+        if txn is not None:
+            txn.check()
+        self._discard_later(table, work, txn)
+        work.messages = stage_files(merged, work.staging) + deletions_of(rewritten)
+
+    def _stage_dynamic_buckets(
+        self, table: Any, rows: DataFrame, work: _StagedBatch, base: Base, txn: Transaction | None
+    ) -> None:
+        if txn is not None:
+            self._number(table, work, first_sequence_number(base.snapshot_id))
+            work.staging = replace(work.staging, index_snapshot=base.snapshot_id)
+        self._discard_later(table, work, txn)
+        ordered = one_task_each(all_columns(rows, table), table.partition_keys, self._order_by)
+        work.messages = stage_files(ordered, work.staging)
+
+    def _stage_buckets(
         self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None
     ) -> None:
         if txn is not None:
             # Before any Spark job: what other transactions read and commit meanwhile doesn't change the order then.
-            first = first_sequence_number(latest_snapshot_id(table), txn.turn)
-            work.staging = replace(work.staging, first_sequence=first)
+            self._number(table, work, first_sequence_number(latest_snapshot_id(table), txn.turn))
             work.commutes = upsert_rule(table) == "deleted-file"
-            if not self._numbers_free:
-                require_free_numbers(table)
-                self._numbers_free = True
         rows = self._with_groups(table, rows)
         scope = txn.batch_scope if txn is not None else None
         known = scope.groups if isinstance(scope, _BucketScope) else ()
@@ -324,12 +350,30 @@ class PaimonSink(Sink):
                 txn.touch_all(markers)
                 txn.check()
             self._discard_later(table, work, txn)
-            work.messages = stage_files(by_group(rows, self._order_by), work.staging)
+            work.messages = stage_files(one_task_each(rows, [GROUP], self._order_by), work.staging)
         finally:
             if not known:
                 rows.unpersist()
 
+    def _number(self, table: Any, work: _StagedBatch, first: int) -> None:
+        work.staging = replace(work.staging, first_sequence=first)
+        if not self._numbers_free:
+            require_free_numbers(table)
+            self._numbers_free = True
+
     def _with_groups(self, table: Any, rows: DataFrame) -> DataFrame:
+        self._require_columns(table, rows)
+        return with_groups(all_columns(rows, table), self._address)
+
+    def _require_columns(self, table: Any, rows: DataFrame) -> None:
+        if not table.is_primary_key_table:
+            missing = [key for key in self._all_keys(table) if key not in rows.columns]
+            if missing:
+                raise ValueError(
+                    f"the batch lacks key or partition columns {missing}, by which an upsert finds the rows to change; "
+                    f"table={self.table}"
+                )
+            return
         facts = primary_key_table(table)
         missing = missing_columns(facts, table.field_names, rows.columns)
         if missing:
@@ -339,17 +383,9 @@ class PaimonSink(Sink):
                 else "and merge-engine=deduplicate replaces whole rows: add them, or use merge-engine=partial-update"
             )
             raise ValueError(f"the batch lacks columns {missing}, {remedy}; table={self.table}")
-        return with_groups(all_columns(rows, table), self._address)
 
-    def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
-        keys = tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
-        missing = [key for key in keys if key not in rows.columns]
-        if missing:
-            raise ValueError(
-                f"the batch lacks key or partition columns {missing}, by which an upsert finds the rows to change; "
-                f"table={self.table}"
-            )
-        return keys
+    def _all_keys(self, table: Any) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
 
     # committing
 
@@ -439,7 +475,7 @@ class PaimonSink(Sink):
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         if work.staging.first_sequence is not None and not work.commutes:
-            work.unchanged_at = require_greater_numbers(table, work.staging, work.unchanged_at)
+            work.smaller_at = require_greater_numbers(table, work.staging, work.smaller_at)
         base = work.base
         if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
             return
@@ -482,8 +518,14 @@ class PaimonSink(Sink):
                 log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
 
 
-def _whole_partition(path: str) -> Marker:
-    return Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="merge")
+def _has_fixed_buckets(table: Any) -> bool:
+    return table.is_primary_key_table and not has_dynamic_buckets(table)
+
+
+def _whole_partitions(table: Any, paths: Iterable[str]) -> tuple[Marker, ...]:
+    """Return the markers of what only one transaction at a time may write: it rewrites files, or reads an index."""
+    operation: Operation = "append" if table.is_primary_key_table else "merge"
+    return tuple(Marker(partition=path, file_group=ALL_FILE_GROUPS, operation=operation) for path in paths)
 
 
 def _buckets(table: Any, groups: Iterable[str]) -> tuple[Marker, ...]:

@@ -14,8 +14,14 @@ from typing import Any, TypeAlias
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from lakewarden.spark_jobs.sinks.paimon.dynamic_buckets import name_index_files, partition_writer
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, group_writer, number_rows
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, arrow_schema, partition_path
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    TableAddress,
+    arrow_schema,
+    has_dynamic_buckets,
+    partition_path,
+)
 
 ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -42,7 +48,9 @@ class Staging:
     allowed_partitions: frozenset[str] | None
     """Partition paths that may be written. None: any."""
     groups: frozenset[str] = frozenset()
-    """Of a table with a primary key: the buckets that may be written."""
+    """Of a table with a primary key and fixed buckets: the buckets that may be written."""
+    index_snapshot: int | None = None
+    """Of a table with dynamic buckets: the snapshot whose index says which bucket has a key. None: the newest one."""
     first_sequence: int | None = None
     """Of a table with a primary key: the first row's sequence number. None: pypaimon's own numbers."""
 
@@ -56,10 +64,12 @@ def staging_function(staging: Staging) -> ArrowFunction:
         table = staging.table.open(_WRITER | ({"data-file.prefix": staging.prefix} if staging.prefix else {}))
         builder = table.new_stream_write_builder()
         builder.commit_user = staging.user
+        if staging.index_snapshot is not None:
+            builder.with_restore_snapshot(staging.index_snapshot)
         write = builder.new_write()
         schema, write_rows = _rows_writer(staging, table, write)
         try:
-            for rows in _joined_batches(batches, schema):
+            for rows in _joined_batches(batches, schema, staging.table.uri):
                 write_rows(rows)
             messages = write.prepare_commit(staging.identifier)
         except BaseException:
@@ -82,6 +92,10 @@ def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callabl
     if table.is_primary_key_table:
         if staging.first_sequence is not None:
             number_rows(write, staging.first_sequence)
+        if has_dynamic_buckets(table):
+            if staging.prefix is not None:
+                name_index_files(write, staging.prefix)
+            return schema, partition_writer(write, table, staging.allowed_partitions)
         return schema.append(pa.field(GROUP, pa.string())), group_writer(
             write, staging.groups, staging.table.uri
         )
@@ -94,7 +108,7 @@ def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callabl
     return schema, write_rows
 
 
-def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+def _joined_batches(batches: Iterable[Any], schema: Any, uri: str) -> Iterator[Any]:
     """Yield Spark's small batches joined into larger ones, in the table's types."""
     import pyarrow as pa
 
@@ -102,8 +116,16 @@ def _joined_batches(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
     rows = 0
 
     def together() -> Iterator[Any]:
-        joined = pa.Table.from_batches(waiting).select(schema.names).cast(schema).combine_chunks()
-        yield from joined.to_batches()
+        joined = pa.Table.from_batches(waiting).select(schema.names)
+        empty = [
+            field.name for field in schema if not field.nullable and joined.column(field.name).null_count
+        ]
+        if empty:
+            raise ValueError(
+                f"the batch has rows without a value in columns {empty}, which are NOT NULL in the table: drop them before; "
+                f"table={uri}"
+            )
+        yield from joined.cast(schema).combine_chunks().to_batches()
 
     for batch in batches:
         if not batch.num_rows:

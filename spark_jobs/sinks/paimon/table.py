@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
-from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, commutes, refusal
+from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
@@ -76,9 +76,12 @@ def primary_key_table(table: Any) -> PrimaryKeyTable:
 
 def upsert_rule(table: Any) -> ConflictRule:
     """Return the conflict rule of upserts into the table."""
-    if not table.is_primary_key_table:
-        return "file-group"
-    return "deleted-file" if commutes(primary_key_table(table)) else "ordered"
+    return conflict_rule(primary_key_table(table)) if table.is_primary_key_table else "file-group"
+
+
+def has_dynamic_buckets(table: Any) -> bool:
+    """Return whether the table has a primary key and an index that says which bucket has a key."""
+    return bool(table.is_primary_key_table) and primary_key_table(table).dynamic_buckets
 
 
 def _require_merging(table: Any, where: str) -> None:
@@ -127,10 +130,14 @@ def find_commit(table: Any, user: str, identifier: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The files of some partitions in one snapshot: a rewrite reads them and replaces them."""
+    """What a batch is computed from, in one snapshot.
+
+    For a rewrite, the files of some partitions, which it reads and replaces. For dynamic buckets, their index files.
+    """
 
     snapshot_id: int
     splits: tuple[Any, ...]
+    """Of data files."""
     files: frozenset[str]
     """Relative paths: `month=1/day=3/bucket-0/data-….parquet`."""
 
@@ -142,10 +149,12 @@ def latest_snapshot_id(table: Any) -> int:
 
 
 def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | None = None) -> Base:
-    """Return the files of these partitions in the newest snapshot, or in the given one."""
+    """Return what a batch of these partitions is computed from, in the newest snapshot or in the given one."""
     at = latest_snapshot_id(table) if snapshot_id is None else snapshot_id
     if at == 0:
         return Base(0, (), frozenset())
+    if has_dynamic_buckets(table):
+        return Base(at, (), _index_files(table, {partition_path(table, each) for each in partitions}, at))
     pinned = table.copy({"scan.snapshot-id": str(at)})
     builder = pinned.new_read_builder()
     if table.partition_keys:
@@ -154,6 +163,24 @@ def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | 
         )
     splits = tuple(builder.new_scan().plan().splits())
     return Base(at, splits, frozenset(_file_names(table, splits)))
+
+
+def _index_files(table: Any, paths: Collection[str], snapshot_id: int) -> frozenset[str]:
+    from pypaimon.index.dynamic_bucket import HASH_INDEX
+    from pypaimon.index.index_file_handler import IndexFileHandler
+
+    snapshot = table.snapshot_manager().get_snapshot_by_id(snapshot_id)
+    entries = IndexFileHandler(table).scan(snapshot) if snapshot is not None else ()
+    found = (
+        (partition_path(table, tuple(entry.partition.values)), entry.bucket, entry.index_file)
+        for entry in entries
+        if entry.index_file.index_type == HASH_INDEX
+    )
+    return frozenset(
+        "/".join(part for part in (path, f"bucket-{bucket}", file.file_name) if part)
+        for path, bucket, file in found
+        if path in paths
+    )
 
 
 def _file_names(table: Any, splits: Iterable[Any]) -> Iterable[str]:

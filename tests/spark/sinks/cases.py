@@ -15,6 +15,7 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pypaimon.index.index_file_handler import IndexFileHandler
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -24,8 +25,8 @@ from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, load
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
-from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema, read_base
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
+from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, iceberg_name
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
@@ -76,7 +77,7 @@ def make_sink(name: str, table: str) -> Sink:
     table_format, _, named = name.partition("-")
     mode: Any = named
     keys = ["flight"] if mode == "upsert" else []
-    if mode == "merge":  # an upsert by primary key
+    if mode in {"merge", "dynamic"}:  # an upsert by primary key, into fixed or dynamic buckets
         return PaimonSink(table, mode="upsert")
     if table_format == "delta":
         return DeltaSink(table, mode=mode, keys=keys)
@@ -138,12 +139,12 @@ class PaimonCase:
 
     def orphans(self) -> set[str]:
         opened = address(self._table).open()
-        committed = {
-            Path(file).name
-            for snapshot in snapshots_of(self._table)
-            for file in read_base(opened, [(1, 1)], snapshot.id).files
-        }
-        return data_files_of(self._table) - committed
+        committed: set[str] = set()
+        for snapshot in snapshots_of(self._table):
+            scan = opened.copy({"scan.snapshot-id": str(snapshot.id)}).new_read_builder().new_scan()
+            committed |= {file.file_name for split in scan.plan_for_write().splits() for file in split.files}
+            committed |= {entry.index_file.file_name for entry in IndexFileHandler(opened).scan(snapshot)}
+        return (data_files_of(self._table) | index_files_of(self._table)) - committed
 
     def commit(self, flight: int, writer: str | None = None, batch_id: int | None = None) -> None:
         opened = address(self._table).open()
@@ -481,6 +482,7 @@ SINKS = [
     "paimon-append",
     "paimon-upsert",
     "paimon-merge",
+    "paimon-dynamic",
     "parquet",
     *(["delta-append", "delta-upsert", "delta-overwrite"] if HAS_DELTA else []),
 ]
@@ -515,7 +517,8 @@ def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSessio
     if name.startswith("iceberg"):
         assert spark is not None, "Spark reads the table"
         return IcebergCase(name, folder / "warehouse" / "test" / "flights", spark)
-    if name == "paimon-merge":
+    if name in {"paimon-merge", "paimon-dynamic"}:
         keyed = pa.schema([field.with_nullable(False) for field in SCHEMA])  # noqa: FBT003 - pyarrow's
-        return PaimonCase(name, make_table(schema=keyed, primary_keys=tuple(SCHEMA.names), bucket="1"))
+        bucket = "1" if name == "paimon-merge" else "-1"
+        return PaimonCase(name, make_table(schema=keyed, primary_keys=tuple(SCHEMA.names), bucket=bucket))
     return PaimonCase(name, make_table(schema=SCHEMA))

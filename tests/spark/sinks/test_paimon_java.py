@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +13,9 @@ import pytest
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.spark.conftest import MakeTable, rows_of, snapshots_of
 from tests.spark.java_paimon import JavaPaimon, java_paimon
-from tests.unit.spark_jobs.sinks.test_paimon_primary_key import commit, stage
+from tests.unit.spark_jobs.sinks.test_paimon_dynamic_buckets import stage as stage_dynamic
+from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS as DYNAMIC
+from tests.unit.spark_jobs.sinks.test_paimon_primary_key import commit, flight, stage
 
 pytestmark = [pytest.mark.matrix]
 
@@ -96,6 +98,36 @@ def test_deletes_stay_deleted(make_table: MakeTable, java: JavaPaimon) -> None:
     upsert(table, schema, own, [(3, None, 2, "-D"), (10, None, 2, "-D")])
 
     assert_all_readers_agree(java, table, [(2, "b", 1, "+I")])
+
+
+def test_java_and_the_sink_share_the_index_of_dynamic_buckets(
+    make_table: MakeTable, java: JavaPaimon
+) -> None:
+    """Both before and after a compaction the sink finds the bucket of each key."""
+    table = make_table(
+        "dynamic",
+        partition_keys=("day",),
+        schema=DYNAMIC,
+        primary_keys=("day", "flight"),
+        **{"bucket": "-1", "dynamic-bucket.target-row-num": "2", "write-only": "true"},
+    )
+    where = address(table)
+
+    def upsert_dynamic(identifier: int, gate: str, numbers: Iterable[int]) -> None:
+        messages = stage_dynamic(where, [flight(number, gate) for number in numbers])
+        commit(where, messages, identifier=identifier)
+
+    upsert_dynamic(0, "a", range(9))
+    upsert_dynamic(1, "b", range(12, 5, -1))
+    expected = {number: "a" if number < 6 else "b" for number in range(13)}
+    for identifier in (0, 1):
+        assert {row["flight"]: row["gate"] for row in rows_of(table)} == expected
+        assert sorted((row[1], row[2]) for row in java.rows(table)) == sorted(expected.items())
+        assert len(rows_of(table)) == len(expected)
+        java.compact(table, identifier)
+        upsert_dynamic(2 + identifier, "c", [13, 0])
+        expected |= {13: "c", 0: "c"}
+    assert sorted((row[1], row[2]) for row in java.rows(table)) == sorted(expected.items())
 
 
 BUCKET_KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {

@@ -245,6 +245,69 @@ def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
     assert [row["gate"] for row in rows_of(table)] == ["a"]
 
 
+TWO_KEYS_A_BUCKET = {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
+
+
+@pytest.mark.parametrize("admission", ["optimistic", "auto"])
+def test_no_key_is_in_two_dynamic_buckets(
+    *,
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    keyed: MakeTable,
+    flights: Frame,
+    admission: Any,
+) -> None:
+    """While one transaction is open, another driver adds the same new keys in another order, so in other buckets."""
+    table = keyed(**TWO_KEYS_A_BUCKET)
+    sink, other = PaimonSink(table, mode="upsert"), PaimonSink(table, mode="upsert")
+    assert sink.conflict_rule == "file-group"
+    overtaken = iter([True])
+
+    def staged(batch: DataFrame, txn: Transaction) -> None:
+        if next(overtaken, False) and admission == "optimistic":
+            write_other(flights(*((1, number, "b", 2, "+I") for number in range(9, 0, -1))), 0)
+        sink(batch, txn)
+
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
+    ):
+        write_other = gate.foreach_batch(other, writer="b", max_attempts=1, admission=admission)
+        write = gate.foreach_batch(
+            staged, table=table, writer="a", conflict_rule=sink.conflict_rule, admission="optimistic"
+        )
+        write(flights(*((1, number, "a", 1, "+I") for number in range(1, 10))), 0)
+        write_other(flights(*((1, number, "b", 2, "+I") for number in range(12, 5, -1))), 1)
+
+    rows = {row["flight"]: row["gate"] for row in rows_of(table)}
+    assert rows == {number: "a" if number < 6 else "b" for number in range(1, 13)}
+    assert len(rows_of(table)) == 12
+
+
+def test_an_index_that_a_writer_without_the_gate_changed_is_read_again(
+    harness: Harness, keyed: MakeTable, flights: Frame
+) -> None:
+    table = keyed(**TWO_KEYS_A_BUCKET)
+    foreign = PaimonSink(table, mode="upsert")
+
+    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "commit-requested" and not snapshots_of(table):
+            foreign.write(flights(*((1, number, "foreign", 1, "+I") for number in range(9, 0, -1))), 0)
+        return grant_everything(event, offset)
+
+    agent = harness.agent(overtaken)
+    write = harness.gate().foreach_batch(PaimonSink(table, mode="upsert"), writer="w", admission="optimistic")
+    write(flights(*((1, number, "w", 1, "+I") for number in range(1, 10))), 0)
+
+    assert [(row["flight"], row["gate"]) for row in rows_of(table)] == [(n, "w") for n in range(1, 10)]
+    whole_partition = (Marker(partition="day=1", file_group="*", operation="append"),)
+    assert agent.wait_for("marker-created")[0].markers == whole_partition
+    assert [intent.scope for intent in agent.wait_for("commit-intent", 2)] == [(), whole_partition]
+    splits = address(table).open().new_read_builder().new_scan().plan().splits()
+    assert data_files_of(table) == {file.file_name for split in splits for file in split.files}
+
+
 def test_a_transaction_with_a_laxer_rule_than_the_table_needs_is_refused(
     harness: Harness, keyed: MakeTable, flights: Frame
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from lakewarden.handlers.paimon.primary_key import (
     PrimaryKeyTable,
     commutes,
+    conflict_rule,
     first_sequence_number,
     missing_columns,
     refusal,
@@ -24,6 +25,8 @@ def table(partition_keys: tuple[str, ...] = ("day",), **options: str) -> Primary
     [
         table(),
         table(partition_keys=()),
+        table(bucket="-1"),
+        PrimaryKeyTable(("flight",), (), {}),
         table(merge_engine="deduplicate", rowkind__field="kind", sequence__field="version"),
         table(merge_engine="partial-update"),
         table(merge_engine="aggregation", fields__n__aggregate_function="sum"),
@@ -38,8 +41,6 @@ def test_tables_that_are_written(accepted: PrimaryKeyTable) -> None:
 @pytest.mark.parametrize(
     ("refused", "reason", "remedy"),
     [
-        (table(bucket="-1"), "dynamic buckets", "fixed number of buckets"),
-        (PrimaryKeyTable(("flight",), (), {}), "dynamic buckets: two writers", "fixed number of buckets"),
         (table(bucket="-2"), "invisible until a compaction", "fixed bucket"),
         (table(partition_keys=("month",)), "lacks partition columns", "add the partition columns"),
         (table(bucket_function__type="mod"), "bucket function", "bucket-function.type=default"),
@@ -122,3 +123,20 @@ def test_only_functions_for_which_no_order_matters_commute(
 ) -> None:
     """A column without a function takes the last value. Sums of binary fractions differ in their last digits."""
     assert commutes(aggregated) is expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "written"),
+    [
+        ("ordered", table()),
+        ("deleted-file", aggregating(fields__default_aggregate_function="sum", bucket="2")),
+        ("file-group", table(bucket="-1")),
+        ("file-group", PrimaryKeyTable(("flight",), (), {})),
+        ("file-group", aggregating(fields__default_aggregate_function="sum", bucket="-1")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{dict(value.options)}",
+)
+def test_with_dynamic_buckets_two_upserts_of_a_partition_conflict_whatever_the_engine(
+    rule: str, written: PrimaryKeyTable
+) -> None:
+    assert conflict_rule(written) == rule

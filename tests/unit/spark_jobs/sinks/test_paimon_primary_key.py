@@ -266,14 +266,13 @@ def test_tables_modes_and_keys_that_are_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bucket": "-1"}, "dynamic buckets"),
         (
             {"merge-engine": "aggregation", "fields.delay.aggregate-function": "rbm64"},
             "pypaimon can't write this table",
         ),
         ({"merge-engine": "partial-update", "ignore-delete": "true"}, "pypaimon can't write this table"),
     ],
-    ids=["dynamic", "rbm64", "ignore-delete"],
+    ids=["rbm64", "ignore-delete"],
 )
 def test_tables_that_this_sink_or_pypaimon_can_not_write(
     make: Make, options: dict[str, str], message: str
