@@ -44,6 +44,9 @@ AGENT_CLIENT_ID = "lakewarden-agent"
 COMMAND_CLIENT_ID = "lakewarden-cli"
 RENEWALS_PER_VALIDITY = 10
 """The least that Hudi accepts, too: nine renewals in a row may fail before the lock is lost."""
+HUDI_POLL_SECONDS = 1.0
+"""Between two reads of a lock that another owner holds, as Hudi's writers have it. No queue spans them and the agents, so a
+contender that reads the lock less often rarely acquires it."""
 
 _config_file: ContextVar[Path | None] = ContextVar("the settings file that is being read", default=None)
 
@@ -529,7 +532,7 @@ class Settings(KafkaSettings):
 
     def lease(self, *, shared: bool) -> LeaseSettings:
         """The lease settings of a lock: those for Hudi (`hudi_…`) if the lock is shared with Hudi's writers."""
-        return LeaseSettings(
+        lease = LeaseSettings(
             validity=self.hudi_validity_seconds if shared else self.validity_seconds,
             renew_interval=self.hudi_renew_seconds if shared else self.renew_seconds,
             drift=self.hudi_drift_seconds if shared else self.drift_seconds,
@@ -537,6 +540,7 @@ class Settings(KafkaSettings):
             refusal_seconds=self.refusal_seconds,
             strict=self.strict_takeover,
         )
+        return dataclasses.replace(lease, poll_seconds=HUDI_POLL_SECONDS) if shared else lease
 
     def table(self, *, shared: bool) -> TableSettings:
         """The settings of one table's state machine."""

@@ -26,7 +26,7 @@ def test_defaults_are_those_of_the_design_document() -> None:
 
     assert (settings.validity_seconds, settings.renew_seconds, settings.drift_seconds) == (30, 3, 0.5)
     hudi = settings.lease(shared=True)
-    assert (hudi.validity, hudi.renew_interval, hudi.drift) == (300, 30, 1)
+    assert (hudi.validity, hudi.renew_interval, hudi.drift, hudi.poll_seconds) == (300, 30, 1, 1)
     assert (settings.grant_seconds, settings.heartbeat_misses, settings.max_losses) == (20, 3, 3)
     assert (settings.max_grant_seconds, settings.max_transaction_seconds) == (600, 0)
     assert settings.table(shared=False).hold == "while-active"
