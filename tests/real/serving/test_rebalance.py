@@ -25,6 +25,9 @@ pytestmark = [pytest.mark.real]
 
 PARTITIONS = 6
 
+LONG = {"validity_seconds": 3_600.0, "renew_seconds": 300.0, "grant_seconds": 240.0}
+"""On a busy machine, a rebalance takes longer than the leases of other tests, and the writers here send no heartbeats."""
+
 
 @pytest_asyncio.fixture
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
@@ -115,13 +118,12 @@ def partition_of(scene: World, writer: Writer) -> str:
 async def test_the_lock_of_a_running_grant_is_handed_over_when_an_agent_stops(scene: World) -> None:
     """The next agent adopts it, extends the grant and grants the next transaction, long before the former lease ends."""
     first, second = scene.writer("first"), scene.writer("second")
-    long = {"validity_seconds": 3_600.0, "renew_seconds": 300.0}
-    async with scene.agent(agent_id="a", **long):
+    async with scene.agent(agent_id="a", **LONG):
         await first.begin(heartbeat_seconds=100)
         await second.begin(heartbeat_seconds=100)
         granted = await first.obtain_grant()
         [held] = await scene.wait_for(LockAcquired)
-    async with scene.agent(agent_id="b", **long):
+    async with scene.agent(agent_id="b", **LONG):
         await scene.wait_for(LockAcquired, lambda lock: lock.handed_over)
         await first.complete(granted.grant)
         await second.obtain_grant()
@@ -134,16 +136,15 @@ async def test_the_lock_of_a_running_grant_is_handed_over_when_an_agent_stops(sc
 
 async def test_the_lock_of_a_running_grant_moves_with_its_partition(scene: World) -> None:
     """Another agent joins: it gets partitions whose tables have running grants, and grants there at once."""
-    long = {"validity_seconds": 3_600.0, "renew_seconds": 300.0}
     writers = [scene.writer(f"w{number}", f"{scene.table}-{number}") for number in range(4 * PARTITIONS)]
     following = [scene.writer(f"next-{each.table[-2:]}", each.table) for each in writers]
-    async with scene.agent(agent_id="a", **long):
+    async with scene.agent(agent_id="a", **LONG):
         grants = {}
         for each, after in zip(writers, following, strict=True):
             await each.begin(heartbeat_seconds=100)
             await after.begin(heartbeat_seconds=100)
             grants[each.table] = await each.obtain_grant()
-        async with scene.agent(agent_id="b", **long):
+        async with scene.agent(agent_id="b", **LONG):
             await wait_until_owned(scene, "b", PARTITIONS // 2)
             for each, after in zip(writers, following, strict=True):
                 await each.complete(grants[each.table].grant)
