@@ -366,7 +366,8 @@ class Settings(KafkaSettings):
 
     watch: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="tables for `lakewarden watch`: URIs, or globs with a wildcard in the last segment, comma-separated",
+        description="tables whose writers without the gate are reported, by the agents and by `lakewarden watch`: URIs, or globs "
+        "with a wildcard in the last segment, comma-separated; default: the agents watch none",
     )
     watch_seconds: Seconds = Field(
         default=1.0,
@@ -446,6 +447,17 @@ class Settings(KafkaSettings):
     @classmethod
     def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_canonical_glob(glob) for glob in value)
+
+    @field_validator("watch")
+    @classmethod
+    def _watchable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for glob in value:
+            folder, _, pattern = glob.rpartition("/")
+            if is_glob(folder) or not pattern or folder.endswith(":/"):
+                raise ValueError(
+                    f"a watcher can't look for tables at {glob!r}: wildcards stand in the last segment only, as in s3://lake/hudi/*"
+                )
+        return value
 
     @field_validator("lock_places")
     @classmethod

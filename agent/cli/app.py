@@ -222,7 +222,7 @@ def watch(
     """Watch Hudi, Delta Lake, Paimon and Iceberg tables, and report their writers to the agents, until SIGTERM or Ctrl-C.
 
     Writers of the gate that touch the same file groups are stopped at once. The watcher reads the tables and writes nothing
-    but events. Several watchers of one table do no harm. See docs/watch.md.
+    but events. Several watchers of one table do no harm. Agents with the setting watch need no such process. See docs/watch.md.
     """
     settings = Settings.load(
         config, bootstrap_servers=bootstrap_servers, watch=tuple(tables or ()), s3_endpoint=s3_endpoint

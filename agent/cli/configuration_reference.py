@@ -27,7 +27,7 @@ _GROUPS = (
         "Conflicts, grants and writers",
         ("early_", "policy", "grant_", "heartbeat_", "max_", "memory_", "check_"),
     ),
-    ("Watching tables (`lakewarden watch`)", ("watch",)),
+    ("Watching tables", ("watch",)),
     ("The page (`lakewarden web`)", ("web_",)),
     ("The process", ("agent_id", "instance", "http_", "metrics_", "ready_", "shutdown_", "log_")),
 )

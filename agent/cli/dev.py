@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import typer
@@ -61,7 +62,7 @@ async def run_dev(
                     "lock_root": settings.lock_root,
                     "web": address,
                 }
-                await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)))
+                await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)), log_to=sys.stderr)
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
 

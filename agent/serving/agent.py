@@ -40,6 +40,7 @@ from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import AGENT_CLIENT_ID, Settings
 from lakewarden.agent.stores import LocationError, StoreProbeError, StoreUnreachableError
 from lakewarden.agent.unrequested import guarded
+from lakewarden.agent.watching.instructions import Assignment
 from lakewarden.events import UndecodableRecords
 from lakewarden.handlers.group.readiness import AgentFacts, Condition, Limits, conditions
 
@@ -98,6 +99,10 @@ class Agent:
                 monotonic(), problem="it is stopping" if self._stopping.is_set() else self._problem
             )
         return conditions(facts, Limits(self.settings.ready_seconds, self.settings.check_seconds))
+
+    def assignment(self) -> Assignment | None:
+        """The partitions that the consumer group has assigned to this agent, or None between two assignments."""
+        return None if self._session is None else self._session.assignment()
 
     @property
     def undecodable(self) -> UndecodableRecords:

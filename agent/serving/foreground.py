@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
+from typing import IO
 
 import anyio
 import structlog
@@ -11,12 +13,18 @@ import structlog
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.full_collections import FullCollections
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.supervisor import keep_watching
 
 log = structlog.get_logger()
 
 
-async def serve_until_signal(settings: Settings, on_ready: Callable[[], object]) -> None:
-    """Serve until SIGINT or SIGTERM. Calls `on_ready` once, when every assigned partition is live."""
+async def serve_until_signal(
+    settings: Settings, on_ready: Callable[[], object], *, log_to: IO[str] | None = None
+) -> None:
+    """Serve until SIGINT or SIGTERM. Calls `on_ready` once, when every assigned partition is live.
+
+    `log_to`: where this process logs, and so the watcher; None: stdout.
+    """
     collections = FullCollections()
     agent = Agent(settings, collections)
     async with anyio.create_task_group() as tasks:
@@ -25,6 +33,8 @@ async def serve_until_signal(settings: Settings, on_ready: Callable[[], object])
             from lakewarden.agent.serving.http_endpoint import serve_http
 
             tasks.start_soon(serve_http, agent, address)
+        if settings.watch:
+            tasks.start_soon(partial(keep_watching, agent.settings, agent.assignment, log_to=log_to))
         tasks.start_soon(_stop_on_signal, agent)
         tasks.start_soon(_report_ready, agent, on_ready)
         collections.collect()

@@ -61,6 +61,7 @@ from lakewarden.agent.serving.periodic_check import PeriodicCheck
 from lakewarden.agent.serving.takeover import load
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
+from lakewarden.agent.watching.instructions import Assignment
 from lakewarden.handlers.group.readiness import AgentFacts
 
 log = structlog.get_logger()
@@ -242,6 +243,12 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             queued_at=self._publisher.oldest_queued_at,
             checked_at=self._check.ended_at,
         )
+
+    def assignment(self) -> Assignment | None:
+        """The assigned partitions, or None while the session is not open or the group has assigned none yet."""
+        if self._check is None or not self._assigned:
+            return None
+        return Assignment(self._partitions, frozenset(self._owners))
 
     async def set_gauges(self) -> None:
         """Set the gauges of the partitions, their tables, the publisher and the memory."""

@@ -12,9 +12,16 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from lakewarden.agent.errors import AgentError, KafkaRefusedError, KafkaUnreachableError, SettingsError
+from lakewarden.agent.errors import (
+    AgentError,
+    KafkaRefusedError,
+    KafkaUnreachableError,
+    SettingsError,
+    TaskEndedError,
+)
 from lakewarden.agent.kafka import partitions_of, producer, start_client, stop_client
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.watcher import Publish, Watcher
 from lakewarden.events import WriterEventUnion, encode
 
@@ -38,27 +45,45 @@ async def watch_until_signal(settings: Settings, on_ready: Callable[[], object])
 
 @asynccontextmanager
 async def publishing(settings: Settings) -> AsyncGenerator[Publish]:
-    """A function that publishes a watcher's events, and retries until Kafka has acknowledged them."""
+    """A function that publishes a watcher's events, and retries until Kafka has acknowledged them.
+
+    After a failure it connects again: Kafka refuses what follows a refused record, and a client may have ended (`ended_tasks`).
+    """
     client = await _connect(settings)
+    connecting = anyio.Lock()
 
     async def publish(events: list[WriterEventUnion]) -> None:
+        nonlocal client
         while True:
+            used = client
             try:
-                sent = [
-                    await client.send(settings.topics.writers, key=each.table.encode(), value=encode(each))
-                    for each in events
-                ]
-                await asyncio.gather(*sent)
+                with anyio.fail_after(2 * settings.kafka_request_timeout_seconds), guarded("publishing"):
+                    await _send(used, settings, events)
                 return
-            except KafkaError as error:
+            except (KafkaError, TaskEndedError, TimeoutError) as error:
                 # Sent again as a whole: a repeated event changes nothing.
                 log.warning("watch.not-published", events=len(events), why=repr(error))
-                await anyio.sleep(RETRY_SECONDS)
+            await anyio.sleep(RETRY_SECONDS)
+            async with connecting:
+                if client is used:  # not replaced for another table's events meanwhile
+                    try:
+                        await stop_client(used)
+                        client = await _connect(settings)
+                    except (AgentError, KafkaError, OSError) as error:
+                        log.warning("watch.kafka-refused", why=str(error) or repr(error))
 
     try:
         yield publish
     finally:
         await stop_client(client)
+
+
+async def _send(client: AIOKafkaProducer, settings: Settings, events: list[WriterEventUnion]) -> None:
+    sent = [
+        await client.send(settings.topics.writers, key=each.table.encode(), value=encode(each))
+        for each in events
+    ]
+    await asyncio.gather(*sent)
 
 
 async def _connect(settings: Settings) -> AIOKafkaProducer:

@@ -8,9 +8,10 @@
   didn't find it. If that is longer ago than `_max_age`, writers of the gate have begun since that have the commit in their
   base, and aborting these would be wrong. The same if Kafka doesn't acknowledge it in that time.
 - A table that can't be read, or whose version isn't known, is reported once in the log and tried again in each period. When it
-  can be read again, that is logged too.
+  can be read again, that is logged too. A table that fails in any other way is begun again in the next period.
 - A glob has its wildcard in the last segment: `s3://lake/hudi/*`. New tables below it are looked for every
   `DISCOVERY_SECONDS`.
+- A watcher of an agent watches some of the tables only (docs/decisions/0054). When they change, it looks for tables at once.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import structlog
 from anyio.abc import TaskGroup
 
 from lakewarden.agent.clock import monotonic, utc_now
-from lakewarden.agent.errors import AgentError, SettingsError
+from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
+from lakewarden.agent.unrequested import guarded
 from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import Follower, Look
 from lakewarden.agent.watching.formats import follow, format_of
@@ -65,28 +67,41 @@ class _Table:
 class Watcher:
     """Watches tables until it is cancelled."""
 
-    def __init__(self, settings: Settings, tables: tuple[str, ...], publish: Publish) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: tuple[str, ...],
+        publish: Publish,
+        is_own: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """`tables`: as `Settings.watch`. `is_own`: whether this watcher watches a table; call `reassign` when that changes."""
         self._settings = settings
         self._globs = tables
         self._publish = publish
+        self._is_own = is_own
+        self._reassigned = anyio.Event()
         self._buckets = Buckets(settings)
         self._rounds = anyio.CapacityLimiter(MAX_ROUNDS)
         self.tables: dict[str, _Table] = {}
         self._unreadable_globs: set[str] = set()
 
     async def run(self) -> None:
-        """Watch until cancelled. Raises `SettingsError` if a glob can't be used."""
-        for glob in self._globs:
-            _require_usable(glob)
+        """Watch until cancelled."""
         async with anyio.create_task_group() as tasks:
-            for glob in self._globs:
-                if not is_glob(glob):
-                    self._start(tasks, glob)
             while True:
+                self._reassigned = anyio.Event()
+                for glob in self._globs:
+                    if not is_glob(glob) and self._is_own(glob):
+                        self._start(tasks, glob)
                 for glob in self._globs:
                     if is_glob(glob):
                         await self._discover(tasks, glob)
-                await anyio.sleep(DISCOVERY_SECONDS)
+                with anyio.move_on_after(DISCOVERY_SECONDS):
+                    await self._reassigned.wait()
+
+    def reassign(self) -> None:
+        """Look for new tables of this watcher now. It leaves former ones before its next look at them."""
+        self._reassigned.set()
 
     @property
     def requests(self) -> int:
@@ -104,7 +119,7 @@ class Watcher:
             below = self._buckets.table(folder)
             for name in await below.folders(""):
                 uri = f"{folder}/{name}"
-                if not fnmatchcase(name, pattern) or uri in self.tables:
+                if not fnmatchcase(name, pattern) or uri in self.tables or not self._is_own(uri):
                     continue
                 if format_of(await below.folders(name)) is not None:
                     self._start(tasks, uri)
@@ -117,12 +132,26 @@ class Watcher:
             self._unreadable_globs.discard(glob)
 
     async def _watch(self, table: _Table) -> None:
-        while True:
+        while self._is_own(table.uri):
             began = monotonic()
             async with self._rounds:
-                active = await self._look(table)
+                active = await self._look_or_log(table)
             period = self._settings.watch_seconds if active else self._settings.watch_idle_seconds
             await anyio.sleep(max(0.0, began + period - monotonic()))
+        del self.tables[table.uri]
+        log.info("watch.table-left", table=table.uri)
+
+    async def _look_or_log(self, table: _Table) -> bool:
+        try:
+            with guarded("a look at a table"):
+                return await self._look(table)
+        except Exception as error:
+            if repr(error) != table.trouble:
+                log.exception(
+                    "watch.table-failed", table=table.uri, detail="the watcher begins with this table again"
+                )
+            table.trouble, table.watched = repr(error), None
+            return False
 
     async def _look(self, table: _Table) -> bool:
         """Look at a table once. Returns whether the next look follows soon."""
@@ -188,11 +217,3 @@ class Watcher:
             if (path, why) not in table.problems:
                 log.warning("watch.file-unreadable", table=table.uri, file=path, why=why)
         table.problems = set(problems)
-
-
-def _require_usable(glob: str) -> None:
-    folder, _, pattern = glob.rpartition("/")
-    if is_glob(folder) or not pattern or folder.endswith(":/"):
-        raise SettingsError(
-            f"a watcher can't look for tables at {glob!r}: wildcards stand in the last segment only, as in s3://lake/hudi/*"
-        )

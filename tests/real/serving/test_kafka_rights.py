@@ -42,6 +42,8 @@ from lakewarden.events import (
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
+from tests.real.lock_places import Place
+from tests.real.watching.scene import HudiScene
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
 
 pytestmark = [pytest.mark.real]
@@ -77,6 +79,9 @@ SPARK_SECONDS = 600.0
 WATCH = "`watch`"
 WEB = "`web`"
 MIGRATE = ("`migrate`: old prefix", "`migrate`: new prefix")
+
+WATCHING_AGENT = "watching-agent"
+"""The user of an agent with the setting `watch`."""
 
 Right = tuple[str, str]
 """A topic without its prefix, or `group`; and an operation."""
@@ -165,7 +170,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     sasl = free_port()
     listeners = f"PLAINTEXT://{{host}}:{{port}},SASL://{{host}}:{sasl}"
-    users = " ".join(f'user_{case.user}="{PASSWORD}"' for case in CASES)
+    names = [WATCHING_AGENT, *(case.user for case in CASES)]
+    users = " ".join(f'user_{name}="{PASSWORD}"' for name in names)
     properties = {
         "listeners": f"{listeners},CONTROLLER://{{host}}:{{controller_port}}",
         "advertised.listeners": listeners,
@@ -253,6 +259,27 @@ async def test_an_agent_needs_exactly_its_rights(guarded: Guarded, scene: World,
                 assert await agent.ended() == 1
                 _names_what_is_missing(agent.log.read_text().splitlines()[-1], scene.prefix, case.missing)
             tasks.cancel_scope.cancel()
+
+
+async def test_an_agent_that_watches_needs_write_on_writers_for_its_reports(
+    guarded: Guarded, scene: World
+) -> None:
+    """Without this right it serves its tables. Once it has the right, the same reports are accepted."""
+    watched = HudiScene(scene, Place(f"{scene.table}-watched", "", {})).created()
+    case = Case("agent", _table()["agent"], None, WATCHING_AGENT)
+    await _grant(scene.bootstrap_servers, scene.prefix, case)
+    with scene.process(**guarded.settings(case), **watched.watching()) as agent:
+        await agent.logged("watch.table")
+        watched.request()
+        refused = await agent.logged("watch.not-published")
+        writer = scene.writer("writer", watched.place.table)
+        await writer.begin()
+        await writer.obtain_grant()
+        await _grant(scene.bootstrap_servers, scene.prefix, replace(case, rights=(("writers", "write"),)))
+        await watched.reported(CommitIntent)
+        assert agent.popen.poll() is None
+
+    assert "TopicAuthorizationFailed" in refused["why"]
 
 
 async def test_the_doctor_finds_the_one_right_that_an_agent_lacks(guarded: Guarded, scene: World) -> None:

@@ -6,14 +6,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import anyio
 
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.watcher import Watcher
+from lakewarden.events import WRITER_EVENT, WriterEvent, decode
 from tests.real.lock_places import Place
 from tests.real.writers import PATIENCE_SECONDS, World
+from tests.recorded_hudi import recorded
+
+FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
+TIME = "20261122135643314"
+DONE = "20261122135643314_20261122135847753.commit"
+OBSERVED = f"hudi:{TIME}"
+QUICK_LOOKS = {"watch_seconds": 0.1, "watch_idle_seconds": 0.1, "watch_grace_seconds": 0.0}
+
+Reported = TypeVar("Reported", bound=WriterEvent)
 
 
 @dataclass
@@ -46,9 +56,7 @@ class WatchedScene:
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[Watcher]:
         """Run a watcher. It has looked at the table once at the start of the block."""
-        settings = self.world.settings(
-            **self.settings(), watch_seconds=0.1, watch_idle_seconds=0.1, watch_grace_seconds=0.0
-        )
+        settings = self.world.settings(**self.settings(), **QUICK_LOOKS)
         async with publishing(settings) as publish, anyio.create_task_group() as tasks:
             watcher = Watcher(settings, (self.place.table,), publish)
             tasks.start_soon(watcher.run)
@@ -57,3 +65,46 @@ class WatchedScene:
                     await anyio.sleep(0.05)
             yield watcher
             tasks.cancel_scope.cancel()
+
+
+class HudiScene(WatchedScene):
+    """A Hudi table, with the files of one instant."""
+
+    def put_in_hoodie(self, path: str, body: bytes = b"") -> None:
+        self.put(f".hoodie/{path}", body)
+
+    def created(self) -> Self:
+        """Create the table."""
+        self.put_in_hoodie("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
+        return self
+
+    def request(self) -> None:
+        """Write what Hudi writes when it begins."""
+        self.put_in_hoodie(f"timeline/{TIME}.commit.requested")
+
+    def start(self) -> None:
+        """Write what Hudi writes when it knows which file groups get updates."""
+        self.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+
+    def complete(self) -> None:
+        """Write the commit."""
+        self.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
+
+    def watching(self) -> dict[str, Any]:
+        """The settings of an agent that watches the table itself."""
+        return {**self.settings(), **QUICK_LOOKS, "watch": (self.place.table,)}
+
+    async def reported(self, kind: type[Reported], count: int = 1) -> list[Reported]:
+        """Wait until watchers have published so many events of this type. Return them."""
+        topic = self.world.settings().topics.writers
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while True:
+                records = (await self.world.read_log())[topic]
+                found: list[Reported] = []
+                for each in records:
+                    event = decode(WRITER_EVENT, each.value)
+                    if isinstance(event, kind) and event.transaction == OBSERVED:
+                        found.append(event)
+                if len(found) >= count:
+                    return found
+                await anyio.sleep(0.1)

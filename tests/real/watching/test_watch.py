@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import pytest
@@ -16,63 +15,30 @@ import pytest_asyncio
 
 from lakewarden.agent.operators.status import status
 from lakewarden.events import (
-    WRITER_EVENT,
     Abort,
     Admitted,
     CommitCompleted,
     CommitIntent,
     ConflictDetected,
     MarkerCreated,
-    WriterEvent,
-    decode,
 )
 from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place
-from tests.real.watching.scene import WatchedScene
+from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene
 from tests.real.writers import PATIENCE_SECONDS, environment, world
-from tests.recorded_hudi import recorded
 
 pytestmark = [pytest.mark.real]
 
-FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
-TIME = "20261122135643314"
-DONE = "20261122135643314_20261122135847753.commit"
-OBSERVED = f"hudi:{TIME}"
-
-Reported = TypeVar("Reported", bound=WriterEvent)
-
-
-class Scene(WatchedScene):
-    """A Hudi table, and the topics."""
-
-    def put_in_hoodie(self, path: str, body: bytes = b"") -> None:
-        self.put(f".hoodie/{path}", body)
-
-    async def reported(self, kind: type[Reported], count: int = 1) -> list[Reported]:
-        """Wait until watchers have published so many events of this type. Return them."""
-        topic = self.world.settings().topics.writers
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while True:
-                records = (await self.world.read_log())[topic]
-                found: list[Reported] = []
-                for each in records:
-                    event = decode(WRITER_EVENT, each.value)
-                    if isinstance(event, kind) and event.transaction == OBSERVED:
-                        found.append(event)
-                if len(found) >= count:
-                    return found
-                await anyio.sleep(0.1)
-
 
 @pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place) -> AsyncIterator[Scene]:
+async def scene(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
+) -> AsyncIterator[HudiScene]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        found = Scene(made, place)
-        found.put_in_hoodie("hoodie.properties", recorded("cow-v9", "hoodie.properties"))
-        yield found
+        yield HudiScene(made, place).created()
 
 
-async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same(scene: Scene) -> None:
+async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same(scene: HudiScene) -> None:
     """The gate's writer is stopped by the inflight file, the next one by the commit. A queued one waits until then."""
     w = scene.world
     async with w.agent(**scene.settings()), scene.watched():
@@ -81,8 +47,8 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
         await late.begin()
         await early.touch(FIRST, partition="p=d1")
 
-        scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
-        scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        scene.request()
+        scene.start()
         abort = await early.wait_for(Abort)
         (shown,) = [each for table in await status(w.settings(**scene.settings())) for each in table.transactions
                     if each.transaction == OBSERVED]  # fmt: skip
@@ -91,7 +57,7 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
             admission="queued", scope=({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
         )
 
-        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.complete()
         await queued.wait_for(Admitted)
         await late.touch(FIRST, partition="p=d1")
         after_commit = await late.wait_for(Abort)
@@ -106,7 +72,7 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
     assert {each.winner for each in conflicts} == {OBSERVED}
 
 
-async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: Scene) -> None:
+async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: HudiScene) -> None:
     """The second one finds a commit that happened while no watcher ran. The third one has nothing new to say."""
     w = scene.world
     async with w.agent(**scene.settings()):
@@ -114,9 +80,9 @@ async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: Scene)
         await first.begin()
         await first.touch(FIRST, partition="p=d1")
         async with scene.watched():
-            scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
+            scene.request()
             await scene.reported(CommitIntent)
-        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.complete()
         async with scene.watched():
             abort = await first.wait_for(Abort)
         second = w.writer("second", scene.place.table)
@@ -131,7 +97,7 @@ async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: Scene)
     assert len({each.event_id for each in completions}) == 1
 
 
-async def test_the_gates_own_instant_is_left_alone(scene: Scene) -> None:
+async def test_the_gates_own_instant_is_left_alone(scene: HudiScene) -> None:
     w = scene.world
     async with w.agent(**scene.settings()), scene.watched():
         gate = w.writer("gate", scene.place.table)
@@ -139,11 +105,11 @@ async def test_the_gates_own_instant_is_left_alone(scene: Scene) -> None:
         markers = ({"partition": "p=d1", "file_group": FIRST, "operation": "merge"},)
         await w.send(gate.event(MarkerCreated, markers=markers, instant=TIME))
 
-        scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
-        scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+        scene.request()
+        scene.start()
         await scene.reported(MarkerCreated)
         grant = await gate.obtain_grant()
-        scene.put_in_hoodie(f"timeline/{DONE}", recorded("cow-v9", DONE))
+        scene.complete()
         await gate.complete(grant.grant, TIME)
         await scene.reported(CommitCompleted)
         await w.settle(scene.place.table)
@@ -151,7 +117,7 @@ async def test_the_gates_own_instant_is_left_alone(scene: Scene) -> None:
     assert not w.events(ConflictDetected)
 
 
-async def test_the_command_watches_and_stops_on_a_signal(scene: Scene) -> None:
+async def test_the_command_watches_and_stops_on_a_signal(scene: HudiScene) -> None:
     """What an operator starts as a service."""
     w = scene.world
     values = {**w.values(**scene.settings()), "watch_idle_seconds": 0.2, "watch_grace_seconds": 0.0}
@@ -167,8 +133,8 @@ async def test_the_command_watches_and_stops_on_a_signal(scene: Scene) -> None:
                 while '"watch.table"' not in log.read_text():
                     assert process.returncode is None, log.read_text()
                     await anyio.sleep(0.1)
-            scene.put_in_hoodie(f"timeline/{TIME}.commit.requested")
-            scene.put_in_hoodie(f"timeline/{TIME}.inflight", recorded("cow-v9", f"{TIME}.inflight"))
+            scene.request()
+            scene.start()
             await scene.reported(CommitIntent)
             process.send_signal(signal.SIGTERM)
             with anyio.fail_after(PATIENCE_SECONDS):

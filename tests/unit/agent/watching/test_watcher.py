@@ -14,7 +14,10 @@ from structlog.testing import capture_logs
 
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.watching.files import AbsentFileError, Buckets
+from lakewarden.agent.watching import watcher as watcher_module
+from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles
+from lakewarden.agent.watching.follower import Follower
+from lakewarden.agent.watching.formats import follow
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import (
     CommitCompleted,
@@ -200,9 +203,9 @@ async def test_tables_below_a_glob_are_found(table: Table) -> None:
 
 
 @pytest.mark.parametrize("glob", ["s3://lake/*/trips", "s3://*"])
-async def test_a_glob_that_can_not_be_listed_is_refused(table: Table, glob: str) -> None:
+def test_a_glob_that_can_not_be_listed_is_refused(glob: str) -> None:
     with pytest.raises(SettingsError, match="wildcards stand in the last segment only"):
-        await Watcher(Settings(), (glob,), table.publish).run()
+        Settings.load(watch=(glob,))
 
 
 async def test_files_are_listed_and_read_below_the_table_only(table: Table) -> None:
@@ -217,3 +220,31 @@ async def test_files_are_listed_and_read_below_the_table_only(table: Table) -> N
     assert await files.folders(".hoodie") == [".temp", "timeline"]
     with pytest.raises(AbsentFileError):
         await files.read(".hoodie/nothing")
+
+
+async def test_a_table_that_fails_unexpectedly_is_begun_again_and_disturbs_no_other(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect of the watcher that one table's files provoke."""
+    other = f"{table.uri}2"
+    table.create()
+    shutil.copytree(table.root, table.root.with_name("trips2"))
+    broken = True
+
+    async def follow_or_fail(uri: str, files: TableFiles, settings: Settings) -> Follower:
+        if uri == table.uri and broken:
+            raise KeyError("fileId")
+        return await follow(uri, files, settings)
+
+    monkeypatch.setattr(watcher_module, "follow", follow_or_fail)
+    with capture_logs() as logs:
+        async with table.watched(table.uri, other) as watcher:
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while not any(each["event"] == "watch.table-failed" for each in logs):
+                    await anyio.sleep(0.005)
+            await first_round(watcher, other)
+            broken = False
+            await first_round(watcher, table.uri)
+
+    assert [each["table"] for each in logs if each["event"] == "watch.table-failed"] == [table.uri]
+    assert "watch.table-readable" in [each["event"] for each in logs]

@@ -1,0 +1,83 @@
+"""The watcher of an agent, a child process that `supervisor.py` starts: docs/decisions/0054-watching-in-the-agent.md.
+
+It watches the tables of the setting `watch` that are in the agent's assignment, and that `allow` covers. The end of its stdin
+ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterable, AsyncIterator
+
+import anyio
+import structlog
+
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.logs import configure_logging
+from lakewarden.agent.settings import Settings
+from lakewarden.agent.watching.foreground import publishing
+from lakewarden.agent.watching.instructions import (
+    MAX_LINE_BYTES,
+    Assignment,
+    decode_assignment,
+    decode_settings,
+)
+from lakewarden.agent.watching.watcher import Publish, Watcher
+from lakewarden.events import is_glob
+
+log = structlog.get_logger(__name__)
+
+
+async def watch_assigned(
+    settings: Settings, assignments: AsyncIterable[Assignment], publish: Publish
+) -> None:
+    """Watch the tables of the latest assignment, until there are no more assignments."""
+    allows = settings.placement().allows
+    current = Assignment(1, frozenset())
+    for table in settings.watch:
+        if not is_glob(table) and not allows(table):
+            log.warning(
+                "watch.not-allowed", table=table, detail="allow doesn't cover it, so it is not watched"
+            )
+    watcher = Watcher(
+        settings, settings.watch, publish, is_own=lambda table: current.has(table) and allows(table)
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watcher.run)
+        async for each in assignments:
+            current = each
+            watcher.reassign()
+        tasks.cancel_scope.cancel()
+
+
+async def _run() -> None:
+    lines = asyncio.StreamReader(limit=MAX_LINE_BYTES)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), sys.stdin.buffer
+    )
+    settings = decode_settings(await lines.readline())
+    configure_logging(settings.log_format, settings.log_level)
+    async with publishing(settings) as publish:
+        await watch_assigned(settings, _assignments(lines), publish)
+
+
+async def _assignments(lines: asyncio.StreamReader) -> AsyncIterator[Assignment]:
+    async for line in lines:
+        yield decode_assignment(line)
+
+
+def _main() -> int:
+    try:
+        anyio.run(_run)
+    except AgentError as error:
+        log.error("watch.failed", why=str(error))  # noqa: TRY400 - it says what to do
+        return 1
+    except Exception:
+        log.exception("watch.failed")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
