@@ -107,12 +107,13 @@ async def _check_topics(admin: AIOKafkaAdminClient, settings: Settings) -> list[
             f"{brokers} broker{'' if brokers == 1 else 's'} reached",
         )
     ]
+    watches = bool(settings.watch)
     known = {name: await _with_settings(admin, settings, facts) for name, facts in known.items()}
-    found += [hidden_topic(topics, name) for name in names if name in denied]
+    found += [hidden_topic(topics, name, watches=watches) for name in names if name in denied]
     missing = [name for name in names if name not in known and name not in denied]
     if missing:
         found += await _check_missing(admin, settings, missing)
-    return found + judge_topics(topics, known)
+    return found + judge_topics(topics, known, watches=watches)
 
 
 async def _with_settings(admin: AIOKafkaAdminClient, settings: Settings, facts: TopicFacts) -> TopicFacts:

@@ -35,6 +35,8 @@ AGENT_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {
     "dead-letters": ("write",),
 }
 """Operations in Kafka's access control, by topic without its prefix. docs/security.md has the rights of the other roles."""
+WATCHING_RIGHTS: Final[Mapping[str, tuple[str, ...]]] = {**AGENT_RIGHTS, "writers": ("read", "write")}
+"""Of an agent with the setting `watch`."""
 GROUP_RIGHTS: Final = ("read",)
 """An agent's, on its consumer group."""
 
@@ -90,14 +92,17 @@ class TopicFacts:
     """Its settings. None: this user may not describe them."""
 
 
-def judge_topics(topics: Topics, facts: Mapping[str, TopicFacts]) -> list[Finding]:
-    """The findings about the topics that exist, in the agent's order, then about their numbers of partitions."""
+def judge_topics(topics: Topics, facts: Mapping[str, TopicFacts], *, watches: bool = False) -> list[Finding]:
+    """The findings about the topics that exist, in the agent's order, then about their numbers of partitions.
+
+    `watches`: the agent has the setting `watch`.
+    """
     durable = [facts[name] for name in _counted(topics) if name in facts]
     fewest = min((count for each in durable for count in each.replicas), default=1)
     found: list[Finding] = []
     for wanted in topics.settings(replicas=fewest):
         if (known := facts.get(wanted.name)) is not None:
-            found += _judge_topic(wanted, known, _rights(topics, wanted.name))
+            found += _judge_topic(wanted, known, _rights(topics, wanted.name, watches=watches))
     counts = {each.name: len(each.replicas) for each in durable}
     if (why := unequal_counts(counts)) is not None:
         what, _, do = why.partition("; ")
@@ -116,19 +121,19 @@ def judge_topics(topics: Topics, facts: Mapping[str, TopicFacts]) -> list[Findin
     return found
 
 
-def hidden_topic(topics: Topics, name: str) -> Finding:
+def hidden_topic(topics: Topics, name: str, *, watches: bool = False) -> Finding:
     """The finding about a topic on which this user has no right. Kafka doesn't say whether it exists."""
     return Finding(
         "topic",
         "problem",
         name,
         "Kafka denies this user the topic, or it doesn't exist",
-        f"grant {' and '.join(_rights(topics, name))} on it, or create it",
+        f"grant {' and '.join(_rights(topics, name, watches=watches))} on it, or create it",
     )
 
 
-def _rights(topics: Topics, name: str) -> tuple[str, ...]:
-    return AGENT_RIGHTS[name.removeprefix(f"{topics.prefix}.")]
+def _rights(topics: Topics, name: str, *, watches: bool) -> tuple[str, ...]:
+    return (WATCHING_RIGHTS if watches else AGENT_RIGHTS)[name.removeprefix(f"{topics.prefix}.")]
 
 
 def _counted(topics: Topics) -> tuple[str, ...]:

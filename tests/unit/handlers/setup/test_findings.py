@@ -52,6 +52,15 @@ def test_a_missing_right_of_an_agent_is_a_problem_that_names_it(topic: str) -> N
         assert right in problem.next
 
 
+def test_an_agent_that_watches_also_needs_write_on_writers() -> None:
+    known, name = facts(), TOPICS.writers
+    known[name] = replace(known[name], operations=ALL - {"write"})
+
+    assert not has_problem(judge_topics(TOPICS, known))
+    [problem] = [each for each in judge_topics(TOPICS, known, watches=True) if each.result == "problem"]
+    assert (problem.about, problem.found) == (name, "Kafka denies this user write")
+
+
 def test_a_setting_that_weakens_a_promise_is_a_warning_with_the_value_to_set() -> None:
     known = facts()
     ledger = known[TOPICS.ledger]
