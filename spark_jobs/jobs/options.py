@@ -25,7 +25,7 @@ def add_master(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        type=_setting,
+        type=setting,
         help="a Spark setting, for example of an Iceberg catalog; repeatable",
     )
 
@@ -46,7 +46,8 @@ def session_for(
     return spark_session(name, master=options.master, kafka=kafka, packages=jars, **chosen)
 
 
-def _setting(text: str) -> tuple[str, str]:
+def setting(text: str) -> tuple[str, str]:
+    """Return the name and the value of `NAME=VALUE`."""
     name, separator, value = text.partition("=")
     if not separator:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")

@@ -12,6 +12,11 @@ MAX_TEXT = 300
 """Characters of a Java exception's text in a message."""
 
 
+def gateway_of(spark: SparkSession) -> Any:
+    """Return py4j's gateway to the JVM of the driver."""
+    return spark.sparkContext._gateway
+
+
 def java_class(spark: SparkSession, name: str) -> Any:
     """Return a `java.lang.Class` of the driver, from the packages of the session too. Raise if there is none."""
     jvm: Any = spark._jvm

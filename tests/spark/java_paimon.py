@@ -48,6 +48,11 @@ class JavaPaimon:
         self._paimon: Any = gateway.jvm.org.apache.paimon
         self._folder = folder
 
+    @property
+    def gateway(self) -> Any:
+        """py4j's, as a Spark driver has one."""
+        return self._gateway
+
     def rows(self, path: str) -> list[tuple[Any, ...]]:
         """Return all rows, sorted by their text. Values that aren't numbers or booleans are text."""
         found = [values for _bucket, values, _row in self._read(self._table(path))]

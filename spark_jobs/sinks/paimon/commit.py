@@ -105,14 +105,28 @@ class PublishedSnapshot:
 class FencedCommit:
     """Replaces `FileStoreCommit.snapshot_commit` for one commit."""
 
-    def __init__(self, table: Any, name: CommitName, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        table: Any,
+        name: CommitName,
+        check: Callable[[], None],
+        *,
+        body: Callable[[Any], bytes] | None = None,
+    ) -> None:
+        """`body` returns the content of the snapshot's object. By default, it is what pypaimon writes."""
         self._table = table
+        self._body = body or _body_of
         self._store: FolderStore = snapshot_store(table)
         self._name = name
         self._check = check
         self.published: PublishedSnapshot | None = None
         self.unanswered = False
         """Whether a snapshot may be in the table, or may come there, without being reported as published."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Table and writer, for a log line."""
+        return {"table": str(self._table.table_path), "writer": self._name.user}
 
     def commit(self, base_snapshot_uuid: str | None, snapshot: Any, statistics: Any) -> bool:  # noqa: ARG002 - pypaimon's
         """Publish `snapshot`. Return whether it is in the table; if not, its id is taken."""
@@ -174,7 +188,7 @@ class FencedCommit:
         try:
             match state:
                 case Put():
-                    return self._store.put_if_absent(name, _body_of(snapshot))
+                    return self._store.put_if_absent(name, self._body(snapshot))
                 case ReadBack():
                     return self._owner(self._store.read(name))
                 case LookAtBase():
@@ -312,35 +326,50 @@ def publish(
     fenced = FencedCommit(table, name, check)
     committer.file_store_commit.snapshot_commit = fenced
     properties = {TRANSACTION: name.transaction, GRANT_TOKEN: str(token)}
-    try:
+
+    def commit() -> None:
         announce_attempt(table, name)
         committer.commit(messages, name.identifier, snapshot_properties=properties)
+
+    try:
+        published = run_fenced(fenced, commit, lambda error: _files_gone(error, table, name.user))
+    finally:
+        committer.close()
+    if published is not None:
+        return published
+    found = find_commit(table, name.user, name.identifier)
+    assert found is not None, "pypaimon reported a commit, and its snapshot is not in the table"
+    return found
+
+
+def run_fenced(
+    fenced: FencedCommit, commit: Callable[[], None], files_gone: Callable[[Exception], Exception | None]
+) -> PublishedSnapshot | None:
+    """Run the commit of a library that publishes by `fenced`. Return None if it returned without a publish.
+
+    `files_gone` returns an error to raise instead, if the library's own says that files are gone. Raise `NothingPublished`; any
+    other error leaves the outcome unknown.
+    """
+    try:
+        commit()
     except CommitRefused as refused:
         if fenced.unanswered:
             raise refused.error from None
         raise NothingPublished(refused.error) from None
     except Exception as error:
         if fenced.published is not None:
-            log.warning(
-                "paimon.error-after-publish", table=table.table_path, writer=name.user, error=repr(error)
-            )
-            return fenced.published
-        if fenced.unanswered:
+            log.warning("paimon.error-after-publish", **fenced.names, error=repr(error))
+        elif fenced.unanswered:
             raise
-        if FILES_CONFLICT in str(error):
-            raise NothingPublished(_files_gone(error, table, name.user)) from error
-        raise NothingPublished(error) from error
-    finally:
-        committer.close()
-    if fenced.published is not None:
-        return fenced.published
-    found = find_commit(table, name.user, name.identifier)
-    assert found is not None, "pypaimon reported a commit, and its snapshot is not in the table"
-    return found
+        else:
+            raise NothingPublished(files_gone(error) or error) from error
+    return fenced.published
 
 
-def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged:
-    """Return the error for a base that changed between this module's check and pypaimon's own."""
+def _files_gone(error: Exception, table: Any, user: str) -> BaseChanged | None:
+    """Return the error for a base that changed between this module's check and pypaimon's own, or None for another error."""
+    if FILES_CONFLICT not in str(error):
+        return None
     return BaseChanged(
         f"files that this batch replaces are gone: a writer that bypasses the gate rewrote them; nothing was "
         f"published; the batch must be computed again; table={table.table_path} writer={user}: {error}"

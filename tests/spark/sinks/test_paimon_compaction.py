@@ -1,0 +1,399 @@
+"""The compaction service on real tables, by Java Paimon in a JVM of its own: alone, against writers, and when it loses."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pypaimon.manifest.manifest_list_manager import ManifestListManager
+from pyspark.sql import SparkSession
+
+from lakewarden.events import TABLE_SERVICE_PRIORITY, DecisionEventUnion, Marker, WriterEventUnion
+from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.handlers.paimon.history import decode
+from lakewarden.handlers.paimon.publish import NotWritten, Written
+from lakewarden.spark_jobs import CommitAborted, CommitGate, LeaseLost, PaimonSink
+from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished
+from lakewarden.spark_jobs.sinks.paimon.compaction import CompactionCommit, PaimonCompactor
+from lakewarden.spark_jobs.sinks.paimon.history import COMMITTED
+from lakewarden.spark_jobs.sinks.paimon.java_table import JavaTable
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
+from lakewarden.spark_jobs.sinks.paimon.table import address
+from tests.kafka_fixture import KafkaServer
+from tests.spark.agents import running_agent
+from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.harness import Harness
+from tests.spark.java_paimon import JavaPaimon, java_paimon
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+
+FLIGHTS = pa.schema([("month", pa.int32()), ("flight", pa.int64())])
+SUMS = pa.schema([pa.field("flight", pa.int64(), nullable=False), pa.field("delay", pa.int64())])
+SUM = {
+    "bucket": "2",
+    "write-only": "true",
+    "merge-engine": "aggregation",
+    "fields.delay.aggregate-function": "sum",
+}
+
+Rows = list[tuple[Any, ...]]
+
+MAX_ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaPaimon]:
+    with java_paimon(tmp_path_factory.mktemp("java")) as paimon:
+        yield paimon
+
+
+def commit_alone(table: str, schema: pa.Schema, rows: Rows) -> None:
+    """Commit as pypaimon alone does."""
+    builder = address(table).open().new_batch_write_builder()
+    write, committer = builder.new_write(), builder.new_commit()
+    write.write_arrow(
+        pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+    )
+    committer.commit(write.prepare_commit())
+    write.close()
+    committer.close()
+
+
+def files_of(table: str) -> set[str]:
+    """Return the names of the files of the newest snapshot."""
+    splits = address(table).open().new_read_builder().new_scan().plan_for_write().splits()
+    return {file.file_name for split in splits for file in split.files}
+
+
+def manifests_of(table: str) -> int:
+    opened = address(table).open()
+    snapshot = opened.snapshot_manager().get_latest_snapshot()
+    return len(ManifestListManager(opened).read_all(snapshot))
+
+
+def values_of(table: str) -> Rows:
+    return sorted((tuple(row.values()) for row in rows_of(table)), key=repr)
+
+
+def assert_readers_see(java: JavaPaimon, table: str, expected: Rows) -> None:
+    assert values_of(table) == java.rows(table) == sorted(expected, key=repr)
+
+
+def compactor_of(java: JavaPaimon, gate: CommitGate, table: str, **options: Any) -> PaimonCompactor:
+    return PaimonCompactor(java.gateway, gate, table, **options)
+
+
+def test_an_append_table_of_sixty_commits(harness: Harness, make_table: MakeTable, java: JavaPaimon) -> None:
+    agent = harness.agent(grant_everything)
+    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
+    rows: Rows = [(number % 2, number) for number in range(60)]
+    for row in rows:
+        commit_alone(table, FLIGHTS, [row])
+    before = files_of(table)
+    assert (len(before), manifests_of(table)) == (60, 60)
+    compactor = compactor_of(java, harness.gate(), table)
+
+    assert list(compactor.run_round()) == [CompactionCommit(61, 60, 2)]
+
+    assert (len(files_of(table)), files_of(table) & before, manifests_of(table) <= 2) == (2, set(), True)
+    assert_readers_see(java, table, rows)
+    (intent,) = agent.wait_for("commit-intent")
+    assert (intent.priority, intent.conflict_rule) == (TABLE_SERVICE_PRIORITY, "deleted-file")
+    markers = [marker for event in agent.wait_for("marker-created") for marker in event.markers]
+    assert {marker.file_group for marker in markers} == before
+    assert {(marker.partition, marker.operation) for marker in markers} == {
+        (f"month={month}", "delete") for month in (0, 1)
+    }
+    assert agent.types().index("marker-created") < agent.types().index("commit-requested")
+    newest = snapshots_of(table)[-1]
+    assert (newest.commit_kind, newest.properties[TRANSACTION]) == ("COMPACT", intent.transaction)
+    (completed,) = agent.wait_for("commit-completed")
+    assert completed.version == "61"
+
+    assert list(compactor.run_round()) == []
+    assert len(agent.wait_for("commit-intent")) == 1
+
+
+def test_manifests_are_merged_where_no_file_is_compacted(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    harness.agent(grant_everything)
+    options = {"write-only": "true", "manifest.merge-min-count": "10"}
+    table = make_table(partition_keys=("month",), schema=FLIGHTS, **options)
+    rows: Rows = [(number, number) for number in range(12)]
+    for row in rows:
+        commit_alone(table, FLIGHTS, [row])
+    before = files_of(table)
+
+    assert list(compactor_of(java, harness.gate(), table).run_round()) == [CompactionCommit(13, 0, 0)]
+
+    assert (manifests_of(table), files_of(table)) == (1, before)
+    assert_readers_see(java, table, rows)
+
+
+def test_a_lost_conflict_removes_its_files_and_the_next_transaction_is_queued_with_less(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    def lost_once(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "commit-requested" and len(agent.wait_for("commit-requested")) == 1:
+            return [aborted(event, Marker(partition="month=1", file_group="*", operation="merge"))]
+        return grant_everything(event, offset)
+
+    agent = harness.agent(lost_once)
+    table = make_table(partition_keys=("month",), schema=FLIGHTS)
+    rows: Rows = [(number % 2, number) for number in range(12)]
+    for row in rows:
+        commit_alone(table, FLIGHTS, [row])
+    before = files_of(table)
+    compactor = compactor_of(java, harness.gate(), table)
+
+    assert list(compactor.run_round()) == []
+    assert compactor.lost == 1
+    assert data_files_of(table) == files_of(table) == before
+
+    assert [commit.files_before for commit in compactor.run_round()] == [6, 6]
+    assert compactor.lost == 0
+    first, second, third = agent.wait_for("commit-intent")
+    assert [each.admission for each in (first, second, third)] == ["optimistic", "queued", "optimistic"]
+    assert len(second.scope) == 6
+    assert_readers_see(java, table, rows)
+
+
+def test_a_lost_compaction_removes_no_file_that_it_only_moves_to_another_level(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    """Java's own `abort` removes it, and with it rows of the table."""
+
+    def lost(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        return [aborted(event)] if event.type == "commit-requested" else grant_everything(event, offset)
+
+    harness.agent(lost)
+    table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **SUM)
+    rows: Rows = [(number, 1) for number in range(8)]
+    commit_alone(table, SUMS, rows)
+    compactor = compactor_of(java, harness.gate(), table, full=True)
+
+    assert list(compactor.run_round()) == []
+
+    assert compactor.lost == 1
+    assert_readers_see(java, table, rows)
+
+
+def test_files_that_a_writer_without_the_gate_has_rewritten(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    """Java finds them under the grant."""
+
+    def overtaken(event: WriterEventUnion, offset: int) -> list[DecisionEventUnion]:
+        if event.type == "commit-requested" and not foreign:
+            builder = address(table).open().new_batch_write_builder().overwrite()
+            write, committer = builder.new_write(), builder.new_commit()
+            write.write_arrow(pa.Table.from_pylist([{"month": 1, "flight": 99}], schema=FLIGHTS))
+            committer.commit(write.prepare_commit())
+            foreign.extend(files_of(table))
+        return grant_everything(event, offset)
+
+    foreign: list[str] = []
+    agent = harness.agent(overtaken)
+    table = make_table(partition_keys=(), schema=FLIGHTS)
+    for number in range(6):
+        commit_alone(table, FLIGHTS, [(1, number)])
+    before = files_of(table)
+    compactor = compactor_of(java, harness.gate(), table)
+
+    assert list(compactor.run_round()) == []
+
+    assert compactor.lost == 1
+    assert files_of(table) == set(foreign)
+    assert data_files_of(table) == before | set(foreign)
+    assert_readers_see(java, table, [(1, 99)])
+    (abandoned,) = agent.wait_for("transaction-abandoned")
+    assert "a writer that bypasses the gate rewrote them" in abandoned.reason
+
+
+def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
+    make_table: MakeTable, java: JavaPaimon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one grant, the compaction takes the next id. With a lost lease it publishes nothing."""
+    put, foreign = LinkedSnapshots.put_if_absent, [(1, 100)]
+
+    def commit_first(self: LinkedSnapshots, name: str, body: bytes) -> Any:
+        if foreign:
+            commit_alone(table, FLIGHTS, [foreign.pop()])
+        return put(self, name, body)
+
+    def lease_lost() -> None:
+        raise LeaseLost("the lease expired")
+
+    table = make_table(partition_keys=(), schema=FLIGHTS)
+    for number in range(6):
+        commit_alone(table, FLIGHTS, [(1, number)])
+    opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(tmp_path))
+    messages: list[Any] = []
+    opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
+
+    with pytest.raises(NothingPublished) as refused:
+        opened.commit(messages, transaction="t", token=1, check=lease_lost)
+    assert isinstance(refused.value.error, LeaseLost)
+    assert len(snapshots_of(table)) == 6
+
+    monkeypatch.setattr(LinkedSnapshots, "put_if_absent", commit_first)
+    published = opened.commit(messages, transaction="t", token=1, check=lambda: None)
+    assert published is not None
+    assert published.number == 8
+    assert_readers_see(java, table, [*((1, number) for number in range(6)), (1, 100)])
+    assert len(files_of(table)) == 2
+
+
+def test_a_put_without_an_answer_is_read_back(
+    make_table: MakeTable, java: JavaPaimon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = LinkedSnapshots.put_if_absent
+
+    def put_without_answer(self: LinkedSnapshots, name: str, body: bytes) -> Any:
+        assert isinstance(put(self, name, body), Written)
+        return NotWritten("no answer")
+
+    table = make_table(partition_keys=(), schema=FLIGHTS)
+    for number in range(6):
+        commit_alone(table, FLIGHTS, [(1, number)])
+    opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(tmp_path))
+    messages: list[Any] = []
+    opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
+    monkeypatch.setattr(LinkedSnapshots, "put_if_absent", put_without_answer)
+
+    published = opened.commit(messages, transaction="t", token=1, check=lambda: None)
+
+    assert published is not None
+    assert published.number == 7
+    assert_readers_see(java, table, [(1, number) for number in range(6)])
+
+
+def test_two_writers_sum_while_a_compactor_runs(
+    *,
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    make_table: MakeTable,
+    java: JavaPaimon,
+    spark: SparkSession,
+) -> None:
+    """No batch is tried twice, no row is lost, and the compactor has its commits while they write."""
+    table = make_table(
+        partition_keys=(),
+        schema=SUMS,
+        primary_keys=("flight",),
+        **{"num-sorted-run.compaction-trigger": "2"} | SUM,
+    )
+    failures: list[BaseException] = []
+    batches, keys = 3, 10
+
+    def drive(writer: str) -> None:
+        with CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate:
+            write = gate.foreach_batch(PaimonSink(table, mode="upsert"), writer=writer, max_attempts=1)
+            try:
+                for batch in range(batches):
+                    write(
+                        spark.createDataFrame([(key, 1) for key in range(keys)], "flight long, delay long"),
+                        batch,
+                    )
+            except BaseException as error:
+                failures.append(error)
+                raise
+
+    commits: list[CompactionCommit] = []
+    rounds = 0
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
+    ):
+        compactor = compactor_of(java, gate, table)
+        threads = [threading.Thread(target=drive, args=(writer,)) for writer in ("a", "b")]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            commits.extend(compactor.run_round())
+            rounds += 1
+        for thread in threads:
+            thread.join()
+        commits.extend(compactor.run_round())
+
+    print(f"{rounds} rounds, commits: {commits}")
+    assert failures == []
+    assert commits
+    assert compactor.lost == 0
+    assert_readers_see(java, table, [(key, 2 * batches) for key in range(keys)])
+    assert len(files_of(table)) < 2 * 2 * batches
+    for snapshot in snapshots_of(table)[-2:]:  # the compactor's carry it on, too
+        assert sorted(decode(snapshot.properties[COMMITTED]) or {}) == ["a", "b"]
+
+
+def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_of_rounds(
+    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    """Two writers with optimistic admission take turns, so that one of them has always touched the whole partition."""
+    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
+    rows: Rows = [(1, number) for number in range(6)]
+    for row in rows:
+        commit_alone(table, FLIGHTS, [row])
+    stop, touched = threading.Event(), [threading.Event(), threading.Event()]
+    aborts: list[int] = []
+    compactor: PaimonCompactor
+
+    def write(gate: CommitGate, me: int) -> None:
+        while not stop.is_set():
+            try:
+                with gate.transaction(table=table, writer=f"w{me}", conflict_rule="deleted-file") as txn:
+                    txn.touch("month=1", "*", "merge")
+                    touched[me].set()
+                    touched[1 - me].clear()
+                    while not stop.is_set() and not touched[1 - me].wait(0.05):
+                        txn.check()
+            except CommitAborted:
+                aborts.append(compactor.lost)
+                touched[me].set()
+
+    commits: list[CompactionCommit] = []
+    lost: list[int] = []
+    with (
+        running_agent(kafka, topic_prefix, tmp_path),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix) as gate,
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix, queue_timeout_seconds=3.0) as own,
+    ):
+        compactor = compactor_of(java, own, table)
+        threads = [threading.Thread(target=write, args=(gate, me)) for me in (0, 1)]
+        threads[0].start()
+        assert touched[0].wait(120)
+        threads[1].start()
+        try:
+            while not commits and len(lost) < MAX_ROUNDS:
+                commits.extend(compactor.run_round())
+                lost.append(compactor.lost)
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+    print(f"lost before each round's end: {lost}, writers aborted at: {aborts}")
+    assert [commit.files_before for commit in commits] == [6]
+    assert len(lost) <= 8
+    assert all(each >= 3 for each in aborts)
+    assert_readers_see(java, table, rows)
+
+
+def test_tables_that_cannot_be_compacted(harness: Harness, make_table: MakeTable, java: JavaPaimon) -> None:
+    gate = harness.gate()
+    postponed = make_table(
+        partition_keys=(), schema=SUMS, primary_keys=("flight",), **{"bucket": "-2", "write-only": "true"}
+    )
+    commit_alone(postponed, SUMS, [(1, 1)])
+
+    with pytest.raises(ValueError, match="No schema found at path"):
+        list(compactor_of(java, gate, f"{postponed}-missing").run_round())
+    with pytest.raises(ValueError, match="rescale job"):
+        list(compactor_of(java, gate, postponed).run_round())
