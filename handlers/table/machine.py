@@ -85,6 +85,7 @@ from lakewarden.handlers.table.step_context import StepContext
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     AbortTransaction,
+    Admit,
     Cause,
     Effect,
     RecordLosses,
@@ -256,7 +257,8 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     """Apply a published verdict during a replay."""
-    state.unknown_requests.pop(verdict.transaction, None)
+    if not isinstance(verdict, Admit):
+        state.unknown_requests.pop(verdict.transaction, None)
     apply_verdict(state, verdict, now)
     state.footprints.collect()
 

@@ -21,9 +21,10 @@ Locks (docs/decisions/0019-an-orderly-hand-over-of-locks.md)
 Requests of unknown transactions
 7. A `commit-requested` that was published while no agent ran may be of a transaction that the agent doesn't know: its intent was
    removed, or its transaction had ended. Its writer waits for an answer. So at the end of the replay the agent publishes
-   `unknown-transaction` for it, if no decision about the transaction follows it in the log. A published answer is found by each
-   later replay that reads the request, because a checkpoint has no decision before its position that answers a later event. So
-   the answer is published once. Events of other types get theirs when the writer's next event is read.
+   `unknown-transaction` for it, if no decision about the transaction follows it in the log. An admission doesn't count: it
+   answers the intent. A published answer is found by each later replay that reads the request, because a checkpoint has no
+   decision before its position that answers a later event. So the answer is published once. Events of other types get theirs
+   when the writer's next event is read.
 8. The ledger's last transaction of the writer gets no such answer: the request is a repeated delivery. Other repeated requests of
    transactions that ended before the checkpoint look like unanswered ones. They get the answer, which no writer awaits.
 """

@@ -11,7 +11,7 @@ from lakewarden.handlers.table.ledger import CommittedBatch
 from lakewarden.handlers.table.machine import EventRead, Replayed, replay_event, step
 from lakewarden.handlers.table.state import MAX_CLOSED, TableSettings, TableState
 from lakewarden.handlers.table.transactions import Phase
-from lakewarden.handlers.table.verdicts import AbortTransaction, Effect
+from lakewarden.handlers.table.verdicts import AbortTransaction, Admit, Effect
 from tests.unit.handlers.table.world import m, world
 
 TABLE = "file:///tables/t"
@@ -98,6 +98,15 @@ def test_a_request_that_was_answered_is_not_answered_again() -> None:
     checkpoint = len(w.log) - 2
 
     assert w.rebuilt(w.log[checkpoint:]).replayed().aborted == {}
+
+
+def test_an_admission_is_no_answer_to_a_request() -> None:
+    """The log has lost the intent, and the replay reads the admission after the request."""
+    w = world().intent("A").request("A")
+    [admitted] = [each for each in w.log if isinstance(each, Admit)]
+    *_, request = [each for each in w.log if isinstance(each, tuple)]
+
+    assert w.rebuilt([request, admitted]).replayed().aborted == {"A": "unknown-transaction"}
 
 
 @pytest.mark.parametrize("end", ["abandoned", "completed"])
