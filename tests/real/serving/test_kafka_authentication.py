@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -40,11 +41,12 @@ pytestmark = [pytest.mark.real]
 SECRET = "the-client-secret"
 PASSWORD = "the-first-password"
 KEY_PASSWORD = "the-password-of-the-key"
+NEXT_KEY_PASSWORD = "the-password-of-the-next-key"
 AUDIENCE = "kafka"
 TOKEN_SECONDS = 4
 """Lifetime of a token, and so of a connection: the broker closes it then."""
 SHORT_SECONDS = 15.0
-SECRETS = (SECRET, PASSWORD, KEY_PASSWORD)
+SECRETS = (SECRET, PASSWORD, KEY_PASSWORD, NEXT_KEY_PASSWORD)
 
 
 @dataclass(frozen=True)
@@ -86,16 +88,19 @@ class Guarded:
     scram: str
     folder: Path
     authority: trustme.CA
+    retiring: trustme.CA
+    """The broker trusts clients of it, too, until a test retires it."""
     issuer: Issuer
 
-    def certificate(self) -> dict[str, Any]:
-        """The options of a client with a certificate whose key is encrypted."""
+    def certificate(self, folder: Path | None = None) -> dict[str, Any]:
+        """The options of a client whose certificate and encrypted key are in `folder`, or in the broker's."""
+        folder = folder or self.folder
         return {
             "security_protocol": "SSL",
             "ssl_cafile": str(self.folder / "authority.pem"),
-            "ssl_certfile": str(self.folder / "client.pem"),
-            "ssl_keyfile": str(self.folder / "client.key"),
-            "ssl_key_password_file": str(self.folder / "key-password"),
+            "ssl_certfile": str(folder / "client.pem"),
+            "ssl_keyfile": str(folder / "client.key"),
+            "ssl_key_password_file": str(folder / "key-password"),
         }
 
     def tokens(self, url: str) -> dict[str, Any]:
@@ -117,14 +122,14 @@ def _encoded(value: bytes) -> str:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
-    authority = trustme.CA()
+    authority, retiring = trustme.CA(), trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+    (folder / "trusted.pem").write_bytes(authority.cert_pem.bytes() + retiring.cert_pem.bytes())
     write_certificate(authority, folder, "the broker")
     (folder / "broker.pem").write_bytes(
         (folder / "client.key").read_bytes() + (folder / "client.pem").read_bytes()
     )
-    write_certificate(authority, folder, "the client", KEY_PASSWORD)
-    (folder / "key-password").write_text(KEY_PASSWORD)
+    _write_client(authority, folder, KEY_PASSWORD)
     (folder / "client-secret").write_text(SECRET)
     issuer = Issuer(rsa.generate_private_key(65537, 2048))
     (folder / "jwks.json").write_text(issuer.jwks())
@@ -142,7 +147,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "listener.name.mtls.ssl.keystore.type": "PEM",
         "listener.name.mtls.ssl.keystore.location": str(folder / "broker.pem"),
         "listener.name.mtls.ssl.truststore.type": "PEM",
-        "listener.name.mtls.ssl.truststore.location": str(folder / "authority.pem"),
+        "listener.name.mtls.ssl.truststore.location": str(folder / "trusted.pem"),
         "listener.name.oauth.sasl.enabled.mechanisms": "OAUTHBEARER",
         "listener.name.oauth.oauthbearer.sasl.jaas.config": f"{module}.oauthbearer.OAuthBearerLoginModule required;",
         "listener.name.oauth.oauthbearer.sasl.server.callback.handler.class": (
@@ -166,6 +171,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
                 f"127.0.0.1:{scram}",
                 folder,
                 authority,
+                retiring,
                 issuer,
             )
 
@@ -268,6 +274,35 @@ async def test_an_agent_and_a_writer_connect_again_with_a_rotated_password(
         await _shows_no_secret(agent)
 
     assert len({each.transaction for each in await scene.wait_for(CommitGranted, count=2)}) >= 2
+
+
+async def test_an_agent_and_a_writer_connect_again_with_a_rotated_certificate(
+    guarded: Guarded, scene: World, tmp_path: Path
+) -> None:
+    """Certificate and key change. Then the broker trusts only the authority of the new ones, and closes all connections."""
+    rotated, old = tmp_path / "rotated", tmp_path / "old"
+    rotated.mkdir()
+    _write_client(guarded.retiring, rotated, KEY_PASSWORD)
+    shutil.copytree(rotated, old)
+    kafka = guarded.certificate(rotated)
+    with (
+        scene.process(**_settings(guarded.mtls, kafka)) as agent,
+        closing(_gate(scene, guarded.mtls, kafka)) as gate,
+    ):
+        await agent.ready()
+        await to_thread.run_sync(_commit, gate, scene, 1)
+        _write_client(guarded.authority, rotated, NEXT_KEY_PASSWORD)
+        (guarded.folder / "trusted.pem").write_bytes(guarded.authority.cert_pem.bytes())
+        guarded.broker.restart()  # in the main thread, as its start must be
+        await to_thread.run_sync(_commit_when_possible, gate, scene, 2)
+        await _shows_no_secret(agent)
+        assert agent.log.read_text().count("agent.ready") == 1
+
+    assert len({each.transaction for each in await scene.wait_for(CommitGranted, count=2)}) >= 2
+    with scene.process(**_settings(guarded.mtls, guarded.certificate(old)), log_level="error") as refused:
+        assert await refused.ended() == 1
+        [line] = refused.log.read_text().splitlines()
+    assert "refuses the TLS connection" in line
 
 
 async def test_an_agent_without_a_certificate_ends_and_names_the_settings(
@@ -387,6 +422,12 @@ def _command(scene: World, servers: str, kafka: dict[str, Any], *arguments: str)
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _write_client(authority: trustme.CA, folder: Path, password: str) -> None:
+    """Write a client's certificate, its key, and the key's password."""
+    (folder / "key-password").write_text(password)
+    write_certificate(authority, folder, "the client", password)
 
 
 def _set_password(guarded: Guarded, password: str) -> None:
