@@ -12,6 +12,7 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 | `writers.py` | drivers and executors |
 | `strangers.py`, `errors.py` | forged and misplaced events, and unexpected exceptions in an agent |
 | `losses.py`, `copying.py` | records that Kafka loses, and a copied ledger |
+| `operators.py`, `upgrade.py` | requests of operators, and an upgrade that is rolled back |
 | `table.py` | the tables, fenced or not, and their commits |
 
 | module | tests |

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import structlog
@@ -42,7 +42,10 @@ from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,
     Abort,
+    AlreadyCommitted,
+    CommitGranted,
     CommitIntent,
+    CommitRequested,
     DecisionEventUnion,
     LocksHandedOver,
     PartitionTaken,
@@ -50,6 +53,7 @@ from lakewarden.events import (
     WriterEventUnion,
     decode,
 )
+from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep
 from tests.all_states import all_states
@@ -58,10 +62,11 @@ from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
 from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.errors import PLANNED, Errors
-from tests.simulation.whole.oracles import Oracles
+from tests.simulation.whole.oracles import Oracles, Reading
 from tests.simulation.whole.processes import current_process
-from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
+from tests.simulation.whole.scenario import FORGED, SETTINGS, STRANGER, TOPICS
 from tests.simulation.whole.strangers import FORBIDDEN
+from tests.simulation.whole.upgrade import without_unknown
 from tests.unit.handlers.table.world import facts
 
 NOTICE_SECONDS = 3.0
@@ -121,6 +126,7 @@ def simulated(
     def make_owner(*arguments: Any, **shared: Any) -> ObservedOwner:
         owner = ObservedOwner(broker, oracles, after_grant, errors, *arguments, **shared)
         owners.append(owner)
+        owner.all_owners = owners
         return owner
 
     configured = structlog.get_config() if structlog.is_configured() else None
@@ -248,10 +254,15 @@ class ObservedOwner(PartitionOwner):
         self._errors = errors
         self._ended: set[str] = set()
         """Transactions that this owner has ended, in the log or on the way to it."""
+        self._granted: set[str] = set()
+        """Transactions that this owner has granted, likewise."""
         self._ignored: set[int] = set()
         """Offsets of strangers' intents that this owner ignored, because it knew the transaction."""
         self._stale: set[int] = set()
         """Offsets of lost events that this owner has read."""
+        self._replayed_requests: dict[str, bool] = {}
+        """By transaction of which it has read a request or an intent in its replay: whether it has read the intent."""
+        self.all_owners: list[ObservedOwner] = []
         self.loaded_at = 0.0
         self._overlooks = False
         """Whether the log has an event that this owner can't read."""
@@ -277,10 +288,25 @@ class ObservedOwner(PartitionOwner):
         )
         if known and isinstance(event, CommitIntent) and event.writer == STRANGER:
             self._ignored.add(record.offset)
+        if self.phase == "replaying" and isinstance(event, CommitIntent | CommitRequested):
+            self._replayed_requests[event.transaction] = isinstance(
+                event, CommitIntent
+            ) or self._replayed_requests.get(event.transaction, False)
         super()._consume_event(record, event, read_at)
 
+    def read_decisions(self, start: Position, records: Iterable[ConsumerRecord]) -> None:
+        newer = self.node.name in self._oracles.upgraded
+        super().read_decisions(start, without_unknown(records) if newer else records)
+
+    def finish_replay(self, position: int) -> None:
+        replaying = self.phase == "replaying"
+        super().finish_replay(position)
+        if replaying and self.phase == "live":
+            unknown = [name for name, known in self._replayed_requests.items() if not known]
+            self._oracles.check_unknown_requests(self.node, self.number, unknown, self._ended)
+
     def load(self, start: int, end: int, *arguments: Any, **more: Any) -> None:
-        self._oracles.on_loaded(self.term)
+        self._oracles.on_loaded(self.term, end)
         now = self.loaded_at = self.node.timeline.now
         self._oracles.ledger.on_loaded(self.term, now, partition=self.number, span=(start, end))
         super().load(start, end, *arguments, **more)
@@ -298,6 +324,14 @@ class ObservedOwner(PartitionOwner):
             elif log[record.offset] is not record:
                 self._overlook(log[record.offset])
         super().consume(records, read_at)
+        if self.phase == "live":
+            self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Check this agent's memory budget, as far as its live owners have read the log."""
+        mine = [each for each in self.all_owners if each.node is self.node and each.phase == "live"]
+        read = [Reading(each.number, each.position, each._ended | each._granted) for each in mine]
+        self._oracles.check_memory(self.node, read, self.settings.memory_bytes)
 
     def note_written(self, record: Record) -> None:
         """A record was written to a log, while records may be lost: this owner may have read another one at its offset."""
@@ -315,9 +349,11 @@ class ObservedOwner(PartitionOwner):
             self._oracles.on_overlooked(event.transaction)
 
     def _check_published(self, decision: DecisionEventUnion) -> None:
-        if isinstance(decision, Abort):
+        if isinstance(decision, Abort | AlreadyCommitted):
             self._ended.add(decision.transaction)
-        elif decision.table in self.stopped:
+        elif isinstance(decision, CommitGranted):
+            self._granted.add(decision.transaction)
+        if not isinstance(decision, Abort) and decision.table in self.stopped:
             self._oracles.violated(
                 "an error stops one table",
                 f"{self.node.name} decides {decision.type} of the stopped table {decision.table}",
@@ -363,6 +399,13 @@ class ObservedOwner(PartitionOwner):
                 f"{sorted(cautious)}: a grant may run that the log lacks, and a replay forgets it",
             )
             return
+        # A table that has lost its index has none until its grant ends, and admits nothing. A replay enters what the granted
+        # transaction touches (handlers/table/memory.py).
+        cautious |= {
+            uri
+            for uri, state in live_states.items()
+            if any(each.without_index for each in state.transactions.values())
+        }
         for uri in sorted({*live, *replayed} - cautious):
             if live.get(uri) != replayed.get(uri):
                 self._oracles.violated(
@@ -414,7 +457,9 @@ class _NoTasks:
 
 def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
     recorder, tasks, stores = _DecisionRecorder(), _NoTasks(), SimStores()
-    arguments: tuple[Any, ...] = (owner.number, owner.settings, recorder, stores, tasks)
+    # With the default budget: in a replay, a smaller one may be exceeded at other moments (handlers/table/memory.py).
+    settings = owner.settings.model_copy(update={"memory_mb": SETTINGS.memory_mb})
+    arguments: tuple[Any, ...] = (owner.number, settings, recorder, stores, tasks)
     rebuilt = PartitionOwner(*arguments, partitions=owner.partitions)
     logs, writers = owner.broker.logs, TopicPartition(TOPICS.writers, owner.number)
     known = owner.broker.group.committed.get(writers)
@@ -422,10 +467,10 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
         (known.offset, decisions_position(known.metadata)) if known else (0, decisions_position(""))
     )
     ledger = TopicPartition(TOPICS.ledger, owner.number)
-    decisions = logs[TopicPartition(TOPICS.decisions, owner.number)]
+    decisions = without_unknown(logs[TopicPartition(TOPICS.decisions, owner.number)][decided.offset :])
     rebuilt.consume(_without_ignored(owner, logs[writers][start : owner.position]), 0.0)
     entries: list[Any] = logs[ledger][owner.broker.beginnings[ledger] :]
-    rebuilt.load(start, owner.position, decided, cast("list[Any]", decisions)[decided.offset :], entries)
+    rebuilt.load(start, owner.position, decided, decisions, entries)
     return rebuilt, recorder.decisions
 
 

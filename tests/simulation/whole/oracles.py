@@ -25,6 +25,12 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | limits are waited out | an abort is `lock-refused` or `timed-out` before `refusal_seconds` or `max_transaction_seconds` |
 | an incomplete log is noticed | after a loss, an owner grants what was open, aborts nothing, hides it, or restores nothing |
 | one partition per table | an owner decides about a table of another partition, except that an event is not allowed there |
+| requests are answered | an agent goes live and has not answered a request of an open transaction whose intent the log has lost |
+| operators are obeyed | a transaction is granted, extended or ended otherwise after its owner has read an operator's request |
+| the memory budget holds | what an agent can abort exceeds it, or it aborts one transaction while another touches far more |
+| priorities are limited | a transaction with a priority above `max_priority` is admitted |
+| locks stay in place | a transaction that names another lock is admitted, or that object is read or written |
+| newer decisions are refused | an agent decides in a partition with a decision of a newer version, which it doesn't know |
 | an error stops one table | an exception ends a session, its table goes on, another doesn't, or a writer gets no abort |
 | no crash | a program fails, or a table is stopped because its state contradicts itself |
 | every batch commits | after the faults, a batch is not in its table within the run's bound (G5) |
@@ -67,6 +73,7 @@ from lakewarden.events import (
     LEDGER_EVENT,
     WRITER_EVENT,
     Abort,
+    AbortRequested,
     Admitted,
     AlreadyCommitted,
     BatchCommitted,
@@ -85,6 +92,8 @@ from lakewarden.events import (
     WriterHeartbeat,
     decode,
 )
+from lakewarden.handlers.table.footprints import MARKER_BYTES
+from lakewarden.handlers.table.memory import TRANSACTION_BYTES
 from tests.simulation.faults import FaultPeriod
 from tests.simulation.node import Node
 from tests.simulation.oracles import CLOCK_RATE, Assumed, when_wall_shows
@@ -93,12 +102,15 @@ from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
 from tests.simulation.whole.ledger_knowledge import Completion, LedgerKnowledge
-from tests.simulation.whole.scenario import FORGED, TOPICS
+from tests.simulation.whole.scenario import FORGED, OTHER_LOCK, TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
+from tests.simulation.whole.upgrade import is_unknown
 
 TAKEOVER_NOTICE_SECONDS = 3.0
 """Without faults, an owner has noticed a later take-over of its partition after this time."""
 SAME_INSTANT = 1e-6
+CLEARLY_MORE = 150
+"""So many markers more need more memory than all pairs of a transaction with others, in a run."""
 CLOCK_ERROR_SECONDS = 1.0
 """By how much a grant may be longer in true time than by its agent's clock."""
 
@@ -125,6 +137,12 @@ class History:
     opened_at: float
     ordered: bool = False
     """Whether its rule is `ordered`."""
+    other_lock: bool = False
+    """Whether it names another lock than its table's."""
+    abort_requested: int | None = None
+    """Offset of an operator's first request to end it, while it was open."""
+    revoked: bool = False
+    """Whether the log has its `lease-lost`: its grant is not extended any more."""
     admitted_at: int = -1
     """Offset of its admission in `decisions`."""
     intent_lost: bool = False
@@ -157,6 +175,10 @@ class History:
         for each in markers:
             self.touched.setdefault((each.partition, each.file_group), offset)
 
+    def touched_at(self, offset: int) -> int:
+        """The number of its markers, according to the log up to this offset."""
+        return sum(known <= offset for known in self.touched.values())
+
     def is_open(self) -> bool:
         """Whether nothing in the log ends it."""
         over = self.ended or self.skipped or self.abandoned or self.completed is not None
@@ -182,6 +204,18 @@ class TakeOver:
     """The topic that lacks something which the checkpoint relies on."""
     sure: bool = False
     """Whether the owner has read the log, and that was the same until then."""
+    end: int = 0
+    """The end of its replay in `writers`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a live owner has read its partition."""
+
+    partition: int
+    position: int
+    decided: Collection[str]
+    """Transactions that it has ended or granted, in the log or on the way to it."""
 
 
 class Oracles(ViolationRecorder):
@@ -222,6 +256,10 @@ class Oracles(ViolationRecorder):
         self.ledger = LedgerKnowledge(partition_of, self._completions)
         self._unclear_losses: set[tuple[str, str]] = set()
         """By table and writer: those whose losses in a row the ledger may have lost."""
+        self.upgraded: set[str] = set()
+        """Agents of the newer version."""
+        self._unknown: set[int] = set()
+        """Partitions with a decision that only these know."""
         self._terms: dict[int, str] = {}
         self._taken_over_at: dict[int, float] = {}
         self._histories: dict[str, History] = {}
@@ -272,10 +310,15 @@ class Oracles(ViolationRecorder):
                     len(self._histories),
                     record.at,
                     ordered=event.conflict_rule == "ordered",
+                    other_lock=event.lock not in (None, self._tables[event.table].lock),
                 ),
             ).touch(event.scope, record.offset)
         history = self._histories.get(event.transaction)
         if history is None:
+            return
+        if isinstance(event, AbortRequested):
+            if history.is_open() and history.abort_requested is None:
+                history.abort_requested = record.offset
             return
         history.events.append((record.offset, record.at))
         if isinstance(event, CommitRequested | WriterHeartbeat):
@@ -294,7 +337,11 @@ class Oracles(ViolationRecorder):
 
     def _on_decision_record(self, record: Record) -> None:
         event = decode(DECISION_RECORD, record.value)
-        assert not isinstance(event, Undecodable)
+        if isinstance(event, Undecodable):
+            assert is_unknown(record.value)
+            self._unknown.add(record.partition)
+            self._timeline.log("log", f"decisions-{record.partition} {record.offset}: of a newer version")
+            return
         if isinstance(event, PartitionTaken):
             if event.term not in self._takeovers:
                 lacking = self.lacking(record.partition)
@@ -316,6 +363,11 @@ class Oracles(ViolationRecorder):
             f"decisions-{record.partition} {record.offset}: {event.type}{reason} {event.transaction}"
             f" by {event.agent} at {event.cause_offset}{'' if counted else ', which does not count'}",
         )
+        if counted and record.partition in self._unknown and event.agent not in self.upgraded:
+            self.violated(
+                "newer decisions are refused",
+                f"{event.agent} decides {event.type} of {event.transaction} in partition {record.partition}",
+            )
         history = self._histories.get(event.transaction)
         if self._partition_of(event.table) != record.partition and event.table in self._tables:
             if not (isinstance(event, Abort) and event.reason == "not-allowed"):
@@ -399,10 +451,11 @@ class Oracles(ViolationRecorder):
         """The owner of the partition has already read another record at the offset of an event of this transaction."""
         self._overlooked.add(transaction)
 
-    def on_loaded(self, term: str) -> None:
-        """An owner has read decisions and ledger."""
+    def on_loaded(self, term: str, end: int) -> None:
+        """An owner has read decisions and ledger, and replays `writers` up to its end."""
         taken = self._takeovers.get(term or "")
         if taken is not None:
+            taken.end = end
             lost_since = self._lost_at.get(taken.partition, -1.0) >= taken.at
             taken.sure = not lost_since and self.lacking(taken.partition) == taken.lacking
 
@@ -443,10 +496,77 @@ class Oracles(ViolationRecorder):
                 f"{agent} owns partition {partition}, which another agent took over later",
             )
 
+    def check_unknown_requests(
+        self, node: Node, partition: int, requested: Iterable[str], ended: Collection[str]
+    ) -> None:
+        """An owner goes live. `requested`: what it has read requests of and no intent. `ended`: what it has ended."""
+        for name in requested:
+            history = self._histories.get(name)
+            if history is None or history.answered or history.granted or name in ended:
+                continue
+            if self._partition_of(history.table) == partition and history.is_open():
+                self.violated("requests are answered", f"{name} waits, and {node.name} does not answer it")
+
+    def check_memory(self, node: Node, read: Iterable[Reading], limit: int) -> None:
+        """Check what an agent has read against its budget: the transactions alone that it can abort don't exceed that."""
+        used = 0
+        for each in read:
+            for name, history in self._histories.items():
+                mine = (
+                    self._partition_of(history.table) == each.partition and history.sequence < each.position
+                )
+                if mine and history.is_open() and not history.granted and name not in each.decided:
+                    used += TRANSACTION_BYTES + MARKER_BYTES * history.touched_at(each.position - 1)
+        if used > limit:
+            self.violated(
+                "the memory budget holds",
+                f"what {node.name} can abort needs {used} bytes, and the budget is {limit}",
+            )
+
+    def _check_budget_abort(self, event: Abort, history: History) -> None:
+        """Check that the largest transaction is aborted. The oldest one of a table counts with what has landed since."""
+        others = [
+            each
+            for each in self._histories.values()
+            if each.table == history.table and each.is_open() and each is not history and not each.granted
+        ]
+        oldest = all(each.admitted_at > history.admitted_at for each in others if each.admitted)
+        taken = self._takeovers.get(event.term or "")
+        if oldest or taken is None or event.cause_offset < taken.end:
+            return  # at the end of a replay, a table may lose its whole index
+        mine = history.touched_at(event.cause_offset)
+        for other in others:
+            theirs = other.touched_at(event.cause_offset)
+            if theirs > mine + CLEARLY_MORE:
+                self.violated(
+                    "the memory budget holds",
+                    f"{event.transaction} with {mine} markers is aborted, and another has {theirs}",
+                )
+
+    def _check_operator(self, event: DecisionEventUnion, history: History) -> None:
+        """Check that the first decision after the request obeys it. If it was read in a replay, another abort may precede."""
+        asked, over = history.abort_requested, history.ended is not None or history.revoked
+        if asked is None or event.cause_offset < asked or over:
+            return
+        taken = self._takeovers.get(event.term or "")
+        replayed = taken is not None and asked < taken.end
+        if not isinstance(event, Abort) or (event.reason not in ("operator", "lease-lost") and not replayed):
+            what = event.reason if isinstance(event, Abort) else event.type
+            self.violated(
+                "operators are obeyed", f"{event.transaction} gets {what} after the request to end it"
+            )
+
     def _check_decision(self, event: DecisionEventUnion, history: History) -> None:
         name = event.transaction
+        self._check_operator(event, history)
         match event:
             case Admitted():
+                if history.priority > self._settings.max_priority:
+                    self.violated(
+                        "priorities are limited", f"{name} has priority {history.priority}, and is admitted"
+                    )
+                if history.other_lock:
+                    self.violated("locks stay in place", f"{name} names another lock, and is admitted")
                 if history.admitted or history.ended:
                     self.violated(
                         "consistent decisions", f"{name} is admitted, and was {history.ended or 'admitted'}"
@@ -491,7 +611,13 @@ class Oracles(ViolationRecorder):
     def _check_forged_abort(self, event: Abort, history: History) -> None:
         """An honest writer sends no event that is refused, and only its own next intent or commit supersedes a transaction."""
         name = event.transaction
-        if event.reason == "not-allowed" and not (event.detail or "").startswith(STOPPED):
+        if "memory_mb" in (event.detail or ""):
+            self._check_budget_abort(event, history)
+        elif event.reason == "not-allowed" and not (
+            (event.detail or "").startswith(STOPPED)
+            or history.priority > self._settings.max_priority
+            or history.other_lock
+        ):
             self.violated("forged events change nothing", f"{name} is refused: {event.detail}")
         where = (history.table, history.writer)
         later = any(
@@ -570,6 +696,7 @@ class Oracles(ViolationRecorder):
                 elif history.granted is None:
                     history.ended = event
             return
+        history.revoked = history.revoked or event.reason == "lease-lost"
         if (event.detail or "").startswith(STOPPED) and history.ended is not None:
             return  # a late event of a transaction that its owner has forgotten since
         if event.reason == "conflict" or (event.reason == "outcome-unknown" and event.conflicts):
@@ -811,11 +938,15 @@ class LockWatch(LockOracles):
         self._table_of = tables
         """Table by lock."""
 
-    def on_request(self, node: object, uri: str, body: bytes | None) -> None:
-        """Do nothing: the lock's own simulation judges this."""
+    def on_request(self, node: Node, uri: str, body: bytes | None) -> None:
+        """A node sends a read, or a write of this body. The lock's own simulation judges the rest."""
+        if uri == OTHER_LOCK:
+            self._whole.violated(
+                "locks stay in place", f"{node.name} {'reads' if body is None else 'writes'} {uri}"
+            )
 
     def on_answer(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
-        """Do nothing, likewise."""
+        """Do nothing: the lock's own simulation judges this."""
 
     def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
         """Do nothing, likewise."""

@@ -38,6 +38,14 @@
 | an incomplete copy accepted | committed batch skipped | a partition whose ledger is an incomplete copy is refused |
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not answered | an error stops one table | a stopped table's open transactions are aborted |
+| requests in a replay not answered | requests are answered | a request that was published while no agent ran gets its answer |
+| operators ignored | operators are obeyed | an operator's request ends a transaction, or the extension of its grant |
+| budget ignored | the memory budget holds | at the agent's memory budget, open transactions are aborted |
+| small transactions aborted | the memory budget holds | the largest open transaction is aborted first |
+| any priority accepted | priorities are limited | an intent with a priority above `max_priority` is refused |
+| another lock accepted | locks stay in place | the lock that an intent names is compared with the table's |
+| the named lock obeyed | locks stay in place | a table's lock doesn't move because an intent names another one |
+| newer decisions skipped | newer decisions are refused | an agent refuses a partition with a decision that it doesn't know |
 """
 
 from __future__ import annotations
@@ -49,6 +57,7 @@ from unittest.mock import ANY
 
 from lakewarden.agent.serving import takeover
 from lakewarden.agent.serving.checkpoint import Checkpoint, digest
+from lakewarden.agent.serving.memory_budget import MemoryBudget
 from lakewarden.agent.serving.partition import log_seen
 from lakewarden.agent.serving.partition import owner as owner_module
 from lakewarden.agent.serving.partition import replay as replay_module
@@ -61,6 +70,7 @@ from lakewarden.agent.serving.partition.tables import Tables
 from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.events import (
     CommitCompleted,
+    CommitIntent,
     DecisionEvent,
     DecisionEventUnion,
     EventBase,
@@ -71,6 +81,7 @@ from lakewarden.handlers.group.ownership import TakeOvers
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import Refused
 from lakewarden.handlers.lease.machine import LeaseSettings, LockDenied, Moment, Work
+from lakewarden.handlers.lease.placement import LockPlace
 from lakewarden.handlers.lease.types import Step
 from lakewarden.handlers.table import admission, detection, facts, grants, liveness, memory
 from lakewarden.handlers.table import machine as table
@@ -79,7 +90,7 @@ from lakewarden.handlers.table.conflicts import conflicting, loser_of
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import LastRecord
-from lakewarden.handlers.table.machine import EventRead, step
+from lakewarden.handlers.table.machine import EventRead, Input, step
 from lakewarden.handlers.table.replay import Position, Subject
 from lakewarden.handlers.table.state import LockView, TableState
 from lakewarden.handlers.table.step_context import StepContext
@@ -376,6 +387,51 @@ def _writers_of_a_stopped_table_not_told() -> list[Patch]:
     return [(StoppedTables, "abort_open", lambda *_, **__: [])]
 
 
+def _requests_in_a_replay_not_answered() -> list[Patch]:
+    return [(table, "_answer_unknown_requests", lambda _: None)]
+
+
+def _operators_ignored() -> list[Patch]:
+    return [(table, "abort_as_requested", lambda _: None)]
+
+
+def _budget_ignored() -> list[Patch]:
+    return [(MemoryBudget, "enforce", lambda _: None)]
+
+
+def _small_transactions_aborted() -> list[Patch]:
+    def smallest(state: TableState) -> memory.Excess | None:
+        open_ = [each for each in state.open() if each.phase is not Phase.GRANTED]
+        found = min(open_, key=lambda each: each.bytes, default=None)
+        return None if found is None else memory.Excess(memory._bytes(found), found.id)
+
+    return [(memory, "largest_transaction", smallest)]
+
+
+def _any_priority_accepted() -> list[Patch]:
+    return [(admission, "_refuse_priority", lambda *_: None)]
+
+
+def _another_lock_accepted() -> list[Patch]:
+    return [(admission, "_names_another_lock", lambda *_: False)]
+
+
+def _the_named_lock_obeyed() -> list[Patch]:
+    step_table = Tables.step
+
+    def obeying(self: Tables, uri: str, step_input: Input) -> None:
+        event = step_input.event if isinstance(step_input, EventRead) else None
+        if isinstance(event, CommitIntent) and event.lock is not None:
+            self.locks._places[uri] = LockPlace(event.lock, shared=False)
+        step_table(self, uri, step_input)
+
+    return [(Tables, "step", obeying)]
+
+
+def _newer_decisions_skipped() -> list[Patch]:
+    return [(Replay, "_on_newer_decision", lambda *_: None)]
+
+
 BUGS: Bugs = {
     "terms ignored": ("no commit without grant", _terms_ignored),
     "unfenced publish": ("no overlap", _unfenced_publish),
@@ -416,6 +472,14 @@ BUGS: Bugs = {
         "an error stops one table",
         _writers_of_a_stopped_table_not_told,
     ),
+    "requests in a replay not answered": ("requests are answered", _requests_in_a_replay_not_answered),
+    "operators ignored": ("operators are obeyed", _operators_ignored),
+    "budget ignored": ("the memory budget holds", _budget_ignored),
+    "small transactions aborted": ("the memory budget holds", _small_transactions_aborted),
+    "any priority accepted": ("priorities are limited", _any_priority_accepted),
+    "another lock accepted": ("locks stay in place", _another_lock_accepted),
+    "the named lock obeyed": ("locks stay in place", _the_named_lock_obeyed),
+    "newer decisions skipped": ("newer decisions are refused", _newer_decisions_skipped),
 }
 
 
@@ -443,5 +507,13 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "an incomplete copy accepted": "copied_again",
     "an error ends the session": "errors",
     "writers of a stopped table not answered": "errors",
+    "requests in a replay not answered": "losses",
+    "operators ignored": "operators",
+    "budget ignored": "memory_mb",
+    "small transactions aborted": "memory_mb",
+    "any priority accepted": "refused_intents",
+    "another lock accepted": "refused_intents",
+    "the named lock obeyed": "refused_intents",
+    "newer decisions skipped": "rolled_back",
 }
 """The addition, a field of `Additions`, that reveals a bug."""

@@ -11,6 +11,7 @@ from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.agent.serving.periodic_check import LEDGER_BEGINNING_SECONDS
 from lakewarden.agent.stores.memory import Objects
+from lakewarden.events import CommitIntent, Marker, Operation
 from lakewarden.handlers.lease.machine import LeaseSettings
 from tests.simulation.agents import LockUsage
 from tests.simulation.batch import Outcome
@@ -28,10 +29,13 @@ from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.copying import InterruptedCopy
 from tests.simulation.whole.errors import PLANNED, Errors
 from tests.simulation.whole.losses import Losses
+from tests.simulation.whole.operators import Operators
 from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, LockWatch, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
     HANG_SECONDS,
+    MANY_MARKERS,
+    OTHER_LOCK,
     RESTART_SECONDS,
     STRANGER,
     TOPICS,
@@ -47,7 +51,11 @@ from tests.simulation.whole.scenario import (
 )
 from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
+from tests.simulation.whole.upgrade import RolledBackUpgrade
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
+
+MANY_MARKERS_CHANCE = 0.4
+"""In seeds with a small memory budget: that a transaction touches many places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,16 @@ class World:
             chance=scenario.additions.misplaced,
             until=scenario.fault_free_from,
         )
+        self._operators = Operators(
+            self.timeline,
+            self.broker,
+            stream(seed, "operators' requests"),
+            chance=scenario.additions.operators,
+            until=scenario.fault_free_from,
+        )
+        self._refused_intents = stream(seed, "intents to refuse")
+        self._many_markers = stream(seed, "many markers")
+        self._upgrade = RolledBackUpgrade(self.timeline, self.broker, self._restart_agents)
         self.losses = Losses(
             self.timeline,
             self.broker,
@@ -165,11 +183,7 @@ class World:
             timeline.plan(machine.starts, partial(self._start_agent, machine, machine.name, first=True))
         for plan in scenario.tables:
             self._start_writers(plan)
-        if scenario.additions.copied_again is not None:
-            copy = InterruptedCopy(timeline, self.broker, self.oracles, self._jobs)
-            copy.begin(scenario.additions.copied_again, self._restart_agents)
-        for at, batches in scenario.additions.checkpoints_restored:
-            timeline.plan(at, partial(self._restore_checkpoints, batches))
+        self._plan_additions()
         for at in scenario.checks:
             timeline.plan(at, self._compare)
         if scenario.additions.errors:
@@ -198,6 +212,17 @@ class World:
             self.oracles.windows,
         )
 
+    def _plan_additions(self) -> None:
+        additions, timeline = self.scenario.additions, self.timeline
+        if additions.copied_again is not None:
+            copy = InterruptedCopy(timeline, self.broker, self.oracles, self._jobs)
+            copy.begin(additions.copied_again, self._restart_agents)
+        if additions.rolled_back is not None:
+            where = self._partition_of(self.scenario.tables[0].uri)
+            self._upgrade.begin(where, *additions.rolled_back)
+        for at, batches in additions.checkpoints_restored:
+            timeline.plan(at, partial(self._restore_checkpoints, batches))
+
     def dispose(self) -> None:
         """Free all resources."""
         for process in self._processes:
@@ -216,6 +241,7 @@ class World:
         self._strangers.on_record(record)
         self._used_ids.on_record(record)
         self._misplaced.on_record(record)
+        self._operators.on_record(record)
 
     def _restart_stopped(self) -> None:
         """An operator restarts each agent that has stopped a table. Until then its other tables must have gone on.
@@ -301,6 +327,8 @@ class World:
         )
         agent = Agent(self.scenario.settings.model_copy(update={"agent_id": name, "lock_places": places}))
         self._programs[name] = agent
+        if self._upgrade.upgraded:
+            self.oracles.upgraded.add(name)
         process.node.log("starts")
         process.node.start(agent.run())
         for stop in machine.stops if first else ():
@@ -329,6 +357,8 @@ class World:
             after_publish=self._at_publish,
             draw_hang=self._draw_hang,
             draw_hung_body=self._draw_hung_body,
+            draw_many_markers=self._draw_many_markers,
+            change_intent=self._change_intent,
         )
         process.node.start(driver.run())
         for stop in machine.stops if first else ():
@@ -455,6 +485,30 @@ class World:
         """Whether the work of a transaction hangs now."""
         over = self.timeline.now >= self.scenario.fault_free_from
         return not over and self._hung_bodies.random() < self.scenario.additions.hung_bodies
+
+    def _draw_many_markers(self, operation: Operation) -> tuple[Marker, ...]:
+        """Draw what a transaction touches beside its own places."""
+        over = self.timeline.now >= self.scenario.fault_free_from
+        if (
+            over
+            or not self.scenario.additions.memory_mb
+            or self._many_markers.random() >= MANY_MARKERS_CHANCE
+        ):
+            return ()
+        return tuple(
+            Marker(partition="many", file_group=f"g{number}", operation=operation)
+            for number in range(MANY_MARKERS)
+        )
+
+    def _change_intent(self, intent: CommitIntent) -> CommitIntent:
+        """Return the intent that a writer publishes: its own, or one that agents must refuse."""
+        over = self.timeline.now >= self.scenario.fault_free_from
+        if over or self._refused_intents.random() >= self.scenario.additions.refused_intents:
+            return intent
+        too_large = {"priority": self.scenario.settings.max_priority + 1}
+        return intent.model_copy(
+            update=too_large if self._refused_intents.random() < 0.5 else {"lock": OTHER_LOCK}
+        )
 
     def _machine(self, node: Node) -> Machine:
         name = node.name.partition(".")[0]

@@ -49,10 +49,19 @@ Every twentieth seed, beginning with 4, has these faults (`draw_ledger_faults`):
 Every twentieth seed, beginning with 12, has no such faults, but other writers (`draw_ordered`): most transactions on its tables
 are `ordered`, and their rows are numbered by the version that they read and by their turns, as Paimon's are.
 
+Every twentieth seed, beginning with 1, has these additions (`draw_requests`):
+
+| addition | what happens |
+| --- | --- |
+| operators | an operator requests the end of open transactions (`operators.py`) |
+| refused intents | an intent has a priority above `max_priority`, or names another lock than its table's |
+| memory | the agents' memory budget is small, and some transactions touch more than all others together |
+| rolled back | a newer agent owns a partition for a moment, and the older ones return, until they are upgraded (`upgrade.py`) |
+
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
 of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
-what it meant in version 5, one with other faults of the log what it meant in version 6, and one with faults of the ledger what
-it meant in version 7.
+what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
+meant in version 7, and one with `ordered` transactions what it meant in version 8.
 """
 
 from __future__ import annotations
@@ -70,7 +79,7 @@ from tests.simulation.clocks import draw_clock
 from tests.simulation.faults import FaultPeriod, FaultProfile, PeriodKind
 from tests.simulation.whole.connection import Lag
 
-VERSION = 8
+VERSION = 9
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -94,6 +103,14 @@ LEDGER_FAULTS_EVERY, LEDGER_FAULTS_FROM = 20, 4
 """None of the seeds that failed before there were any has faults of the ledger."""
 ORDERED_EVERY, ORDERED_FROM = 20, 12
 """None of the seeds that failed before there were any has `ordered` transactions."""
+REQUESTS_EVERY, REQUESTS_FROM = 20, 1
+"""None of the seeds that failed before there were any has these requests and limits."""
+OTHER_LOCK = "s3://lake/elsewhere/lock.json"
+"""The lock of no table."""
+MANY_MARKERS = 200
+"""Of a transaction that touches more than all others together."""
+MEMORY_MB = (0.03, 0.045)
+"""Budgets in seeds with a small one. A transaction with `MANY_MARKERS` exceeds the first, and fits into the second."""
 MAX_TRANSACTION_SECONDS = 30.0
 """In seeds with hung bodies: longer than most transactions take."""
 REFUSAL_SECONDS = (3.0, 120.0)
@@ -213,6 +230,14 @@ class Additions:
     """When an interrupted copy of the ledger is repeated; None: the ledger is no copy."""
     ordered: bool = False
     """Most transactions are `ordered`. This is no fault."""
+    operators: float = 0.0
+    """Probability that an operator requests the end of a transaction."""
+    refused_intents: float = 0.0
+    """Probability that an intent must be refused."""
+    memory_mb: float = 0.0
+    """The agents' memory budget; 0: that of the default."""
+    rolled_back: tuple[float, float] | None = None
+    """When a newer agent is tried, and when all agents are upgraded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +333,10 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
         return _with_later_additions(stream, scenario)
     if seed % ORDERED_EVERY == ORDERED_FROM:
         return draw_ordered(stream("ordered"), scenario)
+    if seed % REQUESTS_EVERY == REQUESTS_FROM:
+        additions = draw_requests(stream, scenario)
+        limits = {"memory_mb": additions.memory_mb} if additions.memory_mb else {}
+        return replace(scenario, additions=additions, settings=scenario.settings.model_copy(update=limits))
     if seed % LEDGER_FAULTS_EVERY == LEDGER_FAULTS_FROM:
         return replace(scenario, additions=draw_ledger_faults(stream, scenario))
     if seed % LATER_ADDITIONS_EVERY == LOG_FAULTS_FROM:
@@ -425,6 +454,19 @@ def draw_ordered(random: Random, scenario: Scenario) -> Scenario:
             replace(table, fenced=True, records_batches=True, lock=None, hudi=None, writers=writers)
         )
     return replace(scenario, tables=tuple(tables), additions=Additions(ordered=True))
+
+
+def draw_requests(stream: Callable[[str], Random], scenario: Scenario) -> Additions:
+    """Draw what operators request, and what agents must refuse, each from a stream of its own."""
+    rolled_back = stream("rolled back")
+    tried = rolled_back.uniform(1.0, scenario.fault_free_from / 2)
+    upgraded = tried + rolled_back.uniform(8.0, 14.0)
+    return Additions(
+        operators=stream("operators").choice((0.0, 0.3)),
+        refused_intents=stream("refused intents").choice((0.0, 0.2)),
+        memory_mb=stream("memory").choice((0.0, *MEMORY_MB)),
+        rolled_back=(tried, upgraded) if rolled_back.random() < 0.5 else None,
+    )
 
 
 def draw_other_log_faults(stream: Callable[[str], Random], scenario: Scenario) -> Additions:

@@ -26,7 +26,9 @@ from tests.simulation.whole.scenario import (
     LATER_ADDITIONS_FROM,
     LEDGER_FAULTS_FROM,
     LOG_FAULTS_FROM,
+    MEMORY_MB,
     ORDERED_FROM,
+    REQUESTS_FROM,
     SHARES,
     Additions,
     draw,
@@ -132,7 +134,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
 
     losses = [loss for each in drawn.values() for loss in each.losses]
 
-    residues = {0, 2, 4, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
+    residues = {0, REQUESTS_FROM, 2, 4, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
     assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
     assert len({(loss.topic, loss.what) for loss in losses}) == 9
     assert any(each.checkpoints_restored for each in drawn.values())
@@ -143,6 +145,10 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
     assert {each.refusals is None for each in drawn.values()} == {False, True}
     assert {each.hung_bodies for each in drawn.values()} == {0.0, 0.1}
     assert {each.used_ids for each in drawn.values()} == {0.0, 0.2}
+    assert {each.operators for each in drawn.values()} == {0.0, 0.3}
+    assert {each.refused_intents for each in drawn.values()} == {0.0, 0.2}
+    assert {each.memory_mb for each in drawn.values()} == {0.0, *MEMORY_MB}
+    assert {each.rolled_back is None for each in drawn.values()} == {False, True}
     assert {each.strangers for each in drawn.values()} == {0.0, 0.05, 0.2}
     assert set(with_errors) == {"before the step", "after the step", "in building a record"}
 
@@ -156,6 +162,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
         LOG_FAULTS_FROM + 10,
         LEDGER_FAULTS_FROM,
         ORDERED_FROM,
+        REQUESTS_FROM + 60,
     ],
 )
 def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:

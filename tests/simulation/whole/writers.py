@@ -41,6 +41,7 @@ from lakewarden.events import (
     LocksHandedOver,
     Marker,
     MarkerCreated,
+    Operation,
     PartitionTaken,
     TransactionAbandoned,
     Undecodable,
@@ -59,6 +60,7 @@ from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import Process
 from tests.simulation.whole.scenario import TOPICS, Workload
 from tests.simulation.whole.table import Commit, LakeTable
+from tests.simulation.whole.upgrade import is_unknown
 
 T = TypeVar("T")
 
@@ -175,8 +177,9 @@ class Channel:
     def _dispatch(self, value: bytes, offset: int) -> bool:
         """Dispatch a decision. Return False if the log must be searched for the term in force first."""
         decision = decode(DECISION_RECORD, value)
-        assert not isinstance(decision, Undecodable)
-        if isinstance(decision, PartitionTaken):
+        if isinstance(decision, Undecodable):
+            assert is_unknown(value)
+        elif isinstance(decision, PartitionTaken):
             self._term = decision.term
         elif not isinstance(decision, LocksHandedOver):
             if not counts(decision, self._term) and decision.term not in self._doubted:
@@ -216,6 +219,8 @@ class Driver:
         after_publish: Callable[[Node], None],
         draw_hang: Callable[[], float],
         draw_hung_body: Callable[[], bool],
+        draw_many_markers: Callable[[Operation], tuple[Marker, ...]],
+        change_intent: Callable[[CommitIntent], CommitIntent],
     ) -> None:
         self.process = process
         self.job = job
@@ -226,8 +231,12 @@ class Driver:
         self.before_publish, self.after_publish = before_publish, after_publish
         """Called before and after a publish: the most interesting moments to stop the driver."""
         self.draw_hang = draw_hang
-        self.draw_hung_body = draw_hung_body
         """How long a publish hangs."""
+        self.draw_hung_body = draw_hung_body
+        self.draw_many_markers = draw_many_markers
+        """What a transaction touches beside its own places."""
+        self.change_intent = change_intent
+        """Returns the intent that is published."""
         self.random = process.random
         self.fault_free_from = faults.profile.fault_free_from
         self.channel = Channel(process, job, timing.send_timeout)
@@ -369,18 +378,17 @@ class Attempt:
     async def _open(self) -> None:
         self._channel.subscribe(self.id, self._apply_decision)
         workload = self.job.workload
-        self._intent_offset = await self._channel.send(
-            CommitIntent(
-                **self._common(),
-                batch_id=self.batch,
-                admission=self._plan.admission,
-                priority=workload.priority,
-                conflict_rule=workload.rule,
-                scope=self._plan.scope,
-                lock=self.job.table.lock,
-                heartbeat_seconds=self._timing.heartbeat,
-            )
+        intent = CommitIntent(
+            **self._common(),
+            batch_id=self.batch,
+            admission=self._plan.admission,
+            priority=workload.priority,
+            conflict_rule=workload.rule,
+            scope=self._plan.scope,
+            lock=self.job.table.lock,
+            heartbeat_seconds=self._timing.heartbeat,
         )
+        self._intent_offset = await self._channel.send(self.driver.change_intent(intent))
         self._channel.spawn(self._beat())
         queued = self._plan.admission == "queued"
         timeout = self._timing.queue_timeout if queued else self._timing.admission_timeout
@@ -430,6 +438,8 @@ class Attempt:
             assert self._progress.turn is not None
             self._number = base, self._progress.turn
         began = self._node.timeline.now
+        if many := self.driver.draw_many_markers(self.job.workload.operation):
+            await self._touch(many, executors=False)
         for marker in self._touches:
             await self._touch((marker,), executors=self.driver.random.random() < 0.6)
             if self.driver.draw_hung_body():
