@@ -18,7 +18,9 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 | module | tests |
 | --- | --- |
 | `oracles.py` | the promises G1 to G7, and what else must never happen, judged from outside |
-| `scenario.py`, `run.py` | what a seed means; one run |
+| `histories.py`, `ledger_knowledge.py` | what the logs have, for the oracles |
+| `lock_watch.py` | what the lock objects show |
+| `scenario.py`, `drawing.py`, `additions.py`, `run.py` | what a seed means; how it is drawn; one run |
 | `planted.py` | bugs that the oracles must find |
 
 Time, nodes, the store, the faults and Hudi's writer are those of the lock's simulation, one folder up.

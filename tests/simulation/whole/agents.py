@@ -61,10 +61,12 @@ from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
 from tests.simulation.whole import clients
 from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.drawing import SETTINGS
 from tests.simulation.whole.errors import PLANNED, Errors
-from tests.simulation.whole.oracles import Oracles, Reading
+from tests.simulation.whole.histories import Reading
+from tests.simulation.whole.oracles import Oracles
 from tests.simulation.whole.processes import current_process
-from tests.simulation.whole.scenario import FORGED, SETTINGS, STRANGER, TOPICS
+from tests.simulation.whole.scenario import FORGED, STRANGER, TOPICS
 from tests.simulation.whole.strangers import FORBIDDEN
 from tests.simulation.whole.upgrade import without_unknown
 from tests.unit.handlers.table.world import facts

@@ -62,10 +62,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from lakewarden.agent.locks.keeper import KeeperEvent
 from lakewarden.agent.serving.partition.stopped_tables import STOPPED
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
@@ -84,7 +82,6 @@ from lakewarden.events import (
     DecisionEventUnion,
     GrantRenewed,
     LocksHandedOver,
-    Marker,
     MarkerCreated,
     PartitionTaken,
     TransactionAbandoned,
@@ -96,13 +93,13 @@ from lakewarden.handlers.table.footprints import MARKER_BYTES
 from lakewarden.handlers.table.memory import TRANSACTION_BYTES
 from tests.simulation.faults import FaultPeriod
 from tests.simulation.node import Node
-from tests.simulation.oracles import CLOCK_RATE, Assumed, when_wall_shows
-from tests.simulation.oracles import Oracles as LockOracles
+from tests.simulation.oracles import CLOCK_RATE
 from tests.simulation.timeline import Timeline
 from tests.simulation.violations import ViolationRecorder
 from tests.simulation.whole.broker import Record
+from tests.simulation.whole.histories import Held, History, Reading, TakeOver, forget_events
 from tests.simulation.whole.ledger_knowledge import Completion, LedgerKnowledge
-from tests.simulation.whole.scenario import FORGED, OTHER_LOCK, TOPICS
+from tests.simulation.whole.scenario import FORGED, TOPICS
 from tests.simulation.whole.table import LakeTable, Landed, conflict
 from tests.simulation.whole.upgrade import is_unknown
 
@@ -113,109 +110,6 @@ CLEARLY_MORE = 150
 """So many markers more need more memory than all pairs of a transaction with others, in a run."""
 CLOCK_ERROR_SECONDS = 1.0
 """By how much a grant may be longer in true time than by its agent's clock."""
-
-
-@dataclass(slots=True)
-class Held:
-    """A grant that a writer holds, in true time."""
-
-    node: Node
-    until: float
-
-
-@dataclass(slots=True)
-class History:
-    """A transaction according to the logs."""
-
-    table: str
-    writer: str
-    batch: int | None
-    sequence: int
-    priority: int
-    order: int
-    """Its place among all transactions, in the order of their intents."""
-    opened_at: float
-    ordered: bool = False
-    """Whether its rule is `ordered`."""
-    other_lock: bool = False
-    """Whether it names another lock than its table's."""
-    abort_requested: int | None = None
-    """Offset of an operator's first request to end it, while it was open."""
-    revoked: bool = False
-    """Whether the log has its `lease-lost`: its grant is not extended any more."""
-    admitted_at: int = -1
-    """Offset of its admission in `decisions`."""
-    intent_lost: bool = False
-    unreported: bool = False
-    """No agent can know of its completion."""
-    granted_at: int | None = None
-    """Offset of the grant in `decisions`, -1 once it is lost."""
-    requested: int | None = None
-    admitted: bool = False
-    granted: CommitGranted | None = None
-    ended: Abort | None = None
-    """The abort that ended it."""
-    ended_at: int | None = None
-    """Its offset in `decisions`."""
-    answered: bool = False
-    """Whether the log has had an abort of it, even if that is lost."""
-    lost_to: set[str] = field(default_factory=set)
-    events: list[tuple[int, float]] = field(default_factory=list)
-    """Offset and time of all its writer's events."""
-    seqs: list[tuple[int, int]] = field(default_factory=list)
-    """Offset and `seq` of its writer's events that have one."""
-    touched: dict[tuple[str, str], int] = field(default_factory=dict)
-    """What its writer declared, or the agent reserved for it, with the offset from which on an agent knows it."""
-    skipped: bool = False
-    completed: int | None = None
-    abandoned: bool = False
-
-    def touch(self, markers: Iterable[Marker], offset: int) -> None:
-        """Add markers to its footprint, known from this offset in `writers` on."""
-        for each in markers:
-            self.touched.setdefault((each.partition, each.file_group), offset)
-
-    def touched_at(self, offset: int) -> int:
-        """The number of its markers, according to the log up to this offset."""
-        return sum(known <= offset for known in self.touched.values())
-
-    def is_open(self) -> bool:
-        """Whether nothing in the log ends it."""
-        over = self.ended or self.skipped or self.abandoned or self.completed is not None
-        return not over
-
-    def meets(self, other: History, offset: int) -> bool:
-        """Whether both touch one place, according to the log up to this offset."""
-        return any(
-            mine[0] == theirs[0] and (mine[1] == theirs[1] or "*" in (mine[1], theirs[1]))
-            for mine, known in self.touched.items()
-            for theirs, also_known in other.touched.items()
-            if max(known, also_known) <= offset
-        )
-
-
-@dataclass(slots=True)
-class TakeOver:
-    """The first `partition-taken` of an owner."""
-
-    partition: int
-    at: float
-    lacking: str | None
-    """The topic that lacks something which the checkpoint relies on."""
-    sure: bool = False
-    """Whether the owner has read the log, and that was the same until then."""
-    end: int = 0
-    """The end of its replay in `writers`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How far a live owner has read its partition."""
-
-    partition: int
-    position: int
-    decided: Collection[str]
-    """Transactions that it has ended or granted, in the log or on the way to it."""
 
 
 class Oracles(ViolationRecorder):
@@ -420,7 +314,7 @@ class Oracles(ViolationRecorder):
             if self._partition_of(history.table) != partition:
                 continue
             if topic == TOPICS.writers:
-                _forget_events(history, beginning, end)
+                forget_events(history, beginning, end)
             else:
                 if history.granted_at is not None and not beginning <= history.granted_at < end:
                     history.granted_at = -1
@@ -914,53 +808,3 @@ class Oracles(ViolationRecorder):
             )
         else:
             self.unknown_twice += 1
-
-
-def _forget_events(history: History, beginning: int, end: int) -> None:
-    """Forget the events that `writers` has lost. Those whose offsets matter later count as read long ago."""
-    history.intent_lost = history.intent_lost or not beginning <= history.sequence < end
-    history.events = [each for each in history.events if beginning <= each[0] < end]
-    history.seqs = [(offset if offset < end else -1, seq) for offset, seq in history.seqs]
-    if history.requested is not None and history.requested >= end:
-        history.requested = -1
-    if history.completed is not None and not beginning <= history.completed < end:
-        history.completed = -1
-
-
-class LockWatch(LockOracles):
-    """Observes the lock objects only for what Hudi's writer believes."""
-
-    def __init__(
-        self, timeline: Timeline, assumed: Assumed, oracles: Oracles, tables: Mapping[str, str]
-    ) -> None:
-        super().__init__(timeline, assumed)
-        self._whole = oracles
-        self._table_of = tables
-        """Table by lock."""
-
-    def on_request(self, node: Node, uri: str, body: bytes | None) -> None:
-        """A node sends a read, or a write of this body. The lock's own simulation judges the rest."""
-        if uri == OTHER_LOCK:
-            self._whole.violated(
-                "locks stay in place", f"{node.name} {'reads' if body is None else 'writes'} {uri}"
-            )
-
-    def on_answer(self, node: object, uri: str, outcome: object, *, write: bool) -> None:
-        """Do nothing: the lock's own simulation judges this."""
-
-    def on_write(self, writer: str, uri: str, body: bytes, before: bytes | None, *, late: bool) -> None:
-        """Do nothing, likewise."""
-
-    def on_keeper_event(self, node: Node, uri: str, what: KeeperEvent, *, relied_on: bool) -> None:
-        """Do nothing, likewise."""
-
-    def on_hudi_acquired(self, node: Node, uri: str, owner: str, valid_until: int) -> None:
-        """A Hudi writer's PUT was confirmed."""
-        now = self._timeline.now
-        self._whole.on_foreign_acquired(
-            self._table_of[uri], node, when_wall_shows(node.clock, valid_until, now)
-        )
-
-    def on_hudi_released(self, node: Node, uri: str) -> None:
-        """A Hudi writer releases the lock."""
-        self._whole.on_foreign_released(self._table_of[uri])

@@ -23,14 +23,22 @@ from tests.simulation.node import BusyLoopError, Node
 from tests.simulation.oracles import Assumed
 from tests.simulation.store import ObjectStore, Wire
 from tests.simulation.timeline import Timeline
+from tests.simulation.whole.additions import scenario_of
 from tests.simulation.whole.agents import ObservedOwner, simulated
 from tests.simulation.whole.broker import Broker, Record
 from tests.simulation.whole.connection import Connection
 from tests.simulation.whole.copying import InterruptedCopy
+from tests.simulation.whole.drawing import (
+    draw_stop,
+    draw_stop_at_publish,
+    draw_suspension_after_grant,
+    draw_suspension_before_publish,
+)
 from tests.simulation.whole.errors import PLANNED, Errors
+from tests.simulation.whole.lock_watch import LockWatch
 from tests.simulation.whole.losses import Losses
 from tests.simulation.whole.operators import Operators
-from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, LockWatch, Oracles
+from tests.simulation.whole.oracles import TAKEOVER_NOTICE_SECONDS, Oracles
 from tests.simulation.whole.processes import Process, dispose, register
 from tests.simulation.whole.scenario import (
     HANG_SECONDS,
@@ -43,11 +51,6 @@ from tests.simulation.whole.scenario import (
     Scenario,
     Stop,
     TablePlan,
-    draw_stop,
-    draw_stop_at_publish,
-    draw_suspension_after_grant,
-    draw_suspension_before_publish,
-    scenario_of,
 )
 from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable

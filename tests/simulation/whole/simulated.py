@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from tests.simulation.batch import Simulation
+from tests.simulation.whole.additions import scenario_of
+from tests.simulation.whole.drawing import draw_kind
 from tests.simulation.whole.planted import BUGS, REVEALED_BY, REVEALED_BY_ADDITION
 from tests.simulation.whole.run import CountedOutcome, run, stream
-from tests.simulation.whole.scenario import VERSION, draw_kind, scenario_of
+from tests.simulation.whole.scenario import VERSION
 
 
 def _may_reveal(bug: str, seed: int) -> bool:

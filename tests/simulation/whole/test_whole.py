@@ -19,9 +19,7 @@ from tests.simulation.required import (
 )
 from tests.simulation.timeline import format_line
 from tests.simulation.whole import oracles, planted
-from tests.simulation.whole.planted import BUGS
-from tests.simulation.whole.run import run, stream
-from tests.simulation.whole.scenario import (
+from tests.simulation.whole.additions import (
     ADDITIONS_EVERY,
     LATER_ADDITIONS_FROM,
     LEDGER_FAULTS_FROM,
@@ -29,11 +27,12 @@ from tests.simulation.whole.scenario import (
     MEMORY_MB,
     ORDERED_FROM,
     REQUESTS_FROM,
-    SHARES,
-    Additions,
-    draw,
     scenario_of,
 )
+from tests.simulation.whole.drawing import SHARES, draw
+from tests.simulation.whole.planted import BUGS
+from tests.simulation.whole.run import run, stream
+from tests.simulation.whole.scenario import Additions
 from tests.simulation.whole.simulated import SIMULATION
 
 SEEDS = 280
