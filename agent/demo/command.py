@@ -59,6 +59,14 @@ def demo_command(
             help="Run the same two queries without an agent, and print how many rows are lost.",
         ),
     ] = False,
+    primary_key: Annotated[
+        bool,
+        typer.Option(
+            "--primary-key",
+            help="Write Paimon tables with a primary key, with a compactor beside the queries. Upserts add files, which Paimon "
+            "merges: they wait for their turn, and lose no conflict. Spark downloads Java Paimon from Maven Central.",
+        ),
+    ] = False,
     s3_endpoint: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +124,14 @@ def demo_command(
         for given, option in ((s3_endpoint is not None, "--s3-endpoint"), (without_agent, "--without-agent")):
             if given:
                 raise typer.BadParameter(f"only with --format paimon, not {form.value}", param_hint=option)
+    if primary_key:
+        for given, other in (
+            (form is not TableFormat.PAIMON, f"--format {form.value}"),
+            (s3_endpoint is not None, "--s3-endpoint"),
+            (without_agent, "--without-agent"),
+        ):
+            if given:
+                raise typer.BadParameter(f"not with {other}", param_hint="--primary-key")
     refuse_unknown_variables(os.environ, Settings.model_fields)
     console = Console(stderr=output is ReportForm.JSON, highlight=False)
     errors = Console(stderr=True, highlight=False)
@@ -136,6 +152,7 @@ def demo_command(
         s3_endpoint=s3_endpoint,
         s3_bucket=s3_bucket or DEFAULT_BUCKET,
         form=form,
+        primary_key=primary_key,
         data=data,
         picture=picture.resolve(),
     )

@@ -40,6 +40,8 @@ class Contest:
     log: ConflictLog = field(default_factory=ConflictLog)
     restarts: Mapping[str, int] = field(default_factory=dict)
     """How often the demo restarted each writer."""
+    compactions: int | None = None
+    """Snapshots that the compactor has committed. None: there was no compactor."""
 
     @property
     def name(self) -> str:

@@ -16,6 +16,9 @@ from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS
 from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.agent.demo.table import COLUMNS, TablePlace
 
+COMPACTION_SECONDS = 3.0
+"""Between two rounds of the compactor. A contest takes about a minute."""
+
 _KEPT = frozenset({"LAKEWARDEN_CACHE_DIR"})
 """The variables of lakewarden that the programs get. The others may configure another agent of the user's."""
 
@@ -41,6 +44,8 @@ class Programs:
     """The streaming query of one feed."""
     table: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.demo_table")
     """Creates and reads the tables of the formats that need Spark for it."""
+    compactor: tuple[str, ...] = _module("lakewarden.spark_jobs.jobs.compact")
+    """Compacts a table with a primary key."""
     conflicts_job: tuple[str, ...] = _module("lakewarden.spark_jobs.conflicts_job")
     """The streaming query for operators, which writes conflicts to Parquet."""
 
@@ -86,6 +91,11 @@ class Commands:
         checkpoint = self.folder / "checkpoints" / "conflicts"
         folders = ["--output", str(self.folder / "conflicts"), "--checkpoint", str(checkpoint)]
         return [*self.programs.conflicts_job, "--bootstrap-servers", bootstrap_servers, *folders]
+
+    def compactor(self, place: TablePlace, bootstrap_servers: str) -> list[str]:
+        """The compaction of one table, every few seconds."""
+        kafka = ["--bootstrap-servers", bootstrap_servers]
+        return [*self.programs.compactor, *kafka, "--table", place.uri, "--every", f"{COMPACTION_SECONDS:g}"]
 
     def writer(
         self, role: str, feed: Path, events: Path, arena: Arena, bootstrap_servers: str | None

@@ -82,6 +82,8 @@ class Report:
         add("rows duplicated", "further rows of the same flight", lambda each: _error(each.check.duplicated))
         add("rows wrong", self._wrong(), lambda each: _error(each.check.wrong))
         add("batches committed", self._restarts(), lambda each: _count(each.batches))
+        if self.contests[0].compactions is not None:
+            add("compactions", "committed beside the batches", lambda each: _count(each.compactions or 0))
         if self.with_agent:
             add("conflicts", "the agent aborted one of two transactions", lambda each: _count(each.conflicts))
             add(
@@ -159,6 +161,7 @@ def _contest_fields(contest: Contest) -> Mapping[str, Any]:
         "spent_writer_seconds": round(waste.spent, 3),
         "batches": contest.batches,
         "restarts": dict(contest.restarts),
+        "compactions": contest.compactions,
         "seconds": round(contest.seconds, 1),
     }
 

@@ -33,6 +33,7 @@ from lakewarden.agent.demo.screen import Screen
 from lakewarden.agent.demo.settings import DEFAULT_BUCKET, Admissions, TableFormat
 from lakewarden.agent.demo.table import (
     TablePlace,
+    count_compactions,
     create_table,
     local_place,
     read_rows,
@@ -69,6 +70,8 @@ class DemoSettings:
     s3_endpoint: str | None = None
     s3_bucket: str = DEFAULT_BUCKET
     form: TableFormat = TableFormat.PAIMON
+    primary_key: bool = False
+    """Whether the tables have a primary key, and a compactor each."""
     data: Path | None = None
     picture: Path | None = None
     programs: Programs = field(default_factory=Programs)
@@ -111,7 +114,8 @@ class Demo:
         place = self._place()
         arenas = [self._arena(place, admission) for admission in settings.admissions or (None,)]
         tables = [arena.place.uri for arena in arenas]
-        note(f"{settings.form.label}, partitioned by month and day: {' and '.join(tables)}")
+        keyed = ", with a primary key" if settings.primary_key else ""
+        note(f"{settings.form.label}, partitioned by month and day{keyed}: {' and '.join(tables)}")
         commands = Commands(
             settings.programs,
             self.folder,
@@ -135,7 +139,14 @@ class Demo:
         expected = expected_table(flights)
         rows = self._read_tables(commands, arenas)
         contests = tuple(
-            Contest(arena.admission, trace, compare(table, expected), log, restarts)
+            Contest(
+                arena.admission,
+                trace,
+                compare(table, expected),
+                log,
+                restarts,
+                count_compactions(arena.place) if settings.primary_key else None,
+            )
             for (arena, trace, restarts), log, table in zip(fought, logs, rows, strict=True)
         )
         return self._report(contests, in_parquet, seconds)
@@ -148,7 +159,8 @@ class Demo:
 
     def _place(self) -> TablePlace:
         if self.settings.s3_endpoint is None:
-            return local_place(self.folder / "warehouse", self.settings.form)
+            keyed = self.settings.primary_key
+            return local_place(self.folder / "warehouse", self.settings.form, primary_key=keyed)
         return s3_place(self.settings.s3_endpoint, self.settings.s3_bucket, self.folder.name)
 
     def _start(self, name: str, argv: list[str]) -> Child:
@@ -218,6 +230,10 @@ class Demo:
             command = commands.writer(feed.name, feed.folder, events, arena, servers)
             return self._start(f"{feed.name}-{arena.name}-{times}", command)
 
+        compactor = None
+        if self.settings.primary_key and servers is not None:
+            self.screen.note("starting a compactor beside them")
+            compactor = self._start(f"compactor-{arena.name}", commands.compactor(arena.place, servers))
         trace = self.screen.begin()
         writers = [Writer(feed, arena.folder / "events", start) for feed in feeds]
         for feed in feeds:
@@ -228,6 +244,10 @@ class Demo:
                 self.screen.note(self.notes[-1], "yellow")
             else:
                 self.screen.show(event)
+        if compactor is not None:
+            if compactor.exit_code() is not None:
+                self.notes.append(f"the compactor has ended: {compactor.last_log_line()}")
+            stop_all([compactor])
         return trace, {writer.feed.name: writer.restarts for writer in writers}
 
     def _tick(self) -> None:

@@ -17,13 +17,22 @@ import pyarrow.parquet
 from pypaimon import CatalogFactory, Schema
 
 from lakewarden.agent.demo.errors import DemoError
-from lakewarden.agent.demo.flights import PARTITION_KEYS, TABLE_SCHEMA
+from lakewarden.agent.demo.flights import KEYS, PARTITION_KEYS, TABLE_SCHEMA
 from lakewarden.agent.demo.settings import TableFormat
 from lakewarden.events import canonical_table
 
 _DATABASE = "demo"
 
 _SQL_TYPES = {pa.int32(): "int", pa.string(): "string"}
+
+_MERGED = {
+    "bucket": "1",
+    "file.format": "parquet",
+    "merge-engine": "partial-update",  # each query has columns of its own
+    "num-sorted-run.compaction-trigger": "2",  # 5 by default; a day gets about four files
+    "write-only": "true",  # so that only the compactor compacts
+}
+"""Options of a table with a primary key."""
 
 COLUMNS = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in TABLE_SCHEMA)
 """The table's columns, for Spark's SQL."""
@@ -37,6 +46,8 @@ class TablePlace:
     options: dict[str, str] = field(default_factory=dict, repr=False)
     name: str = "flights"
     form: TableFormat = TableFormat.PAIMON
+    primary_key: bool = False
+    """Whether the table has a primary key. Only of Paimon."""
 
     @property
     def identifier(self) -> str:
@@ -50,9 +61,11 @@ class TablePlace:
         return canonical_table(f"{self.warehouse}/{database}/{self.name}")
 
 
-def local_place(folder: Path, form: TableFormat = TableFormat.PAIMON) -> TablePlace:
+def local_place(
+    folder: Path, form: TableFormat = TableFormat.PAIMON, *, primary_key: bool = False
+) -> TablePlace:
     """A warehouse on the local disk."""
-    return TablePlace(f"file://{folder.resolve()}", form=form)
+    return TablePlace(f"file://{folder.resolve()}", form=form, primary_key=primary_key)
 
 
 def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
@@ -90,11 +103,26 @@ def create_table(place: TablePlace) -> None:
     """Create the empty table, partitioned by month and day."""
     catalog = _catalog(place)
     catalog.create_database(_DATABASE, ignore_if_exists=True)
-    # No primary key: the queries upsert by rewriting whole partitions, which causes their conflicts.
-    schema = Schema.from_pyarrow_schema(
-        TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options={"bucket": "-1", "file.format": "parquet"}
+    catalog.create_table(place.identifier, _schema(place), ignore_if_exists=False)
+
+
+def _schema(place: TablePlace) -> Any:
+    if not place.primary_key:
+        # The queries upsert by rewriting whole partitions, which causes their conflicts.
+        options = {"bucket": "-1", "file.format": "parquet"}
+        return Schema.from_pyarrow_schema(TABLE_SCHEMA, partition_keys=list(PARTITION_KEYS), options=options)
+    columns = pa.schema([column.with_nullable(column.name not in KEYS) for column in TABLE_SCHEMA])
+    return Schema.from_pyarrow_schema(
+        columns, partition_keys=list(PARTITION_KEYS), primary_keys=list(KEYS), options=_MERGED
     )
-    catalog.create_table(place.identifier, schema, ignore_if_exists=False)
+
+
+def count_compactions(place: TablePlace) -> int:
+    """Return the number of snapshots that compactions have committed."""
+    snapshots = _catalog(place).get_table(place.identifier).snapshot_manager()
+    newest = snapshots.get_latest_snapshot()
+    found = (snapshots.get_snapshot_by_id(number + 1) for number in range(newest.id if newest else 0))
+    return sum(each is not None and each.commit_kind == "COMPACT" for each in found)
 
 
 def read_table(place: TablePlace) -> pa.Table:

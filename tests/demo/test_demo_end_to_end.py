@@ -92,6 +92,22 @@ def test_the_same_on_a_table_of_another_format(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.matrix
+def test_the_same_on_a_table_with_a_primary_key_beside_a_compactor(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--primary-key")
+
+    assert done.returncode == 0
+    report = the_report(done)
+    for contest in report["contests"]:
+        assert contest["expected"] == contest["present"] == FLIGHTS
+        assert contest["missing"] == contest["duplicated"] == contest["wrong"] == 0
+        assert sum(contest["restarts"].values()) == 0
+        assert contest["conflicts"] == 0, "upserts wait for their turn"
+        assert contest["compactions"] >= 1
+    assert report["notes"] == []
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.matrix
 def test_the_same_queries_without_an_agent_lose_rows_without_an_error(tmp_path: Path) -> None:
     done = demo(tmp_path, "--without-agent")
 

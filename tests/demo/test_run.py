@@ -87,6 +87,15 @@ def test_the_command_lines_of_a_run_on_tables_that_spark_creates(tmp_path: Path)
     assert "--table file:///w/demo/two --keys month,day,flight_id --format delta " in " ".join(writer)
 
 
+def test_the_command_line_of_the_compactor_of_a_table_with_a_primary_key(tmp_path: Path) -> None:
+    commands = Commands(Programs(compactor=("compactor",)), tmp_path, "file:///w", None, 3)
+    place = TablePlace("file:///w", primary_key=True)
+
+    assert " ".join(commands.compactor(place, "127.0.0.1:9092")) == (
+        "compactor --bootstrap-servers 127.0.0.1:9092 --table file:///w/demo.db/flights --every 3"
+    )
+
+
 def test_a_table_that_spark_cant_create_ends_the_demo_with_its_programs_last_line(tmp_path: Path) -> None:
     failing = (
         sys.executable,
