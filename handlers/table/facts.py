@@ -189,14 +189,11 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     """Apply a verdict: one just decided, or one read back from the log.
 
     A verdict about an unknown transaction changes nothing, except that an `unknown-transaction` abort is remembered. Nor does one
-    about an earlier transaction with the same id, whose intent is older than the checkpoint: a stranger has used its id. It names
-    another writer, or its cause is older than this intent.
+    about another writer's transaction with the same id: its intent is older than the checkpoint, and a stranger has used its id.
     """
     state.moment += 1
     transaction = state.transactions.get(verdict.transaction)
-    if transaction is not None and (
-        transaction.writer != verdict.writer or verdict.cause.offset < transaction.sequence
-    ):
+    if transaction is not None and transaction.writer != verdict.writer:
         return
     if transaction is None:
         if isinstance(verdict, AbortTransaction) and verdict.reason == "unknown-transaction":

@@ -256,10 +256,15 @@ def replay_event(state: TableState, event: WriterEventUnion, offset: int, now: f
 
 
 def replay_verdict(state: TableState, verdict: Verdict, now: float) -> None:
-    """Apply a published verdict during a replay."""
+    """Apply a published verdict during a replay, unless its cause is older than the transaction's intent.
+
+    Then it is about an earlier transaction whose id a stranger has used again: the answer to an event that was refused.
+    """
     if not isinstance(verdict, Admit):
         state.unknown_requests.pop(verdict.transaction, None)
-    apply_verdict(state, verdict, now)
+    transaction = state.transactions.get(verdict.transaction)
+    if transaction is None or verdict.cause.offset >= transaction.sequence:
+        apply_verdict(state, verdict, now)
     state.footprints.collect()
 
 

@@ -184,6 +184,7 @@ def test_the_json_report_is_one_object_with_the_figures_of_each_contest(
         "spent_writer_seconds",
         "batches",
         "restarts",
+        "compactions",
         "seconds",
     ]
     assert (first["admission"], first["conflicts"], first["spent_writer_seconds"]) == ("optimistic", 2, 8.5)
