@@ -54,8 +54,8 @@ def topic_prefix(request: pytest.FixtureRequest) -> str:
 def swept() -> Iterator[None]:
     """Collect what aiokafka leaves of a connection that it was opening when its client was stopped.
 
-    For tests that stop Kafka while clients use it. Python warns of the open socket when it collects it; without this
-    fixture that warning fails a later test.
+    For tests that stop Kafka while clients use it, or stop clients that connect again and again. Python warns of the open
+    socket when it collects it; without this fixture that warning fails a later test.
     """
     yield
     with warnings.catch_warnings():

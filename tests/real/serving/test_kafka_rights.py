@@ -361,6 +361,8 @@ def test_a_watcher_needs_exactly_its_rights(guarded: Guarded, case: Case) -> Non
     _names_what_is_missing(str(failure.value), SHARED, case.missing)
 
 
+@pytest.mark.usefixtures("swept")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("case", _of(WEB), ids=str)
 async def test_the_page_needs_exactly_its_rights(guarded: Guarded, case: Case) -> None:
     """It runs with less, too, and shows what it lacks."""
