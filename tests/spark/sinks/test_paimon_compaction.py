@@ -274,6 +274,22 @@ def test_a_put_without_an_answer_is_read_back(
     assert_readers_see(java, table, [(1, number) for number in range(6)])
 
 
+def test_a_compaction_of_dynamic_buckets_leaves_each_key_in_its_bucket(
+    harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    harness.agent(grant_everything)
+    options = SUM | {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
+    table = make_table(partition_keys=(), schema=SUMS, primary_keys=("flight",), **options)
+    for _ in range(3):
+        commit_alone(table, SUMS, [(key, 1) for key in range(6)])
+
+    compactor = compactor_of(java, harness.gate(), table, full=True)
+    assert list(compactor.run_round()) == [CompactionCommit(4, 9, 3)]
+
+    commit_alone(table, SUMS, [(key, 1) for key in range(8)])
+    assert_readers_see(java, table, [(key, 4 if key < 6 else 1) for key in range(8)])
+
+
 def test_two_writers_sum_while_a_compactor_runs(
     *,
     kafka: KafkaServer,
