@@ -51,8 +51,6 @@ class History:
     """The abort that ended it."""
     ended_at: int | None = None
     """Its offset in `decisions`."""
-    aborted_at: int | None = None
-    """Offset in `decisions` of its last abort, also of one that was granted."""
     answered: bool = False
     """Whether the log has had an abort of it, even if that is lost."""
     lost_to: set[str] = field(default_factory=set)

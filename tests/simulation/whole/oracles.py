@@ -41,9 +41,8 @@ Two `ordered` commits conflict only if the rows of the later one are the older o
 
 - An open transaction may be aborted as unknown by an owner whose log was incomplete at its take-over, and by each owner if its
   intent is lost. It must not be granted later.
-- A batch counts as reported if the ledger has it. Another completion counts only while the log has it and its grant, and
-  its owner has read it: otherwise no agent can know of it. Nor does one count of a transaction that was aborted before its
-  intent was lost: no replay knows its grant.
+- A batch counts as reported if the ledger has it. Another completion counts only while the log has it, its intent and its grant,
+  and its owner has read it: otherwise no agent can know of it.
 - An owner can't read an event that is written at an offset that it has already read another one from. A transaction with such
   an event, *overlooked*, may overlap with others, because its markers are unknown (the limit that docs/recovery.md names).
 - An owner of an incomplete log may not know which terms were in force, and so believe a grant of a replaced agent. It then lets
@@ -225,9 +224,8 @@ class Oracles(ViolationRecorder):
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
         if isinstance(event, CommitCompleted):
             history.completed = history.completed or record.offset
-            ended_unknown = history.intent_lost and history.aborted_at is not None
             overlooked = event.transaction in self._overlooked or history.granted_at == -1
-            history.unreported = history.unreported or overlooked or ended_unknown
+            history.unreported = history.unreported or overlooked or history.intent_lost
             if event.batch_id is not None and not history.unreported:
                 self._committed[history.table, history.writer].append((record.offset, event.batch_id))
 
@@ -281,8 +279,6 @@ class Oracles(ViolationRecorder):
                 history.granted_at = record.offset
             if isinstance(event, Admitted) and not history.admitted:
                 history.admitted_at = record.offset
-            if isinstance(event, Abort):
-                history.aborted_at = record.offset
             ended = history.ended
             self._check_decision(event, history)
             if history.ended is not ended:
@@ -292,6 +288,14 @@ class Oracles(ViolationRecorder):
         event = decode(LEDGER_EVENT, record.value)
         if isinstance(event, BatchCommitted) and event.batch_id is not None:
             self.ledger.on_entry((event.table, event.writer), event.batch_id)
+            self._on_reported(event.table, event.writer, event.batch_id)
+
+    def _on_reported(self, table: str, writer: str, batch: int) -> None:
+        for history in self._histories.values():
+            known = (history.table, history.writer, history.batch) == (table, writer, batch)
+            if known and history.unreported and history.completed is not None:
+                history.unreported = False
+                self._committed[table, writer].append((history.completed, batch))
 
     # -- lost records ------------------------------------------------------------------------------------------------
 
@@ -324,8 +328,6 @@ class Oracles(ViolationRecorder):
                     history.granted_at = -1
                 if history.ended_at is not None and not beginning <= history.ended_at < end:
                     history.ended = history.ended_at = None
-                if history.aborted_at is not None and not beginning <= history.aborted_at < end:
-                    history.aborted_at = None
             key = history.table, history.writer
             if history.completed is not None and -1 in (history.completed, history.granted_at):
                 history.unreported = (history.batch or 0) > self.ledger.in_ledger.get(key, -1)
