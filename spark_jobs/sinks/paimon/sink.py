@@ -474,12 +474,16 @@ class PaimonSink(Sink):
             raise NothingPublished(error) from error
 
     def _require_unchanged(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
-        if work.staging.first_sequence is not None and not work.commutes:
+        numbered = work.staging.first_sequence is not None and not work.commutes
+        if numbered:
             work.smaller_at = require_greater_numbers(table, work.staging, work.smaller_at)
         base = work.base
-        if base is None or latest_snapshot_id(table) in (base.snapshot_id, work.unchanged_at):
+        if base is None:
             return
-        now = read_base(table, work.partitions)
+        newest = work.smaller_at if numbered else latest_snapshot_id(table)
+        if newest in (base.snapshot_id, work.unchanged_at):
+            return
+        now = read_base(table, work.partitions, newest)
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
             changes = _changes_text(changed_by(table, work.partitions, base, now))
@@ -488,7 +492,7 @@ class PaimonSink(Sink):
                 f"since snapshot {base.snapshot_id}, by a writer that bypasses the gate: {changes}; nothing was published; "
                 f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
             )
-        work.unchanged_at = now.snapshot_id
+        work.unchanged_at = newest
 
     # removing staged files
 
