@@ -50,6 +50,11 @@ def the_report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return report
 
 
+def assert_every_row_is_right(contest: dict[str, Any]) -> None:
+    assert contest["expected"] == contest["present"] == FLIGHTS
+    assert contest["missing"] == contest["duplicated"] == contest["wrong"] == 0
+
+
 def test_two_queries_collide_under_the_agent_and_wait_with_auto_and_nothing_is_lost(tmp_path: Path) -> None:
     done = demo(tmp_path)
 
@@ -57,8 +62,7 @@ def test_two_queries_collide_under_the_agent_and_wait_with_auto_and_nothing_is_l
     report = the_report(done)
     optimistic, auto = report["contests"]
     for contest in (optimistic, auto):
-        assert contest["expected"] == contest["present"] == FLIGHTS
-        assert contest["missing"] == contest["duplicated"] == contest["wrong"] == 0
+        assert_every_row_is_right(contest)
     assert optimistic["conflicts"] >= 1
     assert 0 < optimistic["stop_seconds"]["p50"] <= optimistic["stop_seconds"]["max"]
     assert optimistic["saved_writer_seconds"] >= 0
@@ -80,8 +84,7 @@ def test_the_same_on_a_table_of_another_format(form: str, tmp_path: Path) -> Non
     assert done.returncode == 0
     report = the_report(done)
     for contest in report["contests"]:
-        assert contest["expected"] == contest["present"] == FLIGHTS
-        assert contest["missing"] == contest["duplicated"] == contest["wrong"] == 0
+        assert_every_row_is_right(contest)
         assert sum(contest["restarts"].values()) == 0
     optimistic, auto = report["contests"]
     assert optimistic["conflicts"] >= 1
@@ -98,8 +101,7 @@ def test_the_same_on_a_table_with_a_primary_key_beside_a_compactor(tmp_path: Pat
     assert done.returncode == 0
     report = the_report(done)
     for contest in report["contests"]:
-        assert contest["expected"] == contest["present"] == FLIGHTS
-        assert contest["missing"] == contest["duplicated"] == contest["wrong"] == 0
+        assert_every_row_is_right(contest)
         assert sum(contest["restarts"].values()) == 0
         assert contest["conflicts"] == 0, "upserts wait for their turn"
         assert contest["compactions"] >= 1

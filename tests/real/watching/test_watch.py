@@ -24,8 +24,8 @@ from lakewarden.events import (
 )
 from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place
-from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene
-from tests.real.writers import PATIENCE_SECONDS, environment, world
+from tests.real.watching.scene import FIRST, OBSERVED, TIME, HudiScene, hudi_scene
+from tests.real.writers import PATIENCE_SECONDS, environment
 
 pytestmark = [pytest.mark.real]
 
@@ -34,8 +34,8 @@ pytestmark = [pytest.mark.real]
 async def scene(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
 ) -> AsyncIterator[HudiScene]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield HudiScene(made, place).created()
+    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, place) as made:
+        yield made
 
 
 async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same(scene: HudiScene) -> None:

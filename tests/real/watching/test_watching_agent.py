@@ -14,8 +14,8 @@ from lakewarden.agent.kafka import partition_of
 from lakewarden.events import Abort, CommitCompleted, CommitIntent
 from tests.kafka_fixture import KafkaServer
 from tests.real.lock_places import Place, runs
-from tests.real.watching.scene import FIRST, OBSERVED, HudiScene
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, world
+from tests.real.watching.scene import FIRST, OBSERVED, HudiScene, hudi_scene
+from tests.real.writers import PATIENCE_SECONDS, AgentProcess
 
 pytestmark = [pytest.mark.real]
 
@@ -24,16 +24,16 @@ pytestmark = [pytest.mark.real]
 async def scene(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, place: Place
 ) -> AsyncIterator[HudiScene]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield HudiScene(made, place).created()
+    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, place) as made:
+        yield made
 
 
 @pytest_asyncio.fixture
 async def local_scene(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, local: Place
 ) -> AsyncIterator[HudiScene]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield HudiScene(made, local).created()
+    async with hudi_scene(kafka.bootstrap_servers, topic_prefix, tmp_path, local) as made:
+        yield made
 
 
 def watcher_of(agent: AgentProcess) -> psutil.Process:

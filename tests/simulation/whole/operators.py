@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from random import Random
-
-from aiokafka.structs import TopicPartition
 
 from lakewarden.events import WRITER_EVENT, AbortRequested, CommitIntent, decode, encode
 from lakewarden.handlers.table.replay import subject
-from tests.simulation.timeline import Timeline
-from tests.simulation.whole.broker import Broker, Record
+from tests.simulation.whole.broker import Record
 from tests.simulation.whole.scenario import TOPICS
+from tests.simulation.whole.strangers import Injector
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 DELAY_SECONDS = 2.0
 """Mean, after the intent."""
 
 
-class Operators:
+class Operators(Injector):
     """Publishes requests to end transactions, some time after their intents."""
-
-    def __init__(
-        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float
-    ) -> None:
-        """`chance`: for each intent. `until`: nothing is requested later."""
-        self._timeline = timeline
-        self._broker = broker
-        self._random = random
-        self._chance = chance
-        self._until = until
-        self._count = 0
 
     def on_record(self, record: Record) -> None:
         """A record was written to a log."""
@@ -53,9 +39,4 @@ class Operators:
             operator="operator",
             reason="the table is needed",
         )
-        where = TopicPartition(TOPICS.writers, record.partition)
-
-        def publish() -> None:
-            self._broker.append(where, table.encode(), encode(request))
-
-        self._timeline.after(delay, publish)
+        self._publish(record.partition, table, encode(request), delay)

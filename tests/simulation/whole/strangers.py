@@ -22,6 +22,7 @@ Each forged event has an id that begins with `FORGED`, by which the oracles know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from random import Random
@@ -179,19 +180,34 @@ class Strangers:
         return self._own[partition]
 
 
-class UsedIds:
-    """Publishes markers on a table that is not allowed, with the transaction and the writer of the markers before them.
+class Injector:
+    """Publishes records to `writers` after some of those that it sees."""
 
-    They get an abort, which concerns no transaction of the writer.
-    """
-
-    def __init__(self, timeline: Timeline, broker: Broker, random: Random, *, chance: float) -> None:
-        """`chance`: for each event with markers."""
+    def __init__(
+        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float = math.inf
+    ) -> None:
+        """`chance`: for each event that it may follow. `until`: nothing is published later."""
         self._timeline = timeline
         self._broker = broker
         self._random = random
         self._chance = chance
+        self._until = until
         self._count = 0
+
+    def _publish(self, partition: int, table: str, value: bytes, delay: float = 0.0) -> None:
+        where = TopicPartition(TOPICS.writers, partition)
+
+        def publish() -> None:
+            self._broker.append(where, table.encode(), value)
+
+        self._timeline.after(delay, publish)
+
+
+class UsedIds(Injector):
+    """Publishes markers on a table that is not allowed, with the transaction and the writer of the markers before them.
+
+    They get an abort, which concerns no transaction of the writer.
+    """
 
     def on_record(self, record: Record) -> None:
         """A record was written to a log."""
@@ -203,30 +219,14 @@ class UsedIds:
         self._count += 1
         names = {"table": FORBIDDEN, "event_id": f"{FORGED}used-{self._count}", "at": AT}
         value = encode(event.model_copy(update=names))
-        where = TopicPartition(TOPICS.writers, record.partition)
-
-        def publish() -> None:
-            self._broker.append(where, FORBIDDEN.encode(), value)
-
-        self._timeline.after(0.0, publish)
+        self._publish(record.partition, FORBIDDEN, value)
 
 
-class Misplaced:
+class Misplaced(Injector):
     """Publishes copies of writers' events in another Kafka partition, as a producer with another partitioner would.
 
     Each has an id of its own that begins with `FORGED`. Its owner must answer the transaction once, as not allowed.
     """
-
-    def __init__(
-        self, timeline: Timeline, broker: Broker, random: Random, *, chance: float, until: float
-    ) -> None:
-        """`chance`: for each event. `until`: no copy is published later."""
-        self._timeline = timeline
-        self._broker = broker
-        self._random = random
-        self._chance = chance
-        self._until = until
-        self._count = 0
 
     def on_record(self, record: Record) -> None:
         """A record was written to a log."""
@@ -240,9 +240,4 @@ class Misplaced:
         partitions = self._broker.counts[TOPICS.writers]
         other = (record.partition + self._random.randrange(1, partitions)) % partitions
         value = encode(event.model_copy(update={"event_id": f"{FORGED}misplaced-{self._count}"}))
-        where = TopicPartition(TOPICS.writers, other)
-
-        def publish() -> None:
-            self._broker.append(where, event.table.encode(), value)
-
-        self._timeline.after(0.0, publish)
+        self._publish(other, event.table, value)

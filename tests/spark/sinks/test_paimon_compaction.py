@@ -216,6 +216,16 @@ def test_files_that_a_writer_without_the_gate_has_rewritten(
     assert "a writer that bypasses the gate rewrote them" in abandoned.reason
 
 
+def computed(java: JavaPaimon, table: str, spill: Path) -> tuple[JavaTable, list[Any]]:
+    """Commit six rows, and compute their compaction. Return the table and the messages to commit."""
+    for number in range(6):
+        commit_alone(table, FLIGHTS, [(1, number)])
+    opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(spill))
+    messages: list[Any] = []
+    opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
+    return opened, messages
+
+
 def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
     make_table: MakeTable, java: JavaPaimon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,11 +241,7 @@ def test_a_snapshot_id_that_is_taken_and_a_lease_that_is_lost(
         raise LeaseLost("the lease expired")
 
     table = make_table(partition_keys=(), schema=FLIGHTS)
-    for number in range(6):
-        commit_alone(table, FLIGHTS, [(1, number)])
-    opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(tmp_path))
-    messages: list[Any] = []
-    opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
+    opened, messages = computed(java, table, tmp_path)
 
     with pytest.raises(NothingPublished) as refused:
         opened.commit(messages, transaction="t", token=1, check=lease_lost)
@@ -260,11 +266,7 @@ def test_a_put_without_an_answer_is_read_back(
         return NotWritten("no answer")
 
     table = make_table(partition_keys=(), schema=FLIGHTS)
-    for number in range(6):
-        commit_alone(table, FLIGHTS, [(1, number)])
-    opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(tmp_path))
-    messages: list[Any] = []
-    opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
+    opened, messages = computed(java, table, tmp_path)
     monkeypatch.setattr(LinkedSnapshots, "put_if_absent", put_without_answer)
 
     published = opened.commit(messages, transaction="t", token=1, check=lambda: None)
