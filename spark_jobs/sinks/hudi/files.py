@@ -65,6 +65,16 @@ class HudiFiles:
         """Return one instant."""
         return _write_of(self.instants(), time)
 
+    def is_committed(self, time: str) -> bool:
+        """Whether the write of this instant is completed. An empty file doesn't count: Hudi's own writing of it failed."""
+        table = self._table()
+        if table is None:
+            return False
+        sizes = dict(self._list(table.timeline))
+        write = _write_of(instants(sizes, table.layout), time)
+        file = None if write is None else write.file("completed")
+        return file is not None and sizes[file.name] > 0
+
     def committed(self, writer: str, batch_id: int) -> str | None:
         """Return the instant in which `writer` committed the batch, or None.
 
@@ -145,11 +155,20 @@ class HudiFiles:
                 body = self._read(table.timeline + file.name)
                 if body is None:
                     continue  # archived meanwhile: it is found there
-                self._commits[file.name] = _commit(each.time, read_metadata(body).extra)
+                self._commits[file.name] = self._commit_in(file.name, each.time, body)
             commit = self._commits[file.name]
             if commit is not None:
                 yield commit
         yield from self._archive(table.archive)
+
+    def _commit_in(self, name: str, time: str, body: bytes) -> Commit | None:
+        try:
+            return _commit(time, read_metadata(body).extra)
+        except UnreadableHudi as error:
+            raise UnreadableHudi(
+                f"the completed instant {name} can't be read ({error}), so it is unknown which batch it has; roll it back, or "
+                f"restore it to a savepoint, with Hudi's command line, then restart; table={self.uri}"
+            ) from error
 
     def _archive(self, folder: str) -> Iterator[Commit]:
         """Yield the commits of the archive, the newest first."""

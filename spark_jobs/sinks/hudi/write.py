@@ -21,7 +21,8 @@ Rules:
 3. *Two locks.* If the table's other writers use Hudi's storage-based lock, its object is the agent's lock, and the grant is that
    lock. With any other provider, the user's lock is acquired after the grant, never before it.
 4. *The lease bounds the commit.* While Hudi commits, a thread passes on the seconds that are left of the lease. When they have
-   passed, the class in the JVM interrupts the commit, also while Python is suspended. The timeline then shows what Hudi had done.
+   passed, the class in the JVM interrupts the commit, also while Python is suspended, but not while Hudi writes a file of the
+   timeline under a temporary name: it would publish an empty one. The timeline then shows what Hudi had done.
 5. *Outcome.* Not published: the commit section never began, or Hudi found a conflict, which it does before it publishes.
    Published: the completed instant is on the timeline. Anything else is unknown, and the gate looks the batch up.
 6. *Rollback.* A transaction that ended without a commit rolls its instant back by Hudi's own client, outside of the batch's job
@@ -171,7 +172,7 @@ class HudiWrite:
         self._ended = True
         self._lease.stop()
         assert self._grant is not None, "the commit section begins with a grant"
-        if self._is_completed():
+        if self.instant is not None and self._files.is_committed(self.instant):
             self._grant.published(self.instant)
 
     def _report_lease(self) -> None:
@@ -257,14 +258,10 @@ class HudiWrite:
                 "no write to Hudi took place with the options of this transaction, so whatever was written had no grant; "
                 f"write with the options or in the session that you gave; {self._facts()}"
             )
-        if self._grant is None and self.instant is not None and self._is_completed():
+        if self._grant is None and self.instant is not None and self._files.is_committed(self.instant):
             raise RuntimeError(
                 f"Hudi committed without the grant: this release isn't known well enough, don't use it; {self._facts()}"
             )
-
-    def _is_completed(self) -> bool:
-        instant = self._files.instant(self.instant or "")
-        return instant is not None and instant.state == "completed"
 
     # removing what was staged
 

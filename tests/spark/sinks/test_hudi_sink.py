@@ -162,10 +162,14 @@ def test_a_conflict_that_hudi_finds_is_computed_again(
     assert case.orphans() == set()
 
 
+@pytest.mark.parametrize("moment", ["at its lock", "while it completes the instant"])
 def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch_once(
-    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """When it resumes, the commit is interrupted. Whatever it still published is found, and nothing is written twice."""
+    """When it resumes, the commit is interrupted. Whatever it still published is found, and nothing is written twice.
+
+    An interrupt while it writes a file of the timeline would complete the instant without metadata.
+    """
     case = HudiCase(tmp_path / "hudi", spark)
 
     def grant_shortly(event: WriterEventUnion) -> list[DecisionEventUnion]:
@@ -176,11 +180,16 @@ def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch
     answer = HudiWrite.answer
     suspended: list[threading.Thread] = []
 
+    def suspend_the_jvm(until: float) -> None:
+        if moment == "while it completes the instant":
+            _await_the_temporary_file(tmp_path / "hudi", until)
+        suspend(jvm_of(spark), until)
+
     def suspending(write: HudiWrite, event: str, section: str) -> str:
         said = answer(write, event, section)
         if event == "locked" and not suspended:
             lapsed = time.monotonic() + LEASE_SECONDS
-            suspended.append(threading.Thread(target=suspend, args=(jvm_of(spark), lapsed)))
+            suspended.append(threading.Thread(target=suspend_the_jvm, args=(lapsed,)))
             suspended[0].start()
         return said
 
@@ -191,6 +200,13 @@ def test_a_jvm_that_is_suspended_in_its_commit_beyond_the_lease_leaves_the_batch
     assert case.flights() == [1]
     assert [(writer, batch) for writer, batch, _ in case.commits()] == [("w", 0)]
     assert [event.version for event in agent.wait_for("commit-completed")] == [case.sink.committed("w", 0)]
+
+
+def _await_the_temporary_file(table: Path, until: float) -> None:
+    """Wait until Hudi writes the completed instant under its temporary name, without a pause: it takes milliseconds."""
+    while time.monotonic() < until:
+        if any((table / ".hoodie" / "timeline").glob("[0-9]*_*.commit.*-*")):
+            return
 
 
 class PendingWrite:

@@ -33,6 +33,10 @@ import org.apache.hudi.storage.StorageConfiguration;
  *
  * <p>The grant is a lease. The driver calls allow with the time that is left of it, again and again. When that time has passed,
  * the thread that commits is interrupted until it ends, as Hudi does once when it loses a lock.
+ *
+ * <p>On disks and HDFS, Hudi writes a file of the timeline under a temporary name, and renames it even if an interrupt has left it
+ * empty: an instant that is completed without metadata. There the thread is interrupted only while it waits, because otherwise
+ * the interrupt takes effect at some later step, and never while it writes such a file.
  */
 public final class LakewardenLockProvider implements LockProvider<String>, Runnable {
   /** Changes with what is called from Python. */
@@ -51,6 +55,8 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
       "CleanActionExecutor.runClean",
       "HoodieTable.rollbackInflightInstant",
       "TimelineArchiverV2.archiveIfRequired")));
+  private static final Set<String> TEMPORARY_NAMES = Collections.unmodifiableSet(new HashSet<String>(Arrays.asList(
+      "", "file", "hdfs", "viewfs"))); // HoodieStorage.needCreateTempFile; without a scheme, it may be any of them
   private static final long CHECK_MILLISECONDS = 50;
 
   private static final Map<String, BiFunction<String, String, String>> GATES = new ConcurrentHashMap<>();
@@ -127,7 +133,7 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
         Long deadline = DEADLINES.get(transaction);
         if (deadline == null || System.nanoTime() - deadline > 0) {
           synchronized (this) {
-            if (committing != null) {
+            if (committing != null && mayBeInterrupted(committing)) {
               committing.interrupt();
               interrupted = true;
             }
@@ -138,6 +144,20 @@ public final class LakewardenLockProvider implements LockProvider<String>, Runna
     } catch (InterruptedException ended) {
       Thread.currentThread().interrupt();
     }
+  }
+
+  private boolean mayBeInterrupted(Thread thread) {
+    String path = configuration.getConfig().getString("hoodie.base.path", "");
+    if (!TEMPORARY_NAMES.contains(path.substring(0, Math.max(0, path.indexOf(':'))))) {
+      return true;
+    }
+    for (StackTraceElement element : thread.getStackTrace()) {
+      if (element.getMethodName().equals("createImmutableFileInPath")) {
+        return false;
+      }
+    }
+    Thread.State state = thread.getState();
+    return state == Thread.State.WAITING || state == Thread.State.TIMED_WAITING;
   }
 
   @Override

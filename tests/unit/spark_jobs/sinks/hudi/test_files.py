@@ -159,8 +159,21 @@ def test_a_table_that_does_not_exist_has_no_batch(tmp_path: Path) -> None:
     assert HudiFiles(f"file://{tmp_path}/none").committed("w", 0) is None
 
 
+def test_a_completed_instant_without_metadata_is_no_commit_of_this_write(hudi: Table) -> None:
+    """Hudi renames the file that it could not write. Its rows may be read, but the batch isn't recorded."""
+    commit = hudi.commit(1, "w", 0)
+    time = commit.name.partition("_")[0]
+    assert hudi.files.is_committed(time)
+
+    commit.write_bytes(b"")
+
+    assert not hudi.files.is_committed(time)
+    with pytest.raises(UnreadableHudi, match=f"{commit.name} can't be read .the file is empty.*roll it back"):
+        HudiFiles(f"file://{hudi.root}").committed("w", 0)
+
+
 def test_a_commit_that_cannot_be_read_is_an_error_and_not_a_missing_batch(hudi: Table) -> None:
-    hudi.commit(10, "w", 0).write_bytes(b"")
+    hudi.commit(10, "w", 0).write_bytes(b"Obj\x01")
 
     with pytest.raises(UnreadableHudi):
         hudi.files.committed("w", 0)
