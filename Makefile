@@ -99,7 +99,7 @@ test-matrix: jdk $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
 
-# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does two minutes of it.
+# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does one minute of it.
 soak: jdk $(STAMP)
 	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 
@@ -116,11 +116,11 @@ test-browser: jdk $(STAMP)
 record-alerts: jdk $(STAMP)
 	LAKEWARDEN_TEST_RECORD=1 $(BIN)/pytest -n 0 -m matrix tests/monitoring/test_recorder.py $(ARGS)
 
-# The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first thousand.
+# The lock through so many seeds, or through SEEDS=from-to; `make test` runs the first 500.
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20000) $(ARGS)
 
-# The whole, likewise; `make test` runs the first 280.
+# The whole, likewise; `make test` runs the first 160.
 sim-whole: $(STAMP)
 	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The production state machine and shell through a thousand seeds, and proof that the oracles find bugs."""
+"""The production state machine and shell through five hundred seeds, and proof that the oracles find bugs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.simulation.scenario import draw
 from tests.simulation.simulated import SIMULATION
 from tests.simulation.timeline import format_line
 
-SEEDS = 1_000
+SEEDS = 500
 SEEDS_A_TEST = 100
 SEEDS_A_BUG = 400
 """Seeds per planted bug. Most bugs are found within 20."""
