@@ -12,10 +12,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.locks.posix_session import posix_session_members
 
@@ -26,6 +28,8 @@ LEFTOVER_SECONDS = 3.0
 """Limit for the remaining processes. A JVM ends soon after its driver."""
 
 _POLL_SECONDS = 0.05
+
+T = TypeVar("T")
 
 
 class Child:
@@ -74,6 +78,25 @@ class Child:
         """The processes of the session that still run, including the leader."""
         leader = [self.pid] if self._process.poll() is None else []
         return leader + [pid for pid in posix_session_members(self.pid) if pid != self.pid]
+
+
+def wait_for(child: Child, find: Callable[[], T | None], seconds: float) -> T | None:
+    """Return what `find` returns, once it isn't None. Return None if the child ends before, or the time is up."""
+    deadline = time.monotonic() + seconds
+    while True:
+        last = child.exit_code() is not None or time.monotonic() > deadline
+        if (found := find()) is not None or last:
+            return found
+        time.sleep(_POLL_SECONDS)
+
+
+def wait_until_ready(child: Child, find: Callable[[], T | None], seconds: float, what: str) -> T:
+    """Return what `find` returns, once it isn't None. Raises `DemoError` if the child ends before, or the time is up."""
+    found = wait_for(child, find, seconds)
+    if found is not None:
+        return found
+    why = "did not start" if child.exit_code() is not None else f"was not ready after {seconds:.0f} s"
+    raise DemoError(f"{what} {why}: {child.last_log_line()}")
 
 
 def stop_all(children: Iterable[Child], orderly_seconds: float = ORDERLY_SECONDS) -> None:

@@ -83,7 +83,7 @@ class Report:
         add("rows wrong", self._wrong(), lambda each: _error(each.check.wrong))
         add("batches committed", self._restarts(), lambda each: _count(each.batches))
         if self.contests[0].compactions is not None:
-            add("compactions", "committed beside the batches", lambda each: _count(each.compactions or 0))
+            add("compactions", "committed by the compactor", lambda each: _count(each.compactions or 0))
         if self.with_agent:
             add("conflicts", "the agent aborted one of two transactions", lambda each: _count(each.conflicts))
             add(

@@ -20,13 +20,14 @@ import pyarrow as pa
 from rich.console import Console
 
 from lakewarden.agent.demo import figures
+from lakewarden.agent.demo.compactor import Compactor
 from lakewarden.agent.demo.contest import Arena, Contest
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import FILES_PER_DAY, Feed, expected_table, load_flights, write_feeds
 from lakewarden.agent.demo.interrupts import signals_raise, undisturbed
 from lakewarden.agent.demo.log import ConflictLog, read_log, victims_in_parquet
 from lakewarden.agent.demo.picture import draw
-from lakewarden.agent.demo.processes import Child, stop_all
+from lakewarden.agent.demo.processes import Child, stop_all, wait_for, wait_until_ready
 from lakewarden.agent.demo.programs import Commands, Programs, environment
 from lakewarden.agent.demo.report import Report
 from lakewarden.agent.demo.screen import Screen
@@ -196,11 +197,9 @@ class Demo:
 
     def _run_to_its_end(self, name: str, argv: list[str]) -> None:
         child = self._start(name, argv)
-        deadline = time.monotonic() + TABLES_SECONDS
-        while (code := child.exit_code()) is None:
-            if time.monotonic() > deadline:
-                raise DemoError(f"{name} did not end in {TABLES_SECONDS:.0f} s: {child.last_log_line()}")
-            time.sleep(_POLL_SECONDS)
+        code = wait_for(child, child.exit_code, TABLES_SECONDS)
+        if code is None:
+            raise DemoError(f"{name} did not end in {TABLES_SECONDS:.0f} s: {child.last_log_line()}")
         if code != 0:
             raise DemoError(f"{name} failed: {child.last_log_line()}")
 
@@ -208,21 +207,16 @@ class Demo:
         """Start Kafka and the agent; returns the address of Kafka when both are ready."""
         self.screen.note("starting Kafka and the agent (lakewarden dev)")
         dev = self._start("dev", commands.dev(tables))
-        deadline = time.monotonic() + DEV_READY_SECONDS
-        while time.monotonic() < deadline:
-            if (ready := _ready(dev.out)) is not None:
-                if "web" in ready:
-                    self.screen.note(f"what happens is also shown at {ready['web']}")
-                return str(ready["bootstrap_servers"])
-            if dev.exit_code() is not None:
-                raise DemoError(f"the agent did not start: {dev.last_log_line()}")
-            time.sleep(_POLL_SECONDS)
-        raise DemoError(f"the agent was not ready after {DEV_READY_SECONDS:.0f} s: {dev.last_log_line()}")
+        ready = wait_until_ready(dev, lambda: _ready(dev.out), DEV_READY_SECONDS, "the agent")
+        if "web" in ready:
+            self.screen.note(f"what happens is also shown at {ready['web']}")
+        return str(ready["bootstrap_servers"])
 
     def _run_writers(
         self, feeds: tuple[Feed, ...], commands: Commands, arena: Arena, servers: str | None
     ) -> tuple[Trace, dict[str, int]]:
         """Run both queries until each has written its whole feed. Return their steps, and how often each was restarted."""
+        compactor = self._start_compactor(commands, arena, servers) if servers else None
         how = f"with {arena.admission} admission" if servers else "without an agent"
         self.screen.note(f"starting two Spark streaming queries {how}")
 
@@ -230,10 +224,6 @@ class Demo:
             command = commands.writer(feed.name, feed.folder, events, arena, servers)
             return self._start(f"{feed.name}-{arena.name}-{times}", command)
 
-        compactor = None
-        if self.settings.primary_key and servers is not None:
-            self.screen.note("starting a compactor beside them")
-            compactor = self._start(f"compactor-{arena.name}", commands.compactor(arena.place, servers))
         trace = self.screen.begin()
         writers = [Writer(feed, arena.folder / "events", start) for feed in feeds]
         for feed in feeds:
@@ -244,11 +234,19 @@ class Demo:
                 self.screen.note(self.notes[-1], "yellow")
             else:
                 self.screen.show(event)
-        if compactor is not None:
-            if compactor.exit_code() is not None:
-                self.notes.append(f"the compactor has ended: {compactor.last_log_line()}")
-            stop_all([compactor])
+        if compactor is not None and (problem := compactor.stop()) is not None:
+            self.notes.append(problem)
         return trace, {writer.feed.name: writer.restarts for writer in writers}
+
+    def _start_compactor(self, commands: Commands, arena: Arena, servers: str) -> Compactor | None:
+        """Start the compactor of a table with a primary key, and wait until it is ready."""
+        if not self.settings.primary_key:
+            return None
+        self.screen.note("starting a compactor")
+        child = self._start(f"compactor-{arena.name}", commands.compactor(arena.place, servers))
+        compactor = Compactor(child, arena.place.uri)
+        compactor.wait_until_ready()
+        return compactor
 
     def _tick(self) -> None:
         self.screen.tick(time.time())

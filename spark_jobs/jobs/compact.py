@@ -2,8 +2,9 @@
 
     python -m lakewarden.spark_jobs.jobs.compact --bootstrap-servers kafka:9092 --table s3://lake/air.db/flights --every 60
 
-It runs in the driver alone, and prints a line for each commit. `sinks/paimon/compaction.py` says how a round works, and how it
-gives way to writers. A round that fails is reported in one line on stderr; the next one follows after `--every` seconds.
+It runs in the driver alone. With `--every` it prints a line when Spark has started and the rounds begin. Then it prints one for
+each commit. `sinks/paimon/compaction.py` says how a round works, and how it gives way to writers. A round that fails is
+reported in one line on stderr; the next one follows after `--every` seconds.
 
 SIGTERM and SIGINT end the round at its next step, without a commit, and the exit code is 0. With `--once` the exit code is 1
 if the round failed, or lost to a writer. Exit code 2 is a usage error.
@@ -35,6 +36,8 @@ QUEUE_SECONDS = 60.0
 
 def run(compactor: PaimonCompactor, stop: threading.Event, *, once: bool, every: float) -> int:
     """Run one round, or rounds until `stop` is set. Return the exit code."""
+    if not once:
+        print(f"{compactor.table} ready: a round every {every:g} s", flush=True)  # noqa: T201 - the program's output
     while True:
         done = _run_round(compactor)
         if stop.is_set():
@@ -49,7 +52,7 @@ def _run_round(compactor: PaimonCompactor) -> bool:
     """Return whether the round compacted all that it had planned."""
     try:
         for commit in compactor.run_round():
-            print(f"{compactor.table} {commit}", flush=True)  # noqa: T201 - the program's output
+            print(f"{compactor.table} {commit}", flush=True)  # noqa: T201 - likewise
     except Stopped:
         return False
     except Exception as error:  # noqa: BLE001 - the service survives whatever ends a round

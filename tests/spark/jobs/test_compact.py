@@ -66,7 +66,10 @@ def test_it_survives_failing_rounds_compacts_and_ends_by_sigterm(
     lines = [
         line for line in output.read_text().splitlines() if not line.startswith(":: ")
     ]  # Ivy's, in Spark 3.5
-    assert lines == [f"file://{path} snapshot 7: 6 files became 1"]
+    assert lines == [
+        f"file://{path} ready: a round every 1 s",
+        f"file://{path} snapshot 7: 6 files became 1",
+    ]
     assert "paimon.not-write-only" in errors.read_text()
     assert values_of(table) == [(1, number) for number in range(6)]
 

@@ -54,6 +54,7 @@ def test_a_round_that_fails_is_one_line_and_the_next_one_follows(capsys: pytest.
     assert code == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [
+        "file:///lake/flights ready: a round every 0.001 s",
         "file:///lake/flights snapshot 7: 60 files became 1",
         "file:///lake/flights snapshot 8: manifests merged",
     ]
@@ -70,8 +71,9 @@ def test_a_round_that_fails_is_one_line_and_the_next_one_follows(capsys: pytest.
     ],
     ids=["done", "lost", "failed"],
 )
-def test_once(compactor: ScriptedCompactor, code: int) -> None:
+def test_once(compactor: ScriptedCompactor, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_scripted(compactor, threading.Event(), once=True) == code
+    assert capsys.readouterr().out == ""
 
 
 def test_a_stopped_round_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
