@@ -12,11 +12,13 @@ from lakewarden.spark_jobs.gate.logs import EventLogger
 
 Step: TypeAlias = Literal[
     "intent",
+    "queued",
     "admitted",
     "markers",
     "abort",
     "jobs-stopped",
     "requested",
+    "waits-for-turn",
     "granted",
     "completed",
     "already-committed",
@@ -40,11 +42,13 @@ class GateEvent:
     | `what` | when | `detail` |
     | --- | --- | --- |
     | `intent` | Kafka has acknowledged the intent | `admission`, its `reason`, `scope` (markers), `sequence` (Kafka offset) |
+    | `queued` | after 10 s in the queue | `ahead` (writers), `waited_seconds`, `timeout_seconds`, `detail` |
     | `admitted` | the agent admitted the transaction; the body starts | `turn`, if its rule is `ordered` |
     | `markers` | Kafka has acknowledged markers of the driver | `count`, `partitions` (the first 20) |
     | `abort` | an abort arrived | `reason`, `retriable`, `others` (writers), `conflicts` (the first 20), `late` |
     | `jobs-stopped` | `foreach_batch` cancelled the batch's Spark jobs after an abort | `gone` (none is left), `seconds` |
     | `requested` | Kafka has acknowledged the request for the grant | |
+    | `waits-for-turn` | 10 s after the request, if the rule is `ordered` and others come before | as of `queued` |
     | `granted` | the grant arrived; the publish may begin | `token`, `lease_seconds` |
     | `completed` | the commit is in the table | `version` |
     | `already-committed` | the agent knows the batch to be committed | `version` |

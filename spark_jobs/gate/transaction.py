@@ -17,6 +17,8 @@ Other modules have the rules of the states (`progress.py`), of the grant lease (
   intent's on (`cause_offset`: up to there the agent had read), or a transaction that overlaps the scope began before and is
   still open. Without both it is the warning: the head of a queue has neither if no agent runs. A writer whose connection
   fails logs the warning, too. A thread of its own reads the facts, so an admission never waits for them.
+- *A late turn is explained, too.* An `ordered` transaction that has no grant `UNANSWERED_SECONDS` after its request reports the
+  writers before it (`handlers/writers_log.py`), if there are any.
 - *Staged files are discarded last*: after the body and its jobs have ended and the outcome is reported, and only if nothing
   of them is, or can still come, in the table (`on_discard`).
 """
@@ -25,11 +27,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation, event_chunks
+from lakewarden.events import Abort, DecisionEventUnion, Marker, Operation, WriterEventUnion, event_chunks
+from lakewarden.handlers.writers_log import met, waited_for, writers_ahead, writers_before
 from lakewarden.spark_jobs.gate import refusals
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callbacks import AbortCallbacks
@@ -38,13 +41,7 @@ from lakewarden.spark_jobs.gate.commit_lookup import CommitLookup
 from lakewarden.spark_jobs.gate.errors import AlreadyCommitted, BaseChanged, CommitAborted, GateError
 from lakewarden.spark_jobs.gate.event_publisher import EventPublisher, Intent, Timing
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.footprint import (
-    as_marker,
-    met,
-    published_markers,
-    waited_for,
-    writers_ahead,
-)
+from lakewarden.spark_jobs.gate.footprint import as_marker, published_markers
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.gate.markers import whole_partitions
@@ -409,12 +406,7 @@ class Transaction:
         with self._changed:
             answered = self._changed.wait_for(self._is_answered, min(unanswered, timeout))
         if not answered and timeout > unanswered:
-            threading.Thread(
-                target=self._log_unanswered,
-                args=(unanswered, timeout),
-                name=f"lakewarden-wait-{self.id[:8]}",
-                daemon=True,
-            ).start()
+            self._explain(self._log_unanswered, unanswered, timeout)
         with self._changed:
             self._changed.wait_for(self._is_answered, timeout - min(unanswered, timeout))
             abort, committed, phase = self._progress.abort, self._progress.committed, self._progress.phase
@@ -439,26 +431,23 @@ class Transaction:
             raise refusals.not_admitted(timeout, self._connection_errors(), self._facts())
         raise refusals.no_agent(timeout, self._channel, self._connection_errors(), self._facts())
 
+    def _explain(self, report: Callable[[float, float], None], seconds: float, timeout: float) -> None:
+        """Run a report about a wait in a thread of its own: it reads from Kafka, and the wait may end meanwhile."""
+        threading.Thread(
+            target=report, args=(seconds, timeout), name=f"lakewarden-wait-{self.id[:8]}", daemon=True
+        ).start()
+
     def _log_unanswered(self, seconds: float, timeout: float) -> None:
         """Log that the transaction is queued, or that no agent answers. The module has the rule."""
-        ahead = self._writers_ahead()
+        ahead = self._writers_of(writers_ahead) if self._declared else ()
         errors = self._connection_errors()
         if self._is_answered():
             return
-        facts = {
-            **self._names(),
-            "batch_id": self.batch_id,
-            "waited_seconds": seconds,
-            "timeout_seconds": timeout,
-        }
+        waits = {"waited_seconds": seconds, "timeout_seconds": timeout}
         if not errors.hint and (ahead or self._agent_read_intent()):
             behind = "transactions that overlap its scope are ahead of it and open"
-            log.info(
-                "gate.queued",
-                **facts,
-                ahead=ahead,
-                detail=behind if ahead else "an agent has read the intent and has not admitted it yet",
-            )
+            detail = behind if ahead else "an agent has read the intent and has not admitted it yet"
+            self.notify("queued", ahead=ahead, detail=detail, **waits)
             return
         either = (
             "transactions ahead of it overlap its scope, or "
@@ -467,7 +456,9 @@ class Transaction:
         )
         log.warning(
             "gate.not-admitted-yet",
-            **facts,
+            **self._names(),
+            batch_id=self.batch_id,
+            **waits,
             topic_prefix=self._channel.topics.prefix,
             brokers=self._channel.bootstrap_servers,
             detail=f"{either}no agent that allows this table runs with these brokers and this topic prefix"
@@ -479,9 +470,11 @@ class Transaction:
         read = self._channel.agent_read_up_to(self.table)
         return read is not None and self._intent_offset is not None and read >= self._intent_offset
 
-    def _writers_ahead(self) -> tuple[str, ...]:
-        """Return the writers of the transactions for which a queued one waits; none if Kafka doesn't answer."""
-        if not self._declared or self._intent_offset is None:
+    def _writers_of(
+        self, rule: Callable[[Sequence[WriterEventUnion], str], tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        """Return the writers for which this transaction waits, by a rule of `writers_log.py`; none if Kafka doesn't answer."""
+        if self._intent_offset is None:
             return ()
         try:
             events = self._channel.read_back(
@@ -490,7 +483,7 @@ class Transaction:
         except GateError as error:
             log.warning("gate.queue-unreadable", **self._names(), error=str(error))
             return ()
-        return writers_ahead(events, self.id)
+        return rule(events, self.id)
 
     def _connection_errors(self) -> refusals.ConnectionErrors:
         return refusals.ConnectionErrors(self._publisher.heartbeat_error, self._channel.reading_error)
@@ -507,13 +500,14 @@ class Transaction:
 
     def _await_grant(self) -> GrantLease:
         timeout = self._timing.grant_timeout_seconds
+        unanswered = min(UNANSWERED_SECONDS, timeout)
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._progress.lease is not None or self._progress.abort is not None or self._interrupted
-                ),
-                timeout,
-            )
+            decided = self._changed.wait_for(self._is_decided, unanswered)
+        # Turn 0: no other `ordered` transaction of the table was open at its admission.
+        if not decided and timeout > unanswered and self.turn:
+            self._explain(self._report_turn, unanswered, timeout)
+        with self._changed:
+            self._changed.wait_for(self._is_decided, timeout - unanswered)
             if self._progress.lease is None and self._progress.abort is None:
                 # A grant that arrives after this doesn't count (rule 4 of `progress.py`).
                 self._progress.end()
@@ -522,6 +516,21 @@ class Transaction:
                 raise refusals.not_granted(timeout, self._connection_errors(), self._facts())
             result = self._progress.begin_publish(self._clock())
         return self._lease_or_raise(result)
+
+    def _is_decided(self) -> bool:
+        """Whether the wait for the grant is over."""
+        progress = self._progress
+        ended = progress.phase is Phase.ENDED or self._interrupted
+        return ended or progress.lease is not None or progress.abort is not None
+
+    def _report_turn(self, seconds: float, timeout: float) -> None:
+        """Report for whose turns an `ordered` transaction waits, if the log shows it."""
+        ahead = self._writers_of(writers_before)
+        if ahead and not self._is_decided():
+            detail = "ordered transactions that began before it touch the same file groups, and are open"
+            self.notify(
+                "waits-for-turn", ahead=ahead, detail=detail, waited_seconds=seconds, timeout_seconds=timeout
+            )
 
     def _require_lease(self) -> float:
         """Return the seconds that are left of the lease."""

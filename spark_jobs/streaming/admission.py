@@ -9,7 +9,7 @@
 
 - **Unknown** is the scope of a plain function, and of a sink that returns None: appends, or a batch of too many partitions.
 - **Disturbed** is a batch that lost a conflict, or waited for its admission. It was disturbed *needlessly* if it touched
-  nothing that the winners, or those it waited for, touched (`gate/footprint.py`): a scope may be coarser than what a
+  nothing that the winners, or those it waited for, touched (`handlers/writers_log.py`): a scope may be coarser than what a
   batch touches, and so may be what another batch declared.
 - **A disturbed writer** is one that lost a conflict, and not needlessly, until one of its batches is undisturbed, or disturbed
   needlessly. If a batch touches nothing of what its last one touched, the prediction was wrong: the writer isn't
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from lakewarden.events import Admission, Marker
-from lakewarden.spark_jobs.gate.footprint import overlap
+from lakewarden.handlers.writers_log import overlap
 
 AdmissionMode: TypeAlias = Literal["auto", "optimistic", "queued"]
 """What a user may ask for. `auto` becomes one of the protocol's two for each batch."""

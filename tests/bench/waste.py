@@ -50,7 +50,7 @@ from lakewarden.handlers.table.verdicts import (
     GrantCommit,
     Verdict,
 )
-from lakewarden.spark_jobs.gate.footprint import met, waited_for
+from lakewarden.handlers.writers_log import met, waited_for
 from lakewarden.spark_jobs.streaming.admission import Choice, TableHistory
 from tests.bench import writer_events
 from tests.bench.figures import over_runs

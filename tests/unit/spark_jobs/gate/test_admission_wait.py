@@ -1,10 +1,11 @@
-"""What a transaction logs while its intent is not answered."""
+"""What a transaction reports while its intent, or its request for the grant, is not answered."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -12,9 +13,11 @@ import pytest
 
 from lakewarden.events import Admitted, CommitIntent, Marker, Topics, WriterEventUnion, WriterHeartbeat
 from lakewarden.spark_jobs import AgentUnreachable, GateError, GrantTimeout
+from lakewarden.spark_jobs.gate import transaction
 from lakewarden.spark_jobs.gate.channel import Channel
 from lakewarden.spark_jobs.gate.event_publisher import Intent, Timing
 from lakewarden.spark_jobs.gate.grant_deadline import monotonic_seconds
+from lakewarden.spark_jobs.gate.observer import GateEvent, Observer
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
 TABLE = "s3://lake/t"
@@ -33,12 +36,14 @@ class SilentChannel:
         self,
         *,
         answers: bool = False,
+        turn: int | None = None,
         ahead: tuple[WriterEventUnion, ...] = (),
         agent_read: int | None = None,
         reading_error: str | None = None,
     ) -> None:
         """`ahead` are the events before the intent in `writers`. Each of their transactions is still open."""
         self._answers = answers
+        self._turn = turn
         self._on_decision: Callable[..., None] = lambda *_: None
         self._events = list(ahead)
         self._agent_read = agent_read
@@ -59,10 +64,21 @@ class SilentChannel:
                 at=datetime.now(UTC),
                 agent="agent-1",
                 cause_offset=0,
+                turn=self._turn,
             )
             self._on_decision(admitted, 0)
         self._events.append(event)
         return len(self._events) - 1
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, Any]], **_facts: str) -> Any:
+        """Run a coroutine function."""
+        return asyncio.run(function())
+
+    async def publish(self, event: Any) -> Awaitable[int]:
+        """Accept an event, as `send` does."""
+        offset = asyncio.get_running_loop().create_future()
+        offset.set_result(self.send(event))
+        return offset
 
     def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
         """Return the events, and a heartbeat of each open transaction after the intent."""
@@ -109,13 +125,29 @@ def intent_of(writer: str, *scope: Marker) -> CommitIntent:
 
 
 def opened(
-    channel: SilentChannel, timing: Timing, *, may_queue: bool, scope: tuple[Marker, ...] = ()
+    channel: SilentChannel,
+    timing: Timing,
+    *,
+    may_queue: bool,
+    scope: tuple[Marker, ...] = (),
+    request: bool = False,
+    observer: Observer | None = None,
 ) -> None:
-    """Open a transaction, and wait until its report is written."""
-    intent = Intent(table=TABLE, writer="w", batch_id=7, scope=scope)
-    txn = Transaction(cast("Channel", channel), intent, timing, monotonic_seconds, None, may_queue=may_queue)
+    """Open a transaction, perhaps request its grant, and wait until its report is written."""
+    intent = Intent(
+        table=TABLE,
+        writer="w",
+        batch_id=7,
+        scope=scope,
+        conflict_rule="ordered" if request else "file-group",
+    )
+    txn = Transaction(
+        cast("Channel", channel), intent, timing, monotonic_seconds, observer, may_queue=may_queue
+    )
     try:
         txn.open()
+        if request:
+            txn.request_grant()
     finally:
         for thread in threading.enumerate():
             if thread.name == f"lakewarden-wait-{txn.id[:8]}":
@@ -133,7 +165,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
 def lines_of(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
     """A function that returns the lines about the wait so far: those of level info, and worse ones."""
     caplog.set_level(logging.INFO, "lakewarden")
-    return lambda: [record for record in caplog.records if getattr(record, "event", "") != "gate.intent"]
+    return lambda: [record for record in caplog.records if record.levelno >= logging.INFO]
 
 
 def test_a_queued_transaction_that_is_not_answered_says_so_long_before_it_fails(
@@ -186,6 +218,7 @@ def test_a_transaction_behind_an_open_one_is_reported_as_queued(lines_of: Callab
     assert (line.event, line.levelname) == ("gate.queued", "INFO")
     assert line.fields["ahead"] == ("arrivals",)
     assert (line.fields["waited_seconds"], line.fields["timeout_seconds"]) == (0.01, 0.05)
+    assert line.fields["batch_id"] == 7
 
 
 def test_a_decision_after_the_intent_proves_the_queue(lines_of: Callable[[], list[Any]]) -> None:
@@ -233,3 +266,51 @@ def test_without_the_events_of_the_others_the_warning_is_logged(
         opened(UnreadableChannel(), TIMING, may_queue=True, scope=SCOPE)
 
     assert [warning.event for warning in warnings_of()] == ["gate.queue-unreadable", "gate.not-admitted-yet"]
+
+
+def ordered(writer: str, *scope: Marker) -> CommitIntent:
+    """The intent of another writer's `ordered` transaction."""
+    return intent_of(writer, *scope).model_copy(update={"conflict_rule": "ordered"})
+
+
+def requested_in_vain(channel: SilentChannel, monkeypatch: pytest.MonkeyPatch) -> list[GateEvent]:
+    """Request the grant of an `ordered` transaction. Return its steps."""
+    monkeypatch.setattr(transaction, "UNANSWERED_SECONDS", 0.01)
+    steps: list[GateEvent] = []
+    timing = Timing(grant_timeout_seconds=0.5)
+    with pytest.raises(GrantTimeout):
+        opened(channel, timing, may_queue=False, scope=SCOPE, request=True, observer=steps.append)
+    return steps
+
+
+def test_an_ordered_transaction_names_the_writers_for_whose_turns_it_waits(
+    lines_of: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the log and to the observer, once."""
+    channel = SilentChannel(answers=True, turn=1, ahead=(ordered("arrivals", *SCOPE),))
+
+    steps = requested_in_vain(channel, monkeypatch)
+
+    (line,) = lines_of()
+    assert (line.event, line.levelname) == ("gate.waits-for-turn", "INFO")
+    (waits,) = [step for step in steps if step.what == "waits-for-turn"]
+    assert (waits.writer, waits.batch_id, waits.detail["ahead"]) == ("w", 7, ("arrivals",))
+    assert (waits.detail["waited_seconds"], waits.detail["timeout_seconds"]) == (0.01, 0.5)
+    assert [step.what for step in steps] == ["intent", "admitted", "requested", "waits-for-turn"]
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        SilentChannel(answers=True, turn=0, ahead=(ordered("arrivals", *SCOPE),)),
+        SilentChannel(answers=True, turn=1, ahead=(intent_of("arrivals", *SCOPE),)),
+    ],
+    ids=["none was open at its admission", "the other one isn't ordered"],
+)
+def test_a_wait_for_another_reason_is_not_called_a_turn(
+    channel: SilentChannel, lines_of: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit under another transaction's grant, for example."""
+    requested_in_vain(channel, monkeypatch)
+
+    assert lines_of() == []

@@ -10,13 +10,21 @@ import pytest
 from lakewarden.events import (
     CommitCompleted,
     CommitIntent,
+    CommitRequested,
     Marker,
     MarkerCreated,
     TransactionAbandoned,
     WriterEventUnion,
     WriterHeartbeat,
 )
-from lakewarden.spark_jobs.gate.footprint import met, overlap, precise, waited_for, writers_ahead
+from lakewarden.handlers.writers_log import (
+    met,
+    overlap,
+    precise,
+    waited_for,
+    writers_ahead,
+    writers_before,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +51,14 @@ header.number = 0  # type: ignore[attr-defined]
 
 def intent(writer: str, *scope: Marker, table: str = TABLE) -> CommitIntent:
     return CommitIntent(**header(writer, table), admission="queued", scope=scope, heartbeat_seconds=5.0)
+
+
+def ordered(writer: str, *, priority: int = 0, **more: Any) -> CommitIntent:
+    return CommitIntent(**header(writer), conflict_rule="ordered", priority=priority, **more)
+
+
+def requested(writer: str, *markers: Marker) -> CommitRequested:
+    return CommitRequested(**header(writer), seq=1, markers=markers)
 
 
 def touch(writer: str, *markers: Marker) -> MarkerCreated:
@@ -96,6 +112,37 @@ def test_only_a_transaction_that_is_still_open_is_ahead() -> None:
     ]
     assert writers_ahead([*still_open, heartbeat("a")], "t-w") == ("a", "b")
     assert writers_ahead([*still_open, completed("a")], "t-w") == ("b",)
+
+
+BUCKET = marker("day=1", "bucket-0")
+
+
+def before_w(*ahead: WriterEventUnion, then: WriterEventUnion) -> tuple[str, ...]:
+    """For whose turns `w` waits, which has requested its grant for one bucket. `then` comes after the request."""
+    return writers_before([*ahead, ordered("w"), requested("w", BUCKET), then], "t-w")
+
+
+def test_an_ordered_transaction_waits_for_those_that_began_before_and_touch_its_file_groups() -> None:
+    alive = heartbeat("a")
+    assert before_w(ordered("a"), touch("a", BUCKET), then=alive) == ("a",)
+    assert before_w(ordered("a", scope=(marker("day=1"),)), then=alive) == ("a",)
+    assert before_w(ordered("a"), requested("a", BUCKET), then=alive) == ("a",)
+    assert before_w(ordered("b"), touch("b", BUCKET), heartbeat("a"), then=heartbeat("b")) == ("b",)
+
+    assert before_w(ordered("a"), touch("a", marker("day=1", "bucket-1")), then=alive) == ()
+    assert before_w(ordered("a"), touch("a", BUCKET), then=completed("a")) == ()
+    assert before_w(ordered("a"), touch("a", BUCKET), then=heartbeat("w")) == (), "the agent has ended it"
+    assert before_w(ordered("a", priority=-1), touch("a", BUCKET), then=alive) == (), "it is passed"
+    assert before_w(intent("a", marker("day=1")), then=alive) == (), "that one has another rule"
+    assert before_w(touch("a", BUCKET), then=alive) == (), "its rule isn't shown"
+    assert before_w(ordered("a", observed=True), touch("a", BUCKET), then=alive) == ()
+
+
+def test_nothing_is_before_a_transaction_that_began_first_or_has_not_requested_its_grant() -> None:
+    late: list[WriterEventUnion] = [ordered("w"), ordered("a"), touch("a", BUCKET), requested("w", BUCKET)]
+    assert writers_before([*late, heartbeat("a")], "t-w") == ()
+    assert writers_before([ordered("a"), touch("a", BUCKET), ordered("w"), touch("w", BUCKET)], "t-w") == ()
+    assert writers_before([], "t-w") == ()
 
 
 def test_two_file_groups_of_one_partition_never_meet() -> None:

@@ -1,0 +1,153 @@
+"""What the events of a table's writers show of two transactions: whether they overlap, and whether one waits for the other.
+
+The agent decides who waits (`handlers/table/`). A writer reads the same log, and finds there for whom its own transaction waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from lakewarden.events import (
+    ALL_FILE_GROUPS,
+    CommitCompleted,
+    CommitIntent,
+    CommitRequested,
+    Marker,
+    MarkerCreated,
+    TransactionAbandoned,
+    WriterEventUnion,
+)
+
+
+def overlap(mine: Iterable[Marker], theirs: Iterable[Marker]) -> bool:
+    """Return whether two sets of markers have a file group in common, whatever is done to it."""
+    groups: dict[str, set[str]] = {}
+    for marker in mine:
+        groups.setdefault(marker.partition, set()).add(marker.file_group)
+    return any(
+        marker.partition in groups
+        and (
+            ALL_FILE_GROUPS in (marker.file_group, *groups[marker.partition])
+            or marker.file_group in groups[marker.partition]
+        )
+        for marker in theirs
+    )
+
+
+def precise(declared: Iterable[Marker], touched: Iterable[Marker]) -> tuple[Marker, ...]:
+    """Return what was touched. In a partition without a marker beyond the declared scope, that is the scope."""
+    scope = dict.fromkeys(declared)
+    beyond = tuple(marker for marker in dict.fromkeys(touched) if marker not in scope)
+    finer = {marker.partition for marker in beyond}
+    return (*beyond, *(marker for marker in scope if marker.partition not in finer))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A transaction as the events show it. Numbers are places among these events."""
+
+    table: str
+    writer: str
+    intent: int | None = None
+    requested: int | None = None
+    end: int | None = None
+    last: int = 0
+    ordered: bool = False
+    priority: int = 0
+    scope: tuple[Marker, ...] = ()
+    markers: list[Marker] = field(default_factory=list)
+
+    @property
+    def touches(self) -> tuple[Marker, ...]:
+        """What it has touched, or is going to."""
+        return (*self.scope, *self.markers)
+
+
+def waited_for(events: Sequence[WriterEventUnion], transaction: str) -> set[str]:
+    """Return the transactions ahead of a queued one: begun before it, not ended by then, and overlapping its scope.
+
+    `events` are those of its partition of `writers`. A transaction whose intent they don't show counts.
+    """
+    seen = _transactions(events)
+    me = seen.get(transaction)
+    if me is None or me.intent is None:
+        return set()
+    return {
+        name
+        for name, other in seen.items()
+        if other.table == me.table
+        and other.writer != me.writer
+        and (other.intent is None or other.intent < me.intent < other.last)
+        and (other.end is None or other.end > me.intent)
+        and (other.intent is None or overlap(me.scope, other.touches))
+    }
+
+
+def writers_ahead(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+    """Return the names of the writers whose transactions are ahead (`waited_for`) and have not ended, sorted."""
+    seen = _transactions(events)
+    open_ones = (seen[name] for name in waited_for(events, transaction) if seen[name].end is None)
+    return tuple(sorted({one.writer for one in open_ones}))
+
+
+def writers_before(events: Sequence[WriterEventUnion], transaction: str) -> tuple[str, ...]:
+    """Return the writers of the `ordered` transactions for whose turns an `ordered` one waits with its request, sorted.
+
+    They began before it, touch its file groups, don't have a smaller priority, and are alive since its request. The turns
+    themselves are in the agent's decisions: of two with queued admission, the one that began first may be admitted last.
+    """
+    seen = _transactions(events)
+    me = seen.get(transaction)
+    if me is None or me.intent is None or me.requested is None:
+        return ()
+    found = {
+        other.writer
+        for other in seen.values()
+        if (other.table, other.ordered) == (me.table, True)
+        and other.writer != me.writer
+        and other.intent is not None
+        and other.intent < me.intent
+        and other.end is None
+        and other.last > me.requested
+        and other.priority >= me.priority
+        and overlap(me.touches, other.touches)
+    }
+    return tuple(sorted(found))
+
+
+def met(
+    events: Sequence[WriterEventUnion], transaction: str, touched: Iterable[Marker], others: Iterable[str]
+) -> bool | None:
+    """Return whether a transaction touched what one of the others touched. None if `events` don't show all of them.
+
+    `touched` are its markers besides those in `events`. Where another one published nothing beyond its scope, that counts.
+    """
+    seen = _transactions(events)
+    me = seen.get(transaction)
+    known = [seen[name] for name in others if name in seen and seen[name].intent is not None]
+    mine = (*touched, *(me.markers if me else ()))
+    if any(overlap(mine, precise(other.scope, other.markers)) for other in known):
+        return True
+    return False if len(known) == len(set(others)) else None
+
+
+def _transactions(events: Sequence[WriterEventUnion]) -> dict[str, _Seen]:
+    seen: dict[str, _Seen] = {}
+    for number, event in enumerate(events):
+        one = seen.setdefault(event.transaction, _Seen(event.table, event.writer))
+        one.last = number
+        match event:
+            case CommitIntent():
+                one.intent, one.scope, one.priority = number, event.scope, event.priority
+                one.ordered = event.conflict_rule == "ordered" and not event.observed
+            case MarkerCreated():
+                one.markers.extend(event.markers)
+            case CommitRequested():
+                one.requested = number
+                one.markers.extend(event.markers)
+            case CommitCompleted() | TransactionAbandoned():
+                one.end = number
+            case _:
+                pass
+    return seen
