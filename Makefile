@@ -120,7 +120,7 @@ record-alerts: jdk $(STAMP)
 sim: $(STAMP)
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),20000) $(ARGS)
 
-# The whole, likewise; `make test` runs the first 160.
+# The whole, likewise; `make test` runs the first 240.
 sim-whole: $(STAMP)
 	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
 

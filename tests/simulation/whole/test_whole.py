@@ -35,7 +35,7 @@ from tests.simulation.whole.run import run, stream
 from tests.simulation.whole.scenario import Additions
 from tests.simulation.whole.simulated import SIMULATION
 
-SEEDS = 160
+SEEDS = 240
 SEEDS_A_TEST = 40
 SEEDS_A_BUG = 300
 """Seeds per planted bug, of which only those that may reveal it are run. Most bugs are found within five."""
