@@ -12,7 +12,7 @@
 - *Reading survives every error.* Whatever a client, a token provider or a user's function raises is logged, and the reading
   continues at its position. A client may also go quiet: aiokafka's own background task ends by an unexpected error, and then
   its consumer returns nothing, without an error. So a consumer that returned nothing for `QUIET_SECONDS` is compared with the
-  end of its partition. If it is behind, or the end can't be read, it is replaced. The callers' timeouts bound the wait, and
+  end of its partition. If it is behind, or the end can't be read, and it returns nothing for as long again, it is replaced. The callers' timeouts bound the wait, and
   their errors name the last error of the reading (`reading_error`).
 - *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched. The
   consumer finds the term in force before it dispatches any decision: it reads its partition backwards, in windows that grow,
@@ -301,17 +301,20 @@ class Channel:
         A consumer that went quiet is replaced.
         """
         consumer = self._readers[where.partition]
-        batches = await consumer.getmany(where, timeout_ms=round(QUIET_SECONDS * 1000))
-        for record in batches.get(where, ()):
-            if not self._dispatch(record):
-                return record.offset, False
-            position = record.offset + 1
+        quiet = round(QUIET_SECONDS * 1000)
+        batches = await consumer.getmany(where, timeout_ms=quiet)
         if (
             not batches
             and self._is_used(where, consumer)
             and await self._is_behind(where, consumer, position)
         ):
-            await self._replace(where, consumer, position)
+            batches = await consumer.getmany(where, timeout_ms=quiet)  # what arrived since may have put it behind
+            if not batches:
+                await self._replace(where, consumer, position)
+        for record in batches.get(where, ()):
+            if not self._dispatch(record):
+                return record.offset, False
+            position = record.offset + 1
         return position, True
 
     def _is_used(self, where: TopicPartition, consumer: Any) -> bool:

@@ -40,6 +40,8 @@ class Broker:
     consumers: list[FakeConsumer] = field(default_factory=list)
     errors: deque[Exception] = field(default_factory=deque)
     """Each is raised once, by the next call of a consumer."""
+    meanwhile: deque[str] = field(default_factory=deque)
+    """Transactions with a decision that arrives while a consumer asks for the end, one each time."""
     refuses_new: int = 0
     """How many of the next consumers can't be started."""
 
@@ -96,6 +98,8 @@ class FakeConsumer:
 
     async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         self._raise()
+        if self.broker.meanwhile:
+            self.broker.publish(self.broker.meanwhile.popleft())
         return dict.fromkeys(partitions, len(self.broker.records))
 
     async def getmany(self, where: TopicPartition, *, timeout_ms: int) -> dict[TopicPartition, list[Any]]:
@@ -201,6 +205,15 @@ def test_a_consumer_whose_partition_is_quiet_is_kept(scene: Scene) -> None:
     scene.broker.publish("A")
     scene.require(("A", 0), ("A", 1))
 
+    assert len(scene.broker.consumers) == 1
+
+
+def test_a_consumer_is_kept_if_a_decision_arrives_while_it_is_compared_with_the_end(scene: Scene) -> None:
+    scene.broker.meanwhile.extend(["A", "A"])  # the first query positions the consumer, the second one compares it
+
+    scene.subscribe("A")
+
+    scene.require(("A", 1))
     assert len(scene.broker.consumers) == 1
 
 
