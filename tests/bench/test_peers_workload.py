@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lakewarden.spark_jobs import GateEvent
+from tests.bench.peers.driver import Record
 from tests.bench.peers.workload import Workload
 
 
@@ -57,3 +59,13 @@ def test_writers_share_partitions_only_with_overlap(overlap: bool) -> None:
 
     assert len(first) == len(second) == sizes.days_per_batch
     assert bool(first & second) == overlap
+
+
+def test_a_commit_is_recorded_for_its_writer_although_its_name_has_the_query() -> None:
+    record = Record()
+
+    for what in ("admitted", "completed"):
+        record.observe(GateEvent(0.0, what, "file:///t", "1:query", "transaction", 0, 1))
+
+    assert list(record.commits) == [1]
+    assert (len(record.useful_seconds), record.vain_seconds) == (1, [])

@@ -82,7 +82,7 @@ class Record:
                 ended = self.useful_seconds if event.what == "completed" else self.vain_seconds
                 ended.append(time.monotonic() - began)
             if event.what == "completed":
-                self.commits[int(event.writer)].append(time.monotonic())
+                self.commits[int(event.writer.partition(":")[0])].append(time.monotonic())
 
 
 def main() -> None:
