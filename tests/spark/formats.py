@@ -15,6 +15,9 @@ from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
 HUDI_RELEASE = os.environ.get("LAKEWARDEN_TEST_HUDI") or BUNDLE.rpartition(":")[2]
 """Other releases than the default are tried by `make test-matrix`."""
 
+ICEBERG_FORMAT = os.environ.get("LAKEWARDEN_TEST_ICEBERG_FORMAT") or "2"
+"""The version of Iceberg's table format in which the tests' tables are created."""
+
 
 def _spark_version() -> tuple[int, int]:
     major, minor = pyspark.__version__.split(".")[:2]

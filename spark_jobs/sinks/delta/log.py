@@ -52,8 +52,9 @@ class TableLog:
         """Raise `ValueError` if there is no Delta table."""
         jvm: Any = spark._jvm
         self._jvm = jvm
-        path = jvm.org.apache.hadoop.fs.Path(location)
-        self.java = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+        self._spark = spark._jsparkSession
+        self._path = jvm.org.apache.hadoop.fs.Path(location)
+        self.java = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark, self._path)
         if not self.java.tableExists():
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
@@ -65,8 +66,8 @@ class TableLog:
 
     def snapshot(self) -> Any:
         """Return Delta's snapshot of the newest version."""
-        none = self._jvm.scala.Option.empty()
-        return self.java.update(False, none, none)  # noqa: FBT003 - Java has no keyword arguments
+        delta: Any = self._jvm.org.apache.spark.sql.delta
+        return delta.DeltaLog.forTableWithSnapshot(self._spark, self._path)._2()
 
     def metadata(self) -> Metadata:
         """Return the metadata of the newest version."""

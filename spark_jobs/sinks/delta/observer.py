@@ -173,7 +173,7 @@ class CommitObserver:
             )
         if self._txn.batch_id is not None:
             # What the transaction has read: a commit of the writer by another process is then a conflict.
-            delta.readTxn().addOne(self._txn.writer)
+            getattr(delta.readTxn(), "$plus$eq")(self._txn.writer)  # of Scala 2.12 and 2.13
             now = self._jvm.scala.Option.apply(int(time.time() * 1000))
             delta.updateSetTransaction(self._txn.writer, self._txn.batch_id, now)
         self._delta = delta

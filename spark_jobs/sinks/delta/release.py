@@ -18,7 +18,7 @@ from lakewarden.spark_jobs.sinks.releases import require_tried
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TRIED = {"4.0": ("4.0",)}
+TRIED = {"3.5": ("3.3",), "4.0": ("4.0",)}
 """Minor releases of Delta that the tests have run with, by Spark's."""
 
 OBSERVER = "org.apache.spark.sql.delta.TransactionExecutionObserver"

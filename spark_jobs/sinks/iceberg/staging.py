@@ -213,7 +213,7 @@ class StagedTable:
         if str(snapshot.manifestListLocation()) in self._files:
             return
         for file in (*snapshot.addedDataFiles(io), *snapshot.addedDeleteFiles(io)):
-            self._files[str(file.location())] = None
+            self._files[str(file.path())] = None
         parent = snapshot.parentId()
         before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
         kept = {manifest.path() for manifest in before.allManifests(io)} if before is not None else set()

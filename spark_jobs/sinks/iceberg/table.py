@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 WRITER, BATCH = "lakewarden.writer", "lakewarden.batch"
 
+NEWEST_FORMAT = 3
+"""The newest version of Iceberg's table format that was tried."""
+
 _TRANSFORM = re.compile(r"(identity|year|month|day|hour|bucket|truncate)(?:\[(\d+)\])?")
 
 
@@ -136,9 +139,10 @@ def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str
 
 def _require_supported(spark: SparkSession, name: str, table: Any) -> None:
     version = table.operations().current().formatVersion()
-    if version > 2:
+    if version > NEWEST_FORMAT:
         raise ValueError(
-            f"the table has format version {version}, which was not tried; create it with 'format-version'='2'; table={name}"
+            f"the table has format version {version}, which was not tried; create it with 'format-version'='{NEWEST_FORMAT}'; "
+            f"table={name}"
         )
     for key in ("spark.wap.id", "spark.wap.branch"):
         if spark.conf.get(key, None):

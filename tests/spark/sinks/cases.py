@@ -27,7 +27,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import BATCH, WRITER, ancestors, 
 from lakewarden.spark_jobs.sinks.paimon.commit import CommitRefused, FencedCommit
 from lakewarden.spark_jobs.sinks.paimon.table import address, arrow_schema
 from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
-from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, iceberg_name
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 
@@ -425,7 +425,10 @@ class IcebergCase:
         self._folder = folder
         self.replaces = name.endswith("overwrite")
         self._name = iceberg_name(self._spark, folder)
-        self._spark.sql(f"CREATE TABLE {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day)")
+        self._spark.sql(
+            f"CREATE TABLE {self._name} ({COLUMNS}) USING iceberg PARTITIONED BY (month, day) "
+            f"TBLPROPERTIES ('format-version'='{ICEBERG_FORMAT}')"
+        )
         self.sink = make_sink(name, str(folder))
 
     def flights(self) -> list[int]:
@@ -442,7 +445,9 @@ class IcebergCase:
             f"{file}" for kind in ("data", "delete") for file in self._paths(f"all_{kind}_files", "file_path")
         }
         committed |= self._paths("all_manifests", "path") | self._paths("snapshots", "manifest_list")
-        files = {str(path) for path in self._folder.rglob("*") if path.suffix in {".parquet", ".avro"}}
+        files = {
+            str(path) for path in self._folder.rglob("*") if path.suffix in {".parquet", ".avro", ".puffin"}
+        }
         return files - committed
 
     def _paths(self, metadata: str, column: str) -> set[str]:

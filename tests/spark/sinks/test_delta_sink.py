@@ -179,7 +179,7 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
     with pytest.raises(ValueError, match="no Delta table: create it"):
         DeltaSink(str(tmp_path / "none")).committed("w", 0)
     monkeypatch.setattr(release, "TRIED", {"4.0": ("3.9",)})
-    with pytest.raises(UnsupportedSpark, match=r"Delta Lake 4\.0\.\d on Spark 4\.0\.\d was not tried"):
+    with pytest.raises(UnsupportedSpark, match=r"Delta Lake \d\.\d\.\d on Spark \d\.\d\.\d was not tried"):
         DeltaSink(str(tmp_path / "delta")).committed("w", 0)
     assert DeltaSink(str(tmp_path / "delta"), untried_release=True).committed("w", 0) is None
 

@@ -15,7 +15,7 @@ from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
 from tests.spark.fake_agent import grant_everything
-from tests.spark.formats import iceberg_name
+from tests.spark.formats import ICEBERG_FORMAT, iceberg_name
 from tests.spark.harness import Harness
 from tests.spark.sinks.test_contract import At
 
@@ -33,7 +33,7 @@ class Table:
         self.spark = spark
         self.folder = folder / "warehouse" / "test" / "flights"
         self.name = iceberg_name(spark, self.folder)
-        properties = {"format-version": "2"} | {
+        properties = {"format-version": ICEBERG_FORMAT} | {
             key.replace("_", "."): value for key, value in properties.items()
         }
         listed = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
@@ -58,7 +58,9 @@ class Table:
             ("snapshots", "manifest_list"),
         ):
             known |= {row[0] for row in self.sql(f"SELECT {column} FROM TABLE_.{metadata}")}  # noqa: S608 - constants
-        found = {str(path) for path in self.folder.rglob("*") if path.suffix in {".parquet", ".avro"}}
+        found = {
+            str(path) for path in self.folder.rglob("*") if path.suffix in {".parquet", ".avro", ".puffin"}
+        }
         return found - {path.removeprefix("file:") for path in known}
 
 
@@ -272,10 +274,10 @@ def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(spark, tmp_path, COLUMNS, "day")
-    monkeypatch.setattr(release, "TRIED", {"4.0": ("1.9",), "3.5": ("1.10",)})
+    monkeypatch.setattr(release, "TRIED", {"4.0": ("1.5",), "3.5": ("1.4",)})
 
     with pytest.raises(
-        UnsupportedSpark, match=r"was not tried with this sink, only 1\.9 on Spark 4\.0, 1\.10 on"
+        UnsupportedSpark, match=r"was not tried with this sink, only 1\.5 on Spark 4\.0, 1\.4 on"
     ):
         IcebergSink(table.name)
     assert IcebergSink(table.name, untried_release=True).table.endswith("/test/flights")
@@ -313,7 +315,7 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
 
 
 def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = Table(spark, tmp_path, COLUMNS, "day")
     with pytest.raises(ValueError, match="no Iceberg table of this name"):
@@ -323,6 +325,6 @@ def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
         sink.scope(changes(spark, (1, 1, "x"), columns="day int, id long, other string"))
     with pytest.raises(ValueError, match=r"the batch lacks columns \['day'\]"):
         sink.scope(changes(spark, (1, "x"), columns="id long, note string"))
-    table.sql("ALTER TABLE TABLE_ SET TBLPROPERTIES ('format-version'='3')")
-    with pytest.raises(ValueError, match="format version 3, which was not tried"):
+    monkeypatch.setattr("lakewarden.spark_jobs.sinks.iceberg.table.NEWEST_FORMAT", 1)
+    with pytest.raises(ValueError, match=f"format version {ICEBERG_FORMAT}, which was not tried"):
         IcebergSink(table.name)
