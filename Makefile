@@ -25,6 +25,10 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \
 	--ignore tests/spark/gate/test_paimon_processes_example.py
 
+# Releases of the formats that `make test-matrix` tries on PySpark 3.5.
+DELTA_RELEASES := 3.3.2
+ICEBERG_RELEASES := 1.6.1 1.8.1 1.9.2 1.10.0
+
 # The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
 PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)
 
@@ -93,6 +97,8 @@ test-matrix: jdk $(STAMP)
 	$(BIN)/pytest -n 2 -m matrix $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_HUDI=1.1.1 $(MAKE) --no-print-directory test-spark35 ARGS="-k hudi")
+	@$(if $(ARGS),,set -e; for release in $(DELTA_RELEASES); do LAKEWARDEN_TEST_DELTA=$$release $(MAKE) --no-print-directory test-spark35 ARGS="-k delta tests/spark/sinks/test_delta_sink.py"; done)
+	@$(if $(ARGS),,set -e; for release in $(ICEBERG_RELEASES); do LAKEWARDEN_TEST_ICEBERG=$$release $(MAKE) --no-print-directory test-spark35 ARGS="-k iceberg tests/spark/sinks/test_iceberg_sink.py"; done)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
 
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.

@@ -12,8 +12,8 @@
 - *Reading survives every error.* Whatever a client, a token provider or a user's function raises is logged, and the reading
   continues at its position. A client may also go quiet: aiokafka's own background task ends by an unexpected error, and then
   its consumer returns nothing, without an error. So a consumer that returned nothing for `QUIET_SECONDS` is compared with the
-  end of its partition. If it is behind, or the end can't be read, and it returns nothing for as long again, it is replaced. The callers' timeouts bound the wait, and
-  their errors name the last error of the reading (`reading_error`).
+  end of its partition. It is replaced if it is behind, or the end can't be read, and it returns nothing for as long again. The
+  callers' timeouts bound the wait, and their errors name the last error of the reading (`reading_error`).
 - *Decisions of a replaced agent don't count.* Only those of the term that `partition-taken` last announced are dispatched. The
   consumer finds the term in force before it dispatches any decision: it reads its partition backwards, in windows that grow,
   to the last `partition-taken`, at most `MAX_TERM_SEARCH` records. Beyond that, all decisions count until the next take-over.
@@ -308,7 +308,9 @@ class Channel:
             and self._is_used(where, consumer)
             and await self._is_behind(where, consumer, position)
         ):
-            batches = await consumer.getmany(where, timeout_ms=quiet)  # what arrived since may have put it behind
+            batches = await consumer.getmany(
+                where, timeout_ms=quiet
+            )  # what arrived since may have put it behind
             if not batches:
                 await self._replace(where, consumer, position)
         for record in batches.get(where, ()):

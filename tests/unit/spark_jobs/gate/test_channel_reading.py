@@ -209,7 +209,9 @@ def test_a_consumer_whose_partition_is_quiet_is_kept(scene: Scene) -> None:
 
 
 def test_a_consumer_is_kept_if_a_decision_arrives_while_it_is_compared_with_the_end(scene: Scene) -> None:
-    scene.broker.meanwhile.extend(["A", "A"])  # the first query positions the consumer, the second one compares it
+    scene.broker.meanwhile.extend(
+        ["A", "A"]
+    )  # the first query positions the consumer, the second one compares it
 
     scene.subscribe("A")
 

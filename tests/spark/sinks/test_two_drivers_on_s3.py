@@ -1,0 +1,103 @@
+"""Delta and Iceberg tables on a real S3 server that two drivers write, each in a JVM of its own, with the gate and without it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.embedded.bound_child import bound
+from tests.kafka_fixture import KafkaServer
+from tests.servers.iceberg_rest import running_rest_catalog
+from tests.servers.s3 import S3Server
+from tests.spark import s3_driver
+from tests.spark.agents import running_agent
+from tests.spark.s3_driver import NUMBER, WRITERS, s3_file_io
+
+pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1800)]
+
+BATCHES = 3
+"""Of each driver, in each mode."""
+
+ALONE = 25
+"""Commits of each driver without the gate. Both begin each of them together."""
+
+
+@contextlib.contextmanager
+def catalog_of(kind: str, bucket: str, folder: Path) -> Iterator[str]:
+    """Run the catalog that the kind needs, and yield its URI."""
+    if kind == "iceberg-rest":
+        with running_rest_catalog(folder, s3_file_io(bucket)) as uri:
+            yield uri
+    else:
+        yield f"jdbc:sqlite:{folder / 'catalog.db'}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "loses_alone"),
+    [("delta", True), ("iceberg-hadoop", True), ("iceberg-jdbc", False), ("iceberg-rest", False)],
+)
+def test_two_drivers_lose_no_row_through_the_gate(
+    *,
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    s3_credentials: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    loses_alone: bool,
+) -> None:
+    """Without it they do, where the commit is a file on S3: each driver was told that its commits are in the table."""
+    server = s3_credentials
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+    bucket = server.bucket()
+    with (
+        catalog_of(kind, bucket, tmp_path) as catalog,
+        running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS="20"),
+    ):
+        program = [sys.executable, str(s3_driver.__file__), "--kind", kind, "--bucket", bucket]
+        program += ["--catalog", catalog, "--folder", str(tmp_path), "--topic-prefix", topic_prefix]
+        program += ["--bootstrap-servers", kafka.bootstrap_servers]
+        program += ["--alone", str(ALONE if loses_alone else 0), "--batches", str(BATCHES)]
+        assert _run_both(program, tmp_path) == [0, 0], _errors(tmp_path)
+
+    found = json.loads((tmp_path / "found.json").read_text())
+    expected = [
+        [1, 2 * number + NUMBER[writer], writer] for number in range(2 * BATCHES) for writer in WRITERS
+    ]
+    assert found["gated"] == sorted(expected)
+    counts = Counter(row[2] for row in found["alone"])
+    lost = len(WRITERS) * ALONE - counts.total() if loses_alone else 0
+    print(f"{kind}: {lost} of {len(WRITERS) * ALONE} commits were lost without the gate")
+    assert (lost > 0) == loses_alone
+
+
+def _run_both(program: list[str], folder: Path) -> list[int | None]:
+    """Run both drivers until they have ended, or one has failed. Return their exit codes; None for one that was ended then."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    with contextlib.ExitStack() as stack:
+        drivers = []
+        for writer in WRITERS:
+            log = stack.enter_context((folder / f"driver-{writer}.log").open("wb"))
+            command = bound([*program, "--writer", writer])
+            driver = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": path})
+            stack.callback(driver.wait)
+            stack.callback(driver.kill)
+            drivers.append(driver)
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes):
+            time.sleep(0.1)
+            codes = [driver.poll() for driver in drivers]
+        return codes
+
+
+def _errors(folder: Path) -> str:
+    return "\n".join((folder / f"driver-{writer}.log").read_text()[-3000:] for writer in WRITERS)
