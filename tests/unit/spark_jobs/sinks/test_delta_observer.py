@@ -108,7 +108,7 @@ class World:
         return SimpleNamespace(
             txnId=lambda: "delta-1",
             readVersion=lambda: 3,
-            readTxn=lambda: SimpleNamespace(addOne=self.read.append),
+            readTxn=lambda: SimpleNamespace(**{"$plus$eq": self.read.append}),
             updateSetTransaction=lambda writer, batch, _: self.batches.append((writer, batch)),
             deltaLog=lambda: SimpleNamespace(dataPath=lambda: path),
         )
