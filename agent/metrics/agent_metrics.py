@@ -121,6 +121,10 @@ class AgentMetrics:
             "lakewarden_touched_memory_limit_bytes",
             "The setting `memory_mb`. Above it the agent aborts the largest open transaction.",
         )
+        self.memory_evictions = self._counter(
+            "lakewarden_memory_evictions_total",
+            "Times that the agent was at `memory_mb` and aborted an open transaction, or dropped the index of a table.",
+        )
         self.loop_delay = self._histogram(
             "lakewarden_event_loop_delay_seconds",
             "How late the agent's event loop ran a timer. One sample each half second.",

@@ -34,10 +34,16 @@ class Holder(Protocol):
 class MemoryBudget:
     """Counts bytes, and has owners free some above `limit`."""
 
-    def __init__(self, limit: int, on_used: Callable[[int], object] = lambda _: None) -> None:
-        """`on_used` is called with the sum after each change."""
+    def __init__(
+        self,
+        limit: int,
+        on_used: Callable[[int], object] = lambda _: None,
+        on_eviction: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`on_used` is called with the sum after each change, `on_eviction` after an owner has freed a part."""
         self.limit = limit
         self._on_used = on_used
+        self._on_eviction = on_eviction
         self.used = 0
         self._used_by: dict[Holder, dict[str, int]] = {}
         self._held = False
@@ -91,6 +97,7 @@ class MemoryBudget:
             if self.used >= before:
                 self._report_excess()
                 return
+            self._on_eviction()
         self._reported = False
 
     def _report_excess(self) -> None:

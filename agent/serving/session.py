@@ -102,7 +102,9 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         self._topic = lasting.settings.topics.writers
         self._stores = stores
         self._watch = SleepWatch()
-        self._memory = MemoryBudget(lasting.settings.memory_bytes, lasting.note_memory)
+        self._memory = MemoryBudget(
+            lasting.settings.memory_bytes, lasting.note_memory, lasting.metrics.memory_evictions.inc
+        )
         self._owners: dict[int, PartitionOwner] = {}
         self._clients: list[Any] = []
         """In the order of their stop."""

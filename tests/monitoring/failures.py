@@ -38,6 +38,7 @@ def _healthy(instance: str) -> dict[str, str]:
         f'lakewarden_partitions{where},phase="live"}}': f"6x{LENGTH}",
         f"lakewarden_touched_memory_bytes{where}}}": f"5e8x{LENGTH}",
         f"lakewarden_touched_memory_limit_bytes{where}}}": f"1e9x{LENGTH}",
+        f"lakewarden_memory_evictions_total{where}}}": flat,
         f"lakewarden_stopped_tables{where}}}": flat,
         f"lakewarden_incomplete_logs{where}}}": flat,
         f'lakewarden_open_transactions{where},phase="active",table="{ORDERS}"}}': f"3x{LENGTH}",
@@ -223,6 +224,14 @@ FAILURES = (
         "one transaction touches more and more",
         {_series("lakewarden_touched_memory_bytes"): f"5e8x20 9e8x{LENGTH}"},
         {"8m": {}, "15m": {"LakewardenMemory": JOB_A}},
+    ),
+    Failure(
+        "transactions exceed the memory budget one after the other",
+        {
+            _series("lakewarden_touched_memory_bytes"): "5e8x20 " + "7e8 9e8 6e8 " * 45,
+            _series("lakewarden_memory_evictions_total"): f"0x20 1+0.3x{LENGTH}",
+        },
+        {"4m": {}, "15m": {"LakewardenMemoryReached": AT_A}},
     ),
     Failure(
         "a newer agent has decided in a partition",

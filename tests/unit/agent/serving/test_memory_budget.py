@@ -39,6 +39,13 @@ class PeakBudget(MemoryBudget):
 
     peak = 0
 
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit, on_eviction=self._count)
+        self.evictions = 0
+
+    def _count(self) -> None:
+        self.evictions += 1
+
     def enforce(self) -> None:
         super().enforce()
         self.peak = max(self.peak, self.used)
@@ -151,6 +158,7 @@ def test_at_the_budget_the_largest_transaction_of_all_partitions_is_aborted() ->
     assert agent.aborts() == ["A"]
     assert agent.open() == {"B", "C", "D"}
     assert agent.memory.used == agent.used() <= LIMIT
+    assert agent.memory.evictions == 1
     assert [(each["event"], each["transaction"]) for each in logs if "memory" in each["event"]] == [
         ("memory.budget-reached", "A")
     ]
@@ -210,4 +218,5 @@ def test_a_budget_below_one_transaction_aborts_it_and_the_agent_goes_on() -> Non
     agent.send(ORDERS, "B")
 
     assert agent.aborts() == ["A", "B"]
+    assert agent.memory.evictions == 2
     assert agent.memory.used == 0
