@@ -206,6 +206,9 @@ def test_services_monitors_and_policies_select_the_agents(tmp_path: Path) -> Non
     assert [each["port"] for each in monitor["endpoints"]] == [
         each["name"] for each in service["spec"]["ports"]
     ]
+    assert [each["relabelings"] for each in monitor["endpoints"]] == [
+        [{"targetLabel": "job", "replacement": "lakewarden"}]
+    ], "the alert rules and the dashboard name this job"
     assert only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"].items() <= labels
     assert only(objects, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= labels
     assert only(objects, "StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
