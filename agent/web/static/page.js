@@ -6,6 +6,7 @@
   const connection = document.getElementById("connection");
   let version = body.dataset.version;
   let fetching = false;
+  let missed = false; // whether a message came while the page was being fetched, which may have been rendered before it
 
   const say = (text) => {
     if (connection.textContent !== text) connection.textContent = text;
@@ -44,6 +45,7 @@
   };
 
   const refresh = async () => {
+    missed = fetching;
     if (fetching) return;
     fetching = true;
     try {
@@ -51,9 +53,11 @@
       if (response.ok) replace(await response.text());
     } catch (error) {
       say("The server doesn't answer");
+      missed = false;
     } finally {
       fetching = false;
     }
+    if (missed) refresh();
   };
 
   const ages = () => {
