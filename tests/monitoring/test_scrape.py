@@ -1,10 +1,14 @@
-"""A real Prometheus scrapes a real agent under load, with the rules and the job of `deploy/prometheus/`."""
+"""A real Prometheus scrapes a real agent under load, with the rules and the job of `deploy/prometheus/`.
+
+Each query of the dashboard returns series there, with the labels that its legend names.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,7 @@ import yaml
 
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from tests.kafka_fixture import KafkaServer
+from tests.monitoring.dashboard import TARGETS, Variable, resolved, variables
 from tests.monitoring.prometheus import server
 from tests.monitoring.test_alerts import ALERTS, DEPLOY
 from tests.real.writers import PATIENCE_SECONDS, World, world
@@ -42,6 +47,10 @@ class Prometheus:
             return None
         finally:
             connection.close()
+
+    async def values(self, variable: Variable) -> list[str]:
+        """The values that Grafana offers for a variable."""
+        return list(await self.get(f"label/{variable.label}/values?match[]={quote(variable.selector)}"))
 
     async def value(self, query: str) -> float:
         """The sum of what a query returns, 0 if it returns nothing."""
@@ -96,6 +105,9 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
                     await prometheus.until("sum(lakewarden_grants_total)", lambda value: value >= 9)
                     await prometheus.until('lakewarden_grants_total{table="other"}', lambda value: value > 0)
                     stop.set()
+                values = {each.name: await prometheus.values(each) for each in variables()}
+                await prometheus.until("sum(rate(lakewarden_grants_total[10s]))", lambda value: value > 0)
+                panels = await empty_panels(prometheus, values)
                 names = set(await prometheus.get("label/__name__/values"))
                 rules = await prometheus.get("rules?type=alert")
                 conflicts = await prometheus.value('lakewarden_conflicts_total{outcome="stopped"}')
@@ -104,6 +116,8 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
                 agent.kill()
                 await prometheus.until('ALERTS{alertname="LakewardenAgentDown"}', lambda value: value == 1)
 
+    assert {each: bool(found) for each, found in values.items()} == {"instance": True, "table": True}
+    assert panels == []
     assert up == 1
     assert conflicts > 0
     assert tables == 3, "two tables by name, and the others"
@@ -111,6 +125,17 @@ async def test_prometheus_scrapes_an_agent_under_load_and_notices_its_end(
     found = [rule for group in rules["groups"] for rule in group["rules"]]
     assert {each["name"] for each in found} == {each["alert"] for each in ALERTS}
     assert [each for each in found if each["health"] != "ok"] == []
+
+
+async def empty_panels(prometheus: Prometheus, values: Mapping[str, list[str]]) -> list[str]:
+    """The panels of the dashboard with a query that returns no series, or none with the labels of its legend."""
+    found: list[str] = []
+    for title, query, legend in TARGETS:
+        answer = await prometheus.get(f"query?query={quote(resolved(query, values, '10s'))}")
+        labels = set(re.findall(r"{{(\w+)}}", legend))
+        if not answer["result"] or not all(labels <= each["metric"].keys() for each in answer["result"]):
+            found.append(f"{title}: {query}")
+    return found
 
 
 def expected_names() -> list[str]:
