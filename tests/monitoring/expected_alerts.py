@@ -28,6 +28,22 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     "an agent is suspended": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}, "after": {}},
     "Kafka does not answer": {"before": {}, "during": {"LakewardenNotReady": JOB_A}, "after": {}},
     "a stranger publishes": {"before": {}, "during": {"LakewardenDeadLetters": ({},)}, "after": {}},
+    "an agent is overloaded": {
+        "before": {},
+        "during": {
+            "LakewardenBehind": ({"instance": "a", "job": "lakewarden", "partition": "0"},),
+            "LakewardenEventLoopSlow": AT_A,
+            "LakewardenNotReady": JOB_A,
+        },
+        "after": {},
+    },
+    # At 90 % for five minutes; then one more transaction, for which the largest is aborted.
+    "the memory budget is full": {
+        "before": {},
+        "during": {"LakewardenMemory": JOB_A},
+        "exceeded": {"LakewardenMemoryReached": AT_A},
+        "after": {},
+    },
 }
 UNCERTAIN: dict[str, set[str]] = {
     # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.
@@ -36,3 +52,5 @@ UNCERTAIN: dict[str, set[str]] = {
     "Kafka does not answer": {"LakewardenSessionsEnd", "LakewardenOutcomeUnknown"},
 }
 """Alerts that a failure may fire, depending on chance."""
+WITH_THE_MACHINE = {"an agent is overloaded"}
+"""Failures of which the delays of the event loop are recorded, too."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,10 @@ SHORT: dict[str, Any] = {
 }
 WRITERS = 2
 PAUSE_SECONDS = 0.3
+SUSPENDED_SECONDS, RUNNING_SECONDS = 1.2, 0.15
+"""Of an agent whose machine is overloaded."""
+FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
+"""So many events with so many markers in each period. A tenth of a processor decides fewer."""
 
 
 @dataclass(slots=True)
@@ -191,6 +196,51 @@ class Failing:
             finally:
                 over.set()
 
+    @asynccontextmanager
+    async def overloaded(self, instance: str) -> AsyncGenerator[None]:
+        """The agent gets little processor time, and a writer floods the log, while the block runs."""
+        async with self.slowed(instance), self.flooding():
+            yield
+
+    @asynccontextmanager
+    async def slowed(self, instance: str) -> AsyncGenerator[None]:
+        """The agent gets a ninth of the processor time while the block runs, as on a machine that is overloaded."""
+        popen = self.agents[instance].popen
+
+        async def slow() -> None:
+            while True:
+                popen.send_signal(signal.SIGSTOP)
+                await anyio.sleep(SUSPENDED_SECONDS)
+                popen.send_signal(signal.SIGCONT)
+                await anyio.sleep(RUNNING_SECONDS)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(slow)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                popen.send_signal(signal.SIGCONT)
+
+    @asynccontextmanager
+    async def flooding(self) -> AsyncGenerator[None]:
+        """A writer publishes the same markers again and again while the block runs."""
+        writer = self.scene.writer("runaway", f"s3://{self.bucket}/clicks")
+        file_groups = [str(number) for number in range(FLOOD_MARKERS)]
+
+        async def flood() -> None:
+            while True:
+                due = anyio.current_time() + FLOOD_SECONDS
+                await asyncio.gather(*(writer.touch(*file_groups) for _ in range(FLOOD_EVENTS)))
+                await anyio.sleep_until(due)
+
+        await writer.begin()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flood)
+            yield
+            tasks.cancel_scope.cancel()
+        await writer.abandon()
+
     # -- recording ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -218,6 +268,14 @@ class Failing:
         until = (self.recording.scrapes if since is None else since) + count
         while self.recording.scrapes < until:
             await anyio.sleep(0.05)
+
+    async def shows(self, metric: str, holds: Callable[[float], bool], *, scrapes: int = 1) -> None:
+        """Wait until the last samples of each series of a metric are so."""
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while not (found := self.recording.last(metric, scrapes)) or not all(
+                each is not None and holds(each) for each in found
+            ):
+                await anyio.sleep(0.1)
 
     # -- an operator -------------------------------------------------------------------------------------------------
 
@@ -250,9 +308,16 @@ async def _scraped(session: aiohttp.ClientSession, port: int) -> str | None:
 
 @asynccontextmanager
 async def failing(
-    bootstrap_servers: str, prefix: str, root: Path, s3: S3Server, *, recording: Recording, wanted: Selectors
+    bootstrap_servers: str,
+    prefix: str,
+    root: Path,
+    s3: S3Server,
+    *,
+    recording: Recording,
+    wanted: Selectors,
+    **settings: Any,
 ) -> AsyncGenerator[Failing]:
-    """A world without agents. Its table's lock is on S3, behind a proxy that injects faults."""
+    """A world without agents. Its tables' locks are on S3, behind a proxy that injects faults. `settings`: of the agents."""
     bucket = s3.bucket()
     async with (
         fault_proxy(s3.endpoint, seed=1, request_timeout_seconds=1.0) as proxy,
@@ -260,7 +325,7 @@ async def failing(
             bootstrap_servers,
             prefix,
             root,
-            **SHORT,
+            **{**SHORT, **settings},
             allow=(f"s3://{bucket}/*",),
             lock_places=(f"s3://{bucket}/*=>usual",),
             s3_endpoint=proxy.endpoint,

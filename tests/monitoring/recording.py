@@ -1,8 +1,8 @@
 """Recordings of `/metrics` during a failure, in promtool's notation, and the alerts that they must fire.
 
 One scrape stands for `STRETCH_SECONDS`: the agents' times are shortened, and the windows of the alerts are minutes. Values are as
-the agent gave them. Kept are the series that the alert rules name, except the delays of the event loop, which say more about the
-recording machine than about the failure.
+the agent gave them. Kept are the series that the alert rules name. The delays of the event loop are kept where they are the
+failure; elsewhere they say more about the recording machine.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ def selectors_of(rules: Iterable[Mapping[str, Any]]) -> Selectors:
     found: dict[str, list[dict[str, str]]] = {}
     for rule in rules:
         for name, labels in re.findall(r"\b(lakewarden_\w+)(\{[^}]*\})?", rule["expr"]):
-            if name not in OF_THE_MACHINE:
-                found.setdefault(name, []).append(dict(re.findall(r'(\w+)="([^"]*)"', labels)))
+            found.setdefault(name, []).append(dict(re.findall(r'(\w+)="([^"]*)"', labels)))
     return found
 
 
@@ -65,6 +64,15 @@ class Recording:
         for key, values in self.series.items():
             values.append(found.get(key))
         self.scrapes += 1
+
+    def last(self, metric: str, scrapes: int) -> list[float | None]:
+        """The last samples of all series of a metric."""
+        return [
+            each
+            for name, values in self.series.items()
+            if name.partition("{")[0] == metric
+            for each in values[-scrapes:]
+        ]
 
     def mark(self, name: str) -> None:
         """Note the last scrape under a name."""

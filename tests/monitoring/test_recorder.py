@@ -12,16 +12,17 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
+from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
-from tests.monitoring.test_alerts import ALERTS
-from tests.monitoring.test_recorded_alerts import check_alerts
+from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
 from tests.servers.fault_proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
 
@@ -30,15 +31,26 @@ pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1200)]
 RECORD = os.environ.get("LAKEWARDEN_TEST_RECORD") == "1"
 AFTER_SCRAPES = 64
 """16 minutes of the alerts' time: more than their longest window."""
+PATIENT: dict[str, Any] = {
+    "validity_seconds": 60.0,
+    "renew_seconds": 6.0,
+    "request_timeout_seconds": 5.0,
+    "grant_seconds": 30.0,
+    "session_timeout_seconds": 30.0,
+    "ready_seconds": 20.0,
+}
+"""Times that an agent keeps on a busy machine, for failures that depend on none of them."""
+BEHIND_SECONDS = 30.0
+"""As in the alert."""
 
 
 @asynccontextmanager
 async def recorded(
-    failure: str, kafka: str, prefix: str, root: Path, s3: S3Server, *, agents: int = 1
+    failure: str, kafka: str, prefix: str, root: Path, s3: S3Server, *, agents: int = 1, **settings: Any
 ) -> AsyncGenerator[Failing]:
     """Agents, writers and the recording. At the end of the block, the recording must fire the expected alerts."""
-    recording = Recording(failure)
-    async with failing(kafka, prefix, root, s3, recording=recording, wanted=selectors_of(ALERTS)) as scene:
+    recording, wanted = Recording(failure), selectors_of(alerts_on(failure))
+    async with failing(kafka, prefix, root, s3, recording=recording, wanted=wanted, **settings) as scene:
         await scene.start_agents(agents)
         async with scene.writing():
             await scene.next_commits()
@@ -130,6 +142,52 @@ async def test_a_stranger_publishes(
         scene.recording.mark("during")
         refused = await scene.run("refused")
         assert refused.count("Invalid JSON") == 5
+
+
+async def test_an_agent_is_overloaded(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Its machine has little processor time for it, and a writer floods the log. It recovers without a restart."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with (
+        recorded("an agent is overloaded", *arguments, partitions=1, **PATIENT) as scene,
+        scene.overloaded("a"),
+    ):
+        began = scene.recording.scrapes
+        await scene.scrapes(45, since=began)
+        await scene.shows("lakewarden_partition_lag_seconds", lambda lag: lag > BEHIND_SECONDS, scrapes=10)
+        scene.recording.mark("during")
+
+
+async def test_the_memory_budget_is_full(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Two transactions have touched 90 % of it. The agent aborts the larger one when a third one needs more than the rest."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("the memory budget is full", *arguments, memory_mb=1, **PATIENT) as scene:
+        large, larger, last = (
+            scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("daily", "weekly", "monthly")
+        )
+        for writer, markers in ((large, 2_750), (larger, 2_950)):
+            await writer.begin()
+            await writer.touch(*map(str, range(markers)))
+        await scene.shows("lakewarden_touched_memory_bytes", lambda used: used > 850_000)
+        await scene.scrapes(25)
+        scene.recording.mark("during")
+        open_ones = json.loads(await scene.run("status", "--output", "json"))
+        await last.begin()
+        await last.touch(*map(str, range(1_000)))
+        reached = await scene.agents["a"].logged("memory.budget-reached")
+        abort = await larger.wait_for(Abort)
+        await scene.scrapes(3)
+        scene.recording.mark("exceeded")
+        for writer in (large, last):
+            await writer.abandon()
+        touched = {one["writer"]: one["file_groups"] for each in open_ones for one in each["transactions"]}
+        assert (touched["daily"], touched["weekly"]) == (2_750, 2_950)
+        assert reached["transaction"] == larger.transaction
+        assert abort.retriable
+        assert "memory_mb" in str(abort.detail)
 
 
 @pytest.mark.usefixtures("swept")
