@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.4.1"
 ICEBERG_AWS = "org.apache.iceberg:iceberg-aws-bundle:{release}"
-SQLITE = "org.xerial:sqlite-jdbc:3.50.3.0"
 COLUMNS = "day int, id long, writer string"
 WRITERS = ("a", "b")
 NUMBER = {"a": 0, "b": 1}
@@ -37,7 +36,7 @@ STEP_SECONDS = 600.0
 class Place:
     """Where the tables of a kind are, and how Spark reaches them."""
 
-    def __init__(self, kind: str, bucket: str, folder: Path, catalog: str) -> None:
+    def __init__(self, kind: str, bucket: str, catalog: str) -> None:
         """`catalog`: the URI of the catalog, where the kind has one."""
         self.form, _, self.catalog = kind.partition("-")
         self._bucket = bucket
@@ -48,7 +47,7 @@ class Place:
             jars.append(HADOOP_AWS)
             self._settings |= _s3a()
         else:
-            jars += [ICEBERG_AWS.format(release=release), SQLITE]
+            jars.append(ICEBERG_AWS.format(release=release))
         if self.form == "iceberg":
             lake = "spark.sql.catalog.lake"
             self._settings[lake] = "org.apache.iceberg.spark.SparkCatalog"
@@ -91,10 +90,7 @@ class Place:
     def _catalog(self, uri: str) -> dict[str, str]:
         if self.catalog == "hadoop":
             return {"type": "hadoop", "warehouse": f"s3a://{self._bucket}/warehouse"}
-        io = s3_file_io(self._bucket)
-        if self.catalog == "rest":
-            return {"type": "rest", "uri": uri, **io}
-        return {"type": "jdbc", "uri": uri, "jdbc.schema-version": "V1", "jdbc.busy_timeout": "60000", **io}
+        return {"type": "rest", "uri": uri, **s3_file_io(self._bucket)}
 
 
 def s3_file_io(bucket: str) -> dict[str, str]:
@@ -142,7 +138,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, required=True)
     options = parser.parse_args()
     writer, folder = options.writer, Path(options.folder)
-    place = Place(options.kind, options.bucket, folder, options.catalog)
+    place = Place(options.kind, options.bucket, options.catalog)
     wait = together(folder, writer)
     if writer != "a":
         wait("downloaded")

@@ -50,6 +50,9 @@ def measure(
         with AgentProcess(servers, prefix, place / "agent", allow="file:///*", lock_places=""):
             figures = _figures(run, place, ["--bootstrap-servers", servers, "--topic-prefix", prefix])
         report.append({"format": run.table_format, "workload": asdict(run.workload), **figures})
+        names, values = rows(report[-1:])
+        printed = ", ".join(f"{name} {value}" for name, value in list(zip(names, values, strict=True))[2:])
+        print(f"  {printed}", file=sys.stderr, flush=True)  # all runs together take half an hour
     return report
 
 
