@@ -20,18 +20,15 @@ import threading
 from collections.abc import Sequence
 from types import FrameType
 
-from lakewarden.events import DEFAULT_PREFIX
+from lakewarden.events import DEFAULT_PREFIX, canonical_table
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.jobs.options import add_master, setting
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.java import gateway_of, java_exception, java_text
 from lakewarden.spark_jobs.sinks.paimon.compaction import PaimonCompactor, Stopped
-from lakewarden.spark_jobs.sinks.paimon.java_table import BUNDLE
+from lakewarden.spark_jobs.sinks.paimon.java_table import packages
 from lakewarden.spark_jobs.streaming.stopping import reason
-
-QUEUE_SECONDS = 60.0
-"""Longest wait in the queue. Then the compaction tries without it: see `handlers/paimon/compaction.py`."""
 
 
 def run(compactor: PaimonCompactor, stop: threading.Event, *, once: bool, every: float) -> int:
@@ -77,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         spark = spark_session(
-            "lakewarden-compact", master=options.master, packages=[BUNDLE], **dict(options.conf)
+            "lakewarden-compact",
+            master=options.master,
+            packages=packages(options.table),
+            **dict(options.conf),
         )
         # The session's start sets a handler of its own.
         signal.signal(signal.SIGTERM, end)
@@ -86,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.bootstrap_servers,
             topic_prefix=options.topic_prefix,
             kafka=options.kafka_options,
-            queue_timeout_seconds=QUEUE_SECONDS,
         ) as gate:
             compactor = PaimonCompactor(
                 gateway_of(spark),
@@ -108,7 +107,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="lakewarden.spark_jobs.jobs.compact", description=__doc__.split("\n", maxsplit=1)[0]
     )
     parser.add_argument("--bootstrap-servers", required=True, help="Kafka, host:port[,host:port…]")
-    parser.add_argument("--table", required=True, help="URI or absolute path of the Paimon table")
+    parser.add_argument(
+        "--table", required=True, type=_table, help="URI or absolute path of the Paimon table"
+    )
     often = parser.add_mutually_exclusive_group()
     often.add_argument("--once", action="store_true", help="run one round, then exit")
     often.add_argument(
@@ -140,6 +141,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_master(parser)
     return parser
+
+
+def _table(text: str) -> str:
+    try:
+        return canonical_table(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:

@@ -5,7 +5,7 @@ py4j finds no default method of an interface on an object whose class isn't publ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,12 @@ BUNDLE = "org.apache.paimon:paimon-bundle:1.4.2"
 
 
 @contextmanager
-def java_paimon(folder: Path) -> Iterator[JavaPaimon]:
-    """Start a JVM. Hadoop and slf4j, which the bundle lacks, come from PySpark."""
-    bundle = dependency(maven_context(cache_root() / "m2"), BUNDLE).artifact.resolve()
+def java_paimon(
+    folder: Path, *more_jars: str, options: Mapping[str, str] | None = None
+) -> Iterator[JavaPaimon]:
+    """Start a JVM. Hadoop and slf4j, which the bundle lacks, come from PySpark. `options` are those of the tables' store."""
+    maven = maven_context(cache_root() / "m2")
+    bundle = ":".join(str(dependency(maven, each).artifact.resolve()) for each in (BUNDLE, *more_jars))
     jars = Path(pyspark.__file__).parent / "jars"
     (py4j,) = jars.glob("py4j-*.jar")
     port = launch_gateway(
@@ -34,7 +37,7 @@ def java_paimon(folder: Path) -> Iterator[JavaPaimon]:
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
     try:
-        yield JavaPaimon(gateway, folder)
+        yield JavaPaimon(gateway, folder, options or {})
     finally:
         gateway.shutdown()
 
@@ -42,11 +45,12 @@ def java_paimon(folder: Path) -> Iterator[JavaPaimon]:
 class JavaPaimon:
     """Tables by their path."""
 
-    def __init__(self, gateway: JavaGateway, folder: Path) -> None:
+    def __init__(self, gateway: JavaGateway, folder: Path, options: Mapping[str, str]) -> None:
         self._gateway = gateway
         self._jvm: Any = gateway.jvm
         self._paimon: Any = gateway.jvm.org.apache.paimon
         self._folder = folder
+        self._options = dict(options)
 
     @property
     def gateway(self) -> Any:
@@ -82,9 +86,35 @@ class JavaPaimon:
         finally:
             write.close()
 
+    def delete_rows(self, path: str, deleted: Mapping[str, Iterable[int]]) -> None:
+        """Delete rows by deletion vectors: by file, their positions. The table has neither partitions nor buckets."""
+        paimon, table = self._paimon, self._table(path)
+        (split, *_) = table.newSnapshotReader().read().dataSplits()
+        handler, snapshot = table.store().newIndexFileHandler(), table.snapshotManager().latestSnapshot()
+        vectors = paimon.deletionvectors.append.BaseAppendDeleteFileMaintainer
+        maintainer = vectors.forUnawareAppend(handler, snapshot, split.partition())
+        for file, positions in deleted.items():
+            vector = paimon.deletionvectors.BitmapDeletionVector()
+            for position in positions:
+                vector.delete(position)
+            maintainer.notifyNewDeletionVector(file, vector)
+        changes: dict[str, list[Any]] = {"ADD": [], "DELETE": []}
+        for entry in maintainer.persist():
+            changes[str(entry.kind().toString())].append(entry.indexFile())
+        message = paimon.table.sink.CommitMessageImpl(
+            split.partition(),
+            split.bucket(),
+            split.totalBuckets(),
+            paimon.io.DataIncrement([], [], [], changes["ADD"], changes["DELETE"]),
+            paimon.io.CompactIncrement.emptyIncrement(),
+        )
+        table.newCommit("deleter").commit(int(snapshot.id()), [message])
+
     def _table(self, path: str) -> Any:
-        local = self._paimon.fs.local.LocalFileIO.create()
-        return self._paimon.table.FileStoreTableFactory.create(local, self._paimon.fs.Path(path))
+        paimon = self._paimon
+        at = paimon.fs.Path(path)
+        context = paimon.catalog.CatalogContext.create(paimon.options.Options.fromMap(self._options))
+        return paimon.table.FileStoreTableFactory.create(paimon.fs.FileIO.get(at, context), at)
 
     def _read(self, table: Any) -> Iterator[tuple[int, tuple[Any, ...], Any]]:
         types = table.rowType().getFieldTypes()

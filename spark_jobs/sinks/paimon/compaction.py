@@ -9,13 +9,13 @@ A round plans what Java Paimon would compact now, in transactions of some units 
 | step of a transaction | under the grant |
 | --- | --- |
 | intent with `TABLE_SERVICE_PRIORITY` and the rule `deleted-file` | no |
-| a `delete` marker for each file that is going to be replaced; for buckets, after the compute, which chooses the files | no |
+| a `delete` marker for each file to be replaced, or the scope has it; for buckets after the compute, which chooses them | no |
 | the compute: compacted files, which no reader sees | no |
 | Java's commit, published by the sink's fenced publish (`java_table.py`) | yes |
 
 - *Who loses.* Appends, and upserts of tables with fixed buckets, never conflict with it. Those of append tables and of dynamic
   buckets touch whole partitions: if both compute, the compaction is aborted. `handlers/paimon/compaction.py` says how it gets its
-  commit in the end.
+  commit in the end, without an abort of an upsert that computes.
 - *A lost conflict* removes the compacted files. So does a conflict that Java finds with a writer that bypasses the gate
   (`BaseChanged`).
 - *An unknown outcome* removes nothing: files that no snapshot refers to only cost space.
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lakewarden.events import TABLE_SERVICE_PRIORITY
-from lakewarden.handlers.paimon.compaction import Effort, effort_after
+from lakewarden.handlers.paimon.compaction import Effort, Last, effort_after
 from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitAborted, GateError, GrantTimeout
 from lakewarden.spark_jobs.gate.gate import TransactionGate
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -87,6 +87,7 @@ class PaimonCompactor:
         self._transaction: Transaction | None = None
         self._warned = False
         self._done_at: int | None = None
+        self._last = Last.UNKNOWN
         self.lost = 0
         """Transactions that lost to writers since the last one that didn't."""
 
@@ -123,15 +124,17 @@ class PaimonCompactor:
     def _commits(self, table: JavaTable) -> Iterator[CompactionCommit]:
         units = table.plan(full=self._full)
         while units:
-            effort = effort_after(self.lost)
-            piece, units = units[: effort.units], units[effort.units :]
-            commit = self._run(table, piece, effort)
+            effort = effort_after(self._last, self.lost)
+            commit = self._run(table, units[: effort.units], effort)
+            if self._last is Last.NOT_ADMITTED and effort.admission == "queued":
+                continue
             if self.lost:
                 return
+            units = units[effort.units :]
             if commit is not None:
                 yield commit
         if table.small_manifests():
-            commit = self._run(table, None, effort_after(0))
+            commit = self._run(table, None, effort_after(Last.DONE, 0))
             if commit is not None:
                 yield commit
 
@@ -147,7 +150,7 @@ class PaimonCompactor:
 
     def _run(self, table: JavaTable, units: Sequence[Unit] | None, effort: Effort) -> CompactionCommit | None:
         """Run one transaction: of these units, or the merge of manifests (`None`)."""
-        scope = [marker for unit in units or () for marker in unit.markers]
+        scope = [marker for unit in units or () for marker in unit.scope]
         queued = bool(scope) and effort.admission == "queued"
         try:
             with self._gate.transaction(
@@ -167,19 +170,22 @@ class PaimonCompactor:
             if not self._is_loss(error):
                 raise
             self.lost += 1
+            self._last = Last.NOT_ADMITTED if isinstance(error, GrantTimeout) else Last.LOST
             log.warning("paimon.compaction-lost", table=self.table, lost=self.lost, error=str(error))
             return None
         finally:
             self._transaction = None
-        self.lost = 0
+        self.lost, self._last = 0, Last.DONE
         return found
 
     def _is_loss(self, error: GateError) -> bool:
         """Return whether writers came first, so that the next transaction should take on less."""
         if isinstance(error, CommitAborted):
             return error.reason == "conflict"
-        # After a lost conflict, the wait for the admission may be one in the queue.
-        return isinstance(error, BaseChanged) or (isinstance(error, GrantTimeout) and self.lost > 0)
+        # The wait for the admission may be one in the queue.
+        return isinstance(error, BaseChanged) or (
+            isinstance(error, GrantTimeout) and self._last is not Last.DONE
+        )
 
     def _compact(
         self, table: JavaTable, units: Sequence[Unit] | None, txn: Transaction

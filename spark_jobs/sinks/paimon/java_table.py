@@ -16,14 +16,16 @@ py4j finds no default methods of an interface on an object whose class isn't pub
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lakewarden.events import Marker
+from lakewarden.events import ALL_FILE_GROUPS, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.compaction import may_compact, refusal, worth_merging
 from lakewarden.handlers.paimon.publish import CommitName
+from lakewarden.handlers.paimon.s3_options import java_options
 from lakewarden.spark_jobs.gate.errors import BaseChanged
 from lakewarden.spark_jobs.sinks.java import java_causes, java_text
 from lakewarden.spark_jobs.sinks.paimon.commit import (
@@ -34,10 +36,18 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
     PublishedSnapshot,
     run_fenced,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import UNNUMBERED, TableAddress, partition_path
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    UNNUMBERED,
+    TableAddress,
+    has_dynamic_buckets,
+    partition_path,
+)
 
 BUNDLE: Final = "org.apache.paimon:paimon-bundle:1.4.2"
 """Java Paimon without Hadoop and slf4j, which Spark has."""
+
+S3_JAR: Final = "org.apache.paimon:paimon-s3:1.4.2"
+"""Java Paimon's client for `s3://`, with all that it needs: 96 MB."""
 
 MAX_TRIES: Final = 10
 """Of a snapshot's id, under one grant. Another commit takes it only if its writer bypasses the gate, or its grant has lapsed."""
@@ -50,10 +60,22 @@ _UNAWARE: Final = "BUCKET_UNAWARE"
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What Java compacts in one step. `markers` are its files, if they are known before."""
+    """What Java compacts in one step."""
 
     java: Any
     markers: tuple[Marker, ...] = ()
+    """Its files, if they are known before."""
+    scope: tuple[Marker, ...] = ()
+    """What it may conflict with a writer about. Empty: nothing, since upserts of fixed buckets never conflict with it."""
+
+
+def packages(table: str) -> list[str]:
+    """Return the Maven coordinates of what Java Paimon needs for a table with this canonical URI."""
+    return [BUNDLE, S3_JAR] if _on_s3(table) else [BUNDLE]
+
+
+def _on_s3(table: str) -> bool:
+    return table.startswith("s3://")
 
 
 class JavaTable:
@@ -68,7 +90,8 @@ class JavaTable:
         self._spill = spill
         self._python_table = address.open()
         options = self._python_table.table_schema.options
-        refused = refusal(int(options.get("bucket", -1)), options)
+        keyed = bool(self._python_table.is_primary_key_table)
+        refused = refusal(int(options.get("bucket", -1)), options, primary_key=keyed)
         if refused is not None:
             raise ValueError(f"this table can't be compacted: {refused}; table={address.uri}")
         self.write_only = options.get("write-only", "").lower() == "true"
@@ -77,7 +100,10 @@ class JavaTable:
 
     def _located(self) -> tuple[Any, Any, Any]:
         paimon = self._paimon
-        options = paimon.options.Options.fromMap(dict(self._address.options))
+        given = self._address.options
+        if _on_s3(self._address.uri):
+            given = java_options(given, os.environ)
+        options = paimon.options.Options.fromMap(dict(given))
         path = paimon.fs.Path(self._address.uri)
         io = paimon.fs.FileIO.get(path, paimon.catalog.CatalogContext.create(options))
         return io, path, paimon.schema.SchemaManager(io, path).latest().get()
@@ -93,8 +119,9 @@ class JavaTable:
         if self._is_unaware():
             return [self._group(task) for task in self._groups()]
         trigger = int(self._table.coreOptions().numSortedRunCompactionTrigger())
+        dynamic = has_dynamic_buckets(self._python_table)
         return [
-            Unit(entry)
+            Unit(entry, scope=self._partition(entry.partition()) if dynamic else ())
             for entry in self._table.newSnapshotReader().bucketEntries()
             if may_compact(int(entry.fileCount()), trigger, full=full)
         ]
@@ -131,7 +158,12 @@ class JavaTable:
                 return
 
     def _group(self, task: Any) -> Unit:
-        return Unit(task, tuple(self._deletes(task.partition(), task.compactBefore())))
+        markers = tuple(self._deletes(task.partition(), task.compactBefore()))
+        return Unit(task, markers, markers)
+
+    def _partition(self, partition: Any) -> tuple[Marker, ...]:
+        path = self._partition_path(partition)
+        return (Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="delete"),)
 
     def markers(self, messages: Iterable[Any]) -> tuple[Marker, ...]:
         """Return the files that the messages remove from the table."""
@@ -141,13 +173,16 @@ class JavaTable:
             for marker in self._deletes(message.partition(), message.compactIncrement().compactBefore())
         )
 
-    def _deletes(self, partition: Any, files: Iterable[Any]) -> Iterator[Marker]:
+    def _partition_path(self, partition: Any) -> str:
         from pypaimon.table.row.generic_row import GenericRowDeserializer
 
         table = self._python_table
         row = bytes(self._paimon.utils.SerializationUtils.serializeBinaryRow(partition))
         values = GenericRowDeserializer.from_bytes(row, table.partition_keys_fields).values
-        path = partition_path(table, tuple(values))
+        return partition_path(table, tuple(values))
+
+    def _deletes(self, partition: Any, files: Iterable[Any]) -> Iterator[Marker]:
+        path = self._partition_path(partition)
         for file in files:
             yield Marker(partition=path, file_group=str(file.fileName()), operation="delete")
 
@@ -156,7 +191,10 @@ class JavaTable:
         paths = self._table.store().pathFactory()
         for message in messages:
             factory = paths.createDataFilePathFactory(message.partition(), message.bucket())
+            indexes = paths.indexFileFactory(message.partition(), message.bucket())
             change = message.compactIncrement()
+            for index in change.newIndexFiles():
+                self._io.deleteQuietly(indexes.toPath(str(index.fileName())))
             kept = {str(file.fileName()) for file in change.compactBefore()}
             for file in (*change.compactAfter(), *change.changelogFiles()):
                 if str(file.fileName()) not in kept:

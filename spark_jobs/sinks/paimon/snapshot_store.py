@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from lakewarden.handlers.paimon.publish import NotWritten, Refused, Written
+from lakewarden.handlers.paimon.s3_options import s3_options
 
 REQUEST_SECONDS: Final = 10
 """Of one request. Several of them fit into a grant lease."""
@@ -300,31 +301,20 @@ class UnfencedSnapshots:
 def _s3(bucket: str, options: dict[str, Any]) -> Any:
     from obstore.store import S3Store
 
-    endpoint = _option(options, "endpoint", "fs.s3.endpoint") or next(
-        filter(None, map(os.environ.get, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))), None
-    )
-    path_style = str(_option(options, "path-style-access", "path.style.access") or "false").lower() == "true"
-    if endpoint and "://" not in endpoint:
-        endpoint = f"https://{endpoint}"
-    if endpoint and not path_style:
+    found = s3_options(options, os.environ)
+    endpoint = found.endpoint
+    if endpoint and not found.path_style:
         scheme, _, host = endpoint.partition("://")
         endpoint = f"{scheme}://{bucket}.{host}"
     given = {
         "endpoint": endpoint,
-        "access_key_id": _option(options, "access-key", "access.key", "fs.s3.accessKeyId"),
-        "secret_access_key": _option(options, "secret-key", "secret.key", "fs.s3.accessKeySecret"),
-        "session_token": _option(
-            options,
-            "session-token",
-            "session.token",
-            "security-token",
-            "security.token",
-            "fs.s3.securityToken",
-        ),
-        "region": _option(options, "region", "fs.s3.region"),
+        "access_key_id": found.access_key,
+        "secret_access_key": found.secret_key,
+        "session_token": found.session_token,
+        "region": found.region,
     }
     config: Any = {key: value for key, value in given.items() if value}
-    config["virtual_hosted_style_request"] = not path_style
+    config["virtual_hosted_style_request"] = not found.path_style
     return S3Store(bucket, config=config, **_once(endpoint))
 
 
@@ -348,16 +338,3 @@ def _once(endpoint: str | None) -> dict[str, Any]:
         },
         "retry_config": {"max_retries": 0},
     }
-
-
-def _option(options: dict[str, Any], *names: str) -> str | None:
-    """Return an option of pypaimon under any of its spellings."""
-    for name in names:
-        for key in (
-            (name,)
-            if name.startswith("fs.")
-            else (f"{p}{name}" for p in ("s3.", "s3a.", "fs.s3.", "fs.s3a."))
-        ):
-            if options.get(key):
-                return str(options[key])
-    return None

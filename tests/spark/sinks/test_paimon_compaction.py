@@ -16,7 +16,14 @@ from lakewarden.events import TABLE_SERVICE_PRIORITY, DecisionEventUnion, Marker
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.paimon.history import decode
 from lakewarden.handlers.paimon.publish import NotWritten, Written
-from lakewarden.spark_jobs import CommitAborted, CommitGate, LeaseLost, PaimonSink
+from lakewarden.spark_jobs import (
+    BaseChanged,
+    CommitAborted,
+    CommitGate,
+    GateEvent,
+    LeaseLost,
+    PaimonSink,
+)
 from lakewarden.spark_jobs.sinks.paimon.commit import NothingPublished
 from lakewarden.spark_jobs.sinks.paimon.compaction import CompactionCommit, PaimonCompactor
 from lakewarden.spark_jobs.sinks.paimon.history import COMMITTED
@@ -25,8 +32,8 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import LinkedSnapshots
 from lakewarden.spark_jobs.sinks.paimon.table import address
 from tests.kafka_fixture import KafkaServer
 from tests.spark.agents import running_agent
-from tests.spark.conftest import MakeTable, data_files_of, rows_of, snapshots_of
-from tests.spark.fake_agent import aborted, grant_everything
+from tests.spark.conftest import MakeTable, data_files_of, index_files_of, rows_of, snapshots_of
+from tests.spark.fake_agent import aborted, grant_everything, wait_until
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
 
@@ -104,12 +111,11 @@ def test_an_append_table_of_sixty_commits(harness: Harness, make_table: MakeTabl
     assert_readers_see(java, table, rows)
     (intent,) = agent.wait_for("commit-intent")
     assert (intent.priority, intent.conflict_rule) == (TABLE_SERVICE_PRIORITY, "deleted-file")
-    markers = [marker for event in agent.wait_for("marker-created") for marker in event.markers]
-    assert {marker.file_group for marker in markers} == before
-    assert {(marker.partition, marker.operation) for marker in markers} == {
+    assert intent.admission == "queued", "it is the compactor's first transaction"
+    assert {marker.file_group for marker in intent.scope} == before
+    assert {(marker.partition, marker.operation) for marker in intent.scope} == {
         (f"month={month}", "delete") for month in (0, 1)
     }
-    assert agent.types().index("marker-created") < agent.types().index("commit-requested")
     newest = snapshots_of(table)[-1]
     assert (newest.commit_kind, newest.properties[TRANSACTION]) == ("COMPACT", intent.transaction)
     (completed,) = agent.wait_for("commit-completed")
@@ -159,8 +165,8 @@ def test_a_lost_conflict_removes_its_files_and_the_next_transaction_is_queued_wi
     assert [commit.files_before for commit in compactor.run_round()] == [6, 6]
     assert compactor.lost == 0
     first, second, third = agent.wait_for("commit-intent")
-    assert [each.admission for each in (first, second, third)] == ["optimistic", "queued", "optimistic"]
-    assert len(second.scope) == 6
+    assert [each.admission for each in (first, second, third)] == ["queued", "queued", "optimistic"]
+    assert (len(first.scope), len(second.scope)) == (12, 6)
     assert_readers_see(java, table, rows)
 
 
@@ -220,6 +226,11 @@ def computed(java: JavaPaimon, table: str, spill: Path) -> tuple[JavaTable, list
     """Commit six rows, and compute their compaction. Return the table and the messages to commit."""
     for number in range(6):
         commit_alone(table, FLIGHTS, [(1, number)])
+    return compacted(java, table, spill)
+
+
+def compacted(java: JavaPaimon, table: str, spill: Path) -> tuple[JavaTable, list[Any]]:
+    """Compute a compaction. Return the table and the messages to commit."""
     opened = JavaTable(java.gateway, address(table), user="compactor", spill=str(spill))
     messages: list[Any] = []
     opened.compute(opened.plan(full=False), messages, lambda: None, full=False)
@@ -274,6 +285,56 @@ def test_a_put_without_an_answer_is_read_back(
     assert published is not None
     assert published.number == 7
     assert_readers_see(java, table, [(1, number) for number in range(6)])
+
+
+def with_vectors(make_table: MakeTable, java: JavaPaimon) -> tuple[str, Rows]:
+    """Create a table of eight files with two rows each, three of which Java deletes. Return the table and the other rows."""
+    table = make_table(partition_keys=(), schema=FLIGHTS, **{"deletion-vectors.enabled": "true"})
+    for number in range(8):
+        commit_alone(table, FLIGHTS, [(1, number), (2, number)])
+    first, second, *_ = sorted(files_of(table))
+    java.delete_rows(table, {first: [0], second: [0, 1]})
+    left = java.rows(table)
+    assert len(left) == 13
+    assert_readers_see(java, table, left)
+    return table, left
+
+
+def test_rows_that_deletion_vectors_delete_stay_deleted(
+    make_table: MakeTable, java: JavaPaimon, tmp_path: Path
+) -> None:
+    table, left = with_vectors(make_table, java)
+    opened, messages = compacted(java, table, tmp_path)
+
+    assert opened.commit(messages, transaction="t", token=1, check=lambda: None) is not None
+
+    assert_readers_see(java, table, left)
+    assert len(files_of(table)) == 2, "Java groups files by the index file that has their vectors"
+
+
+def test_a_row_that_is_deleted_while_a_compaction_computes_stays_deleted(
+    make_table: MakeTable, java: JavaPaimon, tmp_path: Path
+) -> None:
+    """By a writer that bypasses the gate. The compaction has read the row, so it loses, and leaves no file."""
+    table, left = with_vectors(make_table, java)
+    opened, messages = compacted(java, table, tmp_path)
+    replaced = {
+        str(file.fileName()) for message in messages for file in message.compactIncrement().compactBefore()
+    }
+    untouched = min(replaced - set(sorted(files_of(table))[:2]))
+    java.delete_rows(table, {untouched: [1]})
+    before = index_files_of(table)
+    now = java.rows(table)
+    assert len(now) == len(left) - 1
+
+    with pytest.raises(NothingPublished) as refused:
+        opened.commit(messages, transaction="t", token=1, check=lambda: None)
+    assert isinstance(refused.value.error, BaseChanged)
+    opened.remove(messages)
+
+    assert_readers_see(java, table, now)
+    assert data_files_of(table) == files_of(table)
+    assert index_files_of(table) <= before
 
 
 def test_a_compaction_of_dynamic_buckets_leaves_each_key_in_its_bucket(
@@ -404,14 +465,72 @@ def test_writers_that_always_compute_on_its_files_delay_it_by_a_bounded_number_o
     assert_readers_see(java, table, rows)
 
 
-def test_tables_that_cannot_be_compacted(harness: Harness, make_table: MakeTable, java: JavaPaimon) -> None:
-    gate = harness.gate()
-    postponed = make_table(
-        partition_keys=(), schema=SUMS, primary_keys=("flight",), **{"bucket": "-2", "write-only": "true"}
-    )
-    commit_alone(postponed, SUMS, [(1, 1)])
+def test_a_protected_compaction_aborts_no_writer_that_computes(
+    *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    """It waits for the one that computes, and stops the one that begins meanwhile, at its markers. Even after a restart."""
+    table = make_table(partition_keys=("month",), schema=FLIGHTS, **{"write-only": "true"})
+    rows: Rows = [(1, number) for number in range(6)]
+    for row in rows:
+        commit_alone(table, FLIGHTS, [row])
+    admissions: list[str] = []
 
+    def note(step: GateEvent) -> None:
+        if (step.what, step.writer) == ("intent", "compactor"):
+            admissions.append(step.detail["admission"])
+
+    commits: list[CompactionCommit] = []
+    with (
+        running_agent(kafka, topic_prefix, tmp_path, MAX_LOSSES="1"),
+        CommitGate(kafka.bootstrap_servers, topic_prefix=topic_prefix, observer=note) as gate,
+        CommitGate(
+            kafka.bootstrap_servers, topic_prefix=topic_prefix, observer=note, queue_timeout_seconds=0.1
+        ) as impatient,
+    ):
+        loser, compactor = compactor_of(java, impatient, table), compactor_of(java, gate, table)
+        with gate.transaction(table=table, writer="computes", conflict_rule="deleted-file") as computing:
+            computing.touch("month=1", "*", "merge")
+            assert list(loser.run_round()) == []
+            assert (loser.lost, admissions) == (2, ["queued", "optimistic"])
+            protected = threading.Thread(target=lambda: commits.extend(compactor.run_round()))
+            protected.start()
+            wait_until(lambda: len(admissions) == 3)
+            with (
+                pytest.raises(CommitAborted),
+                gate.transaction(table=table, writer="begins", conflict_rule="deleted-file") as beginning,
+            ):
+                beginning.touch("month=1", "*", "merge")
+                wait_until(lambda: beginning.aborted)
+            computing.check()
+            assert commits == []
+            with computing.commit() as grant:
+                grant.version = "1"
+        protected.join()
+
+    assert admissions[2] == "queued"
+    assert [commit.files_before for commit in commits] == [6]
+    assert_readers_see(java, table, rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"bucket": "-2"}, "rescale job"),
+        ({"bucket": "1", "deletion-vectors.enabled": "true"}, "readers see no row before it is compacted"),
+        ({"bucket": "1", "merge-engine": "first-row"}, "readers see no row before it is compacted"),
+    ],
+    ids=["postponed", "deletion vectors", "first-row"],
+)
+def test_tables_that_cannot_be_compacted(
+    options: dict[str, str], why: str, harness: Harness, make_table: MakeTable, java: JavaPaimon
+) -> None:
+    gate = harness.gate()
+    table = make_table(
+        partition_keys=(), schema=SUMS, primary_keys=("flight",), **options, **{"write-only": "true"}
+    )
+    commit_alone(table, SUMS, [(1, 1)])
+
+    with pytest.raises(ValueError, match=why):
+        list(compactor_of(java, gate, table).run_round())
     with pytest.raises(ValueError, match="No schema found at path"):
-        list(compactor_of(java, gate, f"{postponed}-missing").run_round())
-    with pytest.raises(ValueError, match="rescale job"):
-        list(compactor_of(java, gate, postponed).run_round())
+        list(compactor_of(java, gate, f"{table}-missing").run_round())

@@ -6,6 +6,7 @@ import pytest
 
 from lakewarden.handlers.paimon.compaction import (
     MAX_UNITS,
+    Last,
     effort_after,
     may_compact,
     refusal,
@@ -13,17 +14,27 @@ from lakewarden.handlers.paimon.compaction import (
 )
 
 
-def test_a_compaction_that_loses_takes_on_less_and_every_second_time_waits_in_the_queue() -> None:
-    efforts = [(each.admission, each.units) for each in map(effort_after, range(6))]
+@pytest.mark.parametrize(
+    ("last", "lost", "admission", "units"),
+    [
+        (Last.UNKNOWN, 0, "queued", MAX_UNITS),
+        (Last.DONE, 0, "optimistic", MAX_UNITS),
+        (Last.LOST, 1, "queued", 1),
+        (Last.NOT_ADMITTED, 2, "optimistic", 1),
+    ],
+    ids=str,
+)
+def test_how_a_compaction_is_admitted_and_what_it_takes_on(
+    last: Last, lost: int, admission: str, units: int
+) -> None:
+    effort = effort_after(last, lost)
 
-    assert efforts == [
-        ("optimistic", MAX_UNITS),
-        ("queued", 1),
-        ("optimistic", 1),
-        ("queued", 1),
-        ("optimistic", 1),
-        ("queued", 1),
-    ]
+    assert (effort.admission, effort.units) == (admission, units)
+
+
+def test_the_first_protected_compaction_is_queued_whatever_was_in_vain_before() -> None:
+    """It may be after any lost conflict: `max_losses` is the agent's, and queued transactions lose conflicts, too."""
+    assert {effort_after(Last.LOST, lost).admission for lost in range(1, 9)} == {"queued"}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +53,26 @@ def test_manifests_are_merged_if_many_are_small(sizes: list[int], *, worth: bool
     assert worth_merging(sizes, target=100, least=30) is worth
 
 
-def test_tables_that_are_refused() -> None:
-    assert refusal(-1, {}) is None
-    assert refusal(4, {"data-evolution.enabled": "false"}) is None
-    assert "rescale" in (refusal(-2, {}) or "")
-    assert "data evolution" in (refusal(-1, {"data-evolution.enabled": "true"}) or "")
+VECTORS = {"deletion-vectors.enabled": "true"}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "options", "primary_key", "why"),
+    [
+        (-1, {}, False, None),
+        (4, {"data-evolution.enabled": "false"}, True, None),
+        (-1, VECTORS, False, None),
+        (4, {}, False, None),
+        (4, VECTORS, False, "a row is deleted while it compacts"),
+        (-2, {}, True, "rescale"),
+        (-1, {"data-evolution.enabled": "true"}, False, "data evolution"),
+        (4, VECTORS, True, "readers see no row before it is compacted"),
+        (4, {"merge-engine": "first-row"}, True, "readers see no row before it is compacted"),
+    ],
+    ids=str,
+)
+def test_tables_that_are_refused(
+    bucket: int, options: dict[str, str], why: str | None, *, primary_key: bool
+) -> None:
+    found = refusal(bucket, options, primary_key=primary_key)
+    assert found is None if why is None else why in (found or "")
