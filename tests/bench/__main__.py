@@ -109,9 +109,7 @@ class Size:
     watched_tables: int
     watched_seconds: float
     watched_trials: int
-    page_tables: int
-    page_transactions: int
-    page_updates: int
+    web: page.Sizes
     aborts: int
     """Of each kind of batch. 0: the part is left out."""
     peers: Sequence[Workload]
@@ -145,9 +143,7 @@ FULL = Size(
     watched_tables=100,
     watched_seconds=20.0,
     watched_trials=30,
-    page_tables=1_000,
-    page_transactions=3_600,
-    page_updates=30,
+    web=page.Sizes(tables=1_000, transactions=3_600, updates=30, fed_updates=3_600),
     aborts=20,
     peers=tuple(
         Workload(writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
@@ -182,9 +178,7 @@ QUICK = Size(
     watched_tables=3,
     watched_seconds=1.0,
     watched_trials=2,
-    page_tables=5,
-    page_transactions=40,
-    page_updates=1,
+    web=page.Sizes(tables=5, transactions=40, updates=1, fed_updates=40),
     aborts=0,
     peers=(Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2),),
     paimon=Commits(writers=2, commits=2, stopped_seconds=1.0),
@@ -294,14 +288,12 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
         if "watching" in parts:
             report["watching"] = _measure_watching(size, servers, f"{prefix}-watching", folder)
         if "web" in parts:
-            _progress(f"the page of {size.page_tables:,} tables, and {size.page_transactions:,} transactions")
+            _progress(f"the page of {size.web.tables:,} tables, and {size.web.transactions:,} transactions")
             report["web"] = page.measure(
                 servers,
                 f"{prefix}-web",
                 folder / "web",
-                tables=size.page_tables,
-                transactions=size.page_transactions,
-                updates=size.page_updates,
+                size.web,
             )
         if "locks" in parts:
             report["locks"] = _measure_locks(size, servers, f"{prefix}-locks", folder)

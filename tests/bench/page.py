@@ -4,7 +4,8 @@ The log is written directly, without an agent: each table has an open transactio
 published as fast as Kafka takes it. After it, one table changes each second, because the page is computed at most that often,
 however many events arrive: what an update costs is measured there.
 
-Without Chromium, a client reads the stream and fetches the page after each message, as the page's script does.
+With Chromium, `open_page.py` measures the first paint, and what an open page needs over an hour's updates. Without, a client
+reads the stream and fetches the page after each message, as the page's script does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from urllib.parse import quote
 import aiohttp
 import psutil
 from aiokafka import AIOKafkaProducer
-from playwright.async_api import async_playwright
 
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.agent.kafka import ensure_topics, producer, start_client, stop_client
@@ -41,6 +41,7 @@ from lakewarden.events import (
 )
 from tests.bench import writer_events
 from tests.bench.figures import summary
+from tests.bench.open_page import OpenPages, opened
 from tests.browser.chromium import find_chromium
 
 PATIENCE_SECONDS = 600.0
@@ -52,8 +53,23 @@ CONFLICT_EVERY = 20
 """Of so many transactions, one is aborted by a conflict."""
 HOUR_TABLES = 200
 """Other tables than those of the open transactions: the page keeps the markers of all commits since an open transaction began."""
+STATES = 20
+"""Different pages that the open page of `open_page.py` fetches in turn."""
 LAST = f"{writer_events.TABLES}/last"
 AGENT = "bench-agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    tables: int
+    transactions: int
+    """Of the hour."""
+    updates: int
+    """Seconds in which one table changes each second."""
+    fed_updates: int
+    """Of an open page in Chromium whose stream is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,35 +126,37 @@ def _common(table: str, transaction: str) -> dict[str, Any]:
     }
 
 
-def measure(
-    bootstrap_servers: str, prefix: str, folder: Path, *, tables: int, transactions: int, updates: int
-) -> dict[str, Any]:
-    """`transactions`: of the hour. `updates`: seconds in which one table changes each second."""
+def measure(bootstrap_servers: str, prefix: str, folder: Path, sizes: Sizes) -> dict[str, Any]:
+    """Publish to topics of one partition, and return the figures."""
     settings = Settings.load(bootstrap_servers=bootstrap_servers, topic_prefix=prefix, partitions=1)
-    return asyncio.run(_measure(settings, folder, tables, transactions, updates))
+    return asyncio.run(_measure(settings, folder, sizes))
 
 
-async def _measure(
-    settings: Settings, folder: Path, tables: int, transactions: int, updates: int
-) -> dict[str, Any]:
+async def _measure(settings: Settings, folder: Path, sizes: Sizes) -> dict[str, Any]:
     await ensure_topics(settings, settings.topics, 1, settings.replication)
     sender = producer(settings)
     await start_client(sender, settings)
     try:
         log = Log(settings, sender)
-        for number in range(tables):
+        for number in range(sizes.tables):
             await log.open(f"{writer_events.TABLES}/t{number:04}", f"open-{number}")
         await log.flush()
         with _server(settings, folder) as (process, address):
             async with aiohttp.ClientSession(address) as session:
-                await _until(session, "/tables.json", lambda found: len(found["tables"]) == min(200, tables))
-                report: dict[str, Any] = {"tables": tables, "first": await _first_pages(session, process)}
-                async with _open_page(session, address) as browser:
-                    report |= browser
+                await _until(
+                    session, "/tables.json", lambda found: len(found["tables"]) == min(200, sizes.tables)
+                )
+                report: dict[str, Any] = {
+                    "tables": sizes.tables,
+                    "first": await _first_pages(session, process),
+                }
+                async with _open_page(session, address, report) as browser:
+                    pid = None if browser is None else browser.pid
                     report["before"] = _server_cost(process)
-                    report["hour"] = await _an_hour(log, session, process, transactions)
-                    report["updates"] = await _updates(log, process, browser["pid"], tables, updates)
-                    del report["pid"]
+                    report["hour"] = await _an_hour(log, session, process, sizes.transactions, pid)
+                    report["updates"] = await _updates(log, process, pid, sizes.tables, sizes.updates)
+                    if browser is not None:
+                        report["fed"] = await browser.fed(await _states(log, session), sizes.fed_updates)
         return report
     finally:
         await stop_client(sender, seconds=60)
@@ -160,32 +178,42 @@ async def _first_pages(session: aiohttp.ClientSession, process: psutil.Process) 
 
 
 @asynccontextmanager
-async def _open_page(session: aiohttp.ClientSession, address: str) -> AsyncIterator[dict[str, Any]]:
-    """An open page in Chromium, or a client that does the same. Yields what it showed first."""
+async def _open_page(
+    session: aiohttp.ClientSession, address: str, report: dict[str, Any]
+) -> AsyncIterator[OpenPages | None]:
+    """An open page in Chromium, or a client that does the same. Adds the first paints to the report."""
     if (chromium := find_chromium()) is None:
         reading = asyncio.create_task(_read_stream(session))
-        yield {"browser": "none", "pid": None}
+        yield None
         reading.cancel()
         return
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
-        )
-        page = await browser.new_page(base_url=address)
-        page.set_default_timeout(PATIENCE_SECONDS * 1e3)
-        painted: list[float] = []
-        for _ in range(FIRST_PAGES):
-            await page.goto("/")
-            painted.append(await page.evaluate(_PAINTED))
-        own = {each.pid for each in psutil.Process().children(recursive=True) if "chrom" in each.name()}
-        yield {"browser": f"Chromium {browser.version}", "painted_ms": summary(painted), "pid": min(own)}
-        await browser.close()
+    async with opened(chromium, address) as browser:
+        page = await browser.page()
+        before = _tree_cost(browser.pid).cpu_seconds
+        report["browser"] = browser.name
+        report["painted_ms"] = await browser.first_paints(page, FIRST_PAGES)
+        busy = _tree_cost(browser.pid).cpu_seconds - before
+        report["painted_cpu_ms"] = round(busy * 1e3 / FIRST_PAGES, 1)
+        yield browser
 
 
-_PAINTED = """() => new Promise(done => new PerformanceObserver(list => {
-  const found = list.getEntriesByName("first-contentful-paint")[0];
-  if (found) done(found.startTime);
-}).observe({type: "paint", buffered: true}))"""
+async def _states(log: Log, session: aiohttp.ClientSession) -> list[str]:
+    """What the server sends for the first view in some states, each after another transaction has begun."""
+    found: list[str] = []
+    for number in range(STATES):
+        await log.open(f"{writer_events.TABLES}/t{number:04}", f"state-{number}")
+        await log.flush()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            async with session.get("/") as answer:
+                text = await answer.text()
+            if not found or text != found[-1]:
+                break
+            if time.monotonic() > deadline:
+                raise RuntimeError("the page never showed what was published")
+            await asyncio.sleep(POLL_SECONDS)
+        found.append(text)
+    return found
 
 
 async def _read_stream(session: aiohttp.ClientSession) -> None:
@@ -201,8 +229,10 @@ async def _an_hour(
     session: aiohttp.ClientSession,
     process: psutil.Process,
     transactions: int,
+    browser: int | None,
 ) -> dict[str, Any]:
-    before, records, began = _server_cost(process), log.records, time.monotonic()
+    before, browser_before = _server_cost(process), _tree_cost(browser)
+    records, began = log.records, time.monotonic()
     for number in range(transactions):
         await _transaction(
             log, f"{writer_events.TABLES}/busy-{number % HOUR_TABLES:03}", f"done-{number}", number
@@ -213,7 +243,7 @@ async def _an_hour(
     await _until(
         session, last, lambda found: bool(found["table"]["transactions"] and found["timeline"]["writers"])
     )
-    after = _server_cost(process)
+    after, browser_after = _server_cost(process), _tree_cost(browser)
     return {
         "transactions": transactions,
         "records": log.records - records,
@@ -221,6 +251,8 @@ async def _an_hour(
         "cpu_seconds": round(after["cpu_seconds"] - before["cpu_seconds"], 1),
         "resident_mb": after["resident_mb"],
         "peak_mb": after["peak_mb"],
+        "browser_cpu_seconds": round(browser_after.cpu_seconds - browser_before.cpu_seconds, 1),
+        "browser_mb": [browser_before.resident_mb, browser_after.resident_mb],
     }
 
 
@@ -333,6 +365,8 @@ def _server(settings: Settings, folder: Path) -> Iterator[tuple[psutil.Process, 
     finally:
         server.terminate()
         server.wait()
+        if server.stdout is not None:
+            server.stdout.close()
 
 
 async def _until(session: aiohttp.ClientSession, path: str, holds: Callable[[Any], bool]) -> None:
@@ -358,7 +392,7 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         painted = report["painted_ms"]
         yield (
             f"  first paint in {report['browser']}",
-            f"p50 {painted['p50']:.0f} ms, p99 {painted['p99']:.0f} ms",
+            f"p50 {painted['p50']:.0f} ms, p99 {painted['p99']:.0f} ms; {report['painted_cpu_ms']:.0f} ms CPU",
             "< 1,000 ms",
         )
     yield (
@@ -371,3 +405,19 @@ def rows(report: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         f"{updates['server_cpu_ms']:.0f} ms CPU, its browser {updates['browser_cpu_ms']:.0f} ms, {updates['browser_mb']:.0f} MB",
         "",
     )
+    if "fed" in report:
+        before, after = hour["browser_mb"]
+        yield (
+            "  its browser over these records",
+            f"{hour['browser_cpu_seconds']:.1f} s CPU, {before:.0f} MB before, {after:.0f} MB after",
+            "",
+        )
+        for needs in report["fed"]:
+            kept = (
+                f"{needs['heap_mb']:.1f} MB of heap, {needs['nodes']:,} nodes, {needs['listeners']} listeners"
+            )
+            yield (
+                f"  an open page after {needs['updates']:,} updates",
+                f"{kept}; {needs['cpu_seconds']:.1f} s CPU of its thread",
+                "no growth",
+            )
