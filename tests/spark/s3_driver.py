@@ -2,7 +2,7 @@
 
 First both append without the gate, where the table's catalog has no commit of its own: on S3, Delta's log store and Iceberg's
 Hadoop catalog exclude each other within one driver only. Then both append, and then upsert, through the gate. They begin each
-step together. Each driver writes one JSON object: the rows that it was told are committed, and (writer `a`) those in the tables.
+step together. At the end writer `a` writes one JSON object: the rows of both tables.
 """
 
 from __future__ import annotations

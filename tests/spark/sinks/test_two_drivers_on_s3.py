@@ -55,7 +55,7 @@ def test_two_drivers_lose_no_row_through_the_gate(
     kind: str,
     loses_alone: bool,
 ) -> None:
-    """Without it they do, where the commit is a file on S3: each driver was told that its commits are in the table."""
+    """Without it they do, where the commit is a file on S3: Spark had reported each commit to its driver."""
     server = s3_credentials
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
     bucket = server.bucket()
