@@ -27,7 +27,7 @@ SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_fo
 
 # Releases of the formats that `make test-matrix` tries on PySpark 3.5.
 DELTA_RELEASES := 3.3.2
-ICEBERG_RELEASES := 1.6.1 1.8.1 1.9.2 1.10.0
+ICEBERG_RELEASES := 1.6.1 1.7.1 1.8.1 1.9.2 1.10.0
 
 # The other supported Pythons that this machine has, or PYTHONS="/path/to/python3.12 …".
 PYTHONS ?= $(shell for each in python3.12 python3.13; do $$each -c '' 2>/dev/null && command -v $$each; done)

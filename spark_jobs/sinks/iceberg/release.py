@@ -17,7 +17,7 @@ from lakewarden.spark_jobs.sinks.releases import require_tried
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TRIED = {"3.5": ("1.6", "1.8", "1.9", "1.10"), "4.0": ("1.10",)}
+TRIED = {"3.5": ("1.6", "1.7", "1.8", "1.9", "1.10"), "4.0": ("1.10",)}
 """Minor releases of Iceberg that the tests have run with, by Spark's."""
 
 STAGING_CATALOG = "lakewarden_staging"
