@@ -11,8 +11,6 @@ The jars are kept in the cache, in a folder per version.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -21,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from lakewarden.agent.embedded.jars import dependency, maven_context
 from lakewarden.agent.embedded.jdk import find_java
-from tests.servers.program import NoServerError, cache, free_port, one_at_a_time, spawn, stop
+from tests.servers.jars import jars
+from tests.servers.program import NoServerError, free_port, spawn, stop
 
 ICEBERG_VERSION: Final = "1.10.0"
 _ALONE: Final = (
@@ -42,7 +40,6 @@ _WITH_DEPENDENCIES: Final = (
 _MAIN: Final = "org.apache.iceberg.rest.RESTCatalogServer"
 _JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _START_SECONDS: Final = 120
-_ATTEMPTS: Final = 3
 
 
 @contextmanager
@@ -53,7 +50,13 @@ def running_rest_catalog(folder: Path, properties: Mapping[str, str]) -> Iterato
     port = free_port()
     catalog = {"uri": f"jdbc:sqlite:{folder / 'rest-catalog.db'}", "rest.port": str(port), **properties}
     environment = {f"CATALOG_{_variable(key)}": value for key, value in catalog.items()}
-    libraries = (_jars(), Path(pyspark.__file__).parent / "jars")
+    rest = jars(
+        f"iceberg-rest-{ICEBERG_VERSION}",
+        alone=_ALONE,
+        with_dependencies=_WITH_DEPENDENCIES,
+        left_out=["org.slf4j"],
+    )
+    libraries = (rest, Path(pyspark.__file__).parent / "jars")
     path = ":".join(f"{library}/*" for library in libraries)
     log = folder / "rest-catalog.log"
     process = spawn([str(find_java()), *_JVM, "-cp", path, _MAIN], environment, log)
@@ -81,42 +84,3 @@ def _wait_until_it_answers(uri: str, process: Any, log: Path) -> None:
                     f"Iceberg's REST catalog did not start: {log.read_text()[-2000:]}"
                 ) from error
             time.sleep(0.2)
-
-
-def _jars() -> Path:
-    jars = cache() / f"iceberg-rest-{ICEBERG_VERSION}"
-    with one_at_a_time(jars):
-        if not jars.is_dir():
-            _fetch(jars)
-    return jars
-
-
-def _fetch(jars: Path) -> None:
-    for attempt in range(1, _ATTEMPTS + 1):
-        with tempfile.TemporaryDirectory(dir=jars.parent) as folder:
-            new = Path(folder) / "jars"
-            new.mkdir()
-            try:
-                for jar in _resolved(Path(folder) / "m2"):
-                    shutil.copy(jar, new)
-            except Exception as failure:
-                if attempt == _ATTEMPTS:
-                    raise NoServerError(
-                        f"Iceberg's REST catalog could not be downloaded from Maven Central ({failure}): check the network, "
-                        "or set a mirror in ~/.config/jgo.conf ([repositories], central = URL)"
-                    ) from failure
-            else:
-                new.rename(jars)
-                return
-
-
-def _resolved(repository: Path) -> list[Path]:
-    maven = maven_context(repository)
-    alone = [dependency(maven, each) for each in _ALONE]
-    inputs, transitive = maven.resolver.resolve([dependency(maven, each) for each in _WITH_DEPENDENCIES])
-    wanted = [
-        each.artifact
-        for each in (*alone, *inputs, *transitive)
-        if each.scope in ("compile", "runtime") and each.artifact.groupId != "org.slf4j"
-    ]
-    return [artifact.resolve() for artifact in wanted]

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -27,9 +26,9 @@ from typing import Any, Final
 import anyio
 
 from lakewarden.agent.embedded.bound_child import bound
-from lakewarden.agent.embedded.jars import dependency, maven_context
 from lakewarden.agent.embedded.jdk import OLDEST, find_java
-from tests.servers.program import NoServerError, built, cache, one_at_a_time
+from tests.servers.jars import jars
+from tests.servers.program import NoServerError, built, one_at_a_time
 from tests.servers.s3 import S3Server
 
 HUDI_VERSION: Final = "1.2.1"
@@ -46,7 +45,6 @@ _HUDI: Final = tuple(
 _SDK: Final = "software.amazon.awssdk:s3:2.29.52"
 _LEFT_OUT: Final = ("io.netty", "org.slf4j")
 """Not needed: the asynchronous part of the SDK is not used, and pyspark contains a newer slf4j with a logger."""
-_ATTEMPTS: Final = 3
 _JVM: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=info")
 _COMPILER: Final = "jdk.compiler/com.sun.tools.javac.Main"
 """`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
@@ -56,10 +54,10 @@ def hudi_class_path() -> str:
     """The class path for a JVM of Hudi writers. Downloads and compiles first if necessary."""
     import pyspark
 
-    jars = hudi_jars()
-    libraries = (jars, Path(pyspark.__file__).parent / "jars")
+    found = hudi_jars()
+    libraries = (found, Path(pyspark.__file__).parent / "jars")
     sources = hashlib.sha256(b"".join(each.read_bytes() for each in _SOURCES)).hexdigest()
-    classes = jars.with_name(f"classes-{sources[:12]}")
+    classes = found.with_name(f"classes-{sources[:12]}")
     with one_at_a_time(classes):
         if not classes.is_dir():
             _compile(classes, libraries)
@@ -68,43 +66,7 @@ def hudi_class_path() -> str:
 
 def hudi_jars() -> Path:
     """The folder with Hudi's jars, of the modules that its locks need. Downloads them first if necessary."""
-    jars = cache() / f"hudi-{HUDI_VERSION}" / "jars"
-    with one_at_a_time(jars):
-        if not jars.is_dir():
-            _fetch(jars)
-    return jars
-
-
-def _fetch(jars: Path) -> None:
-    for attempt in range(1, _ATTEMPTS + 1):
-        with tempfile.TemporaryDirectory(dir=jars.parent) as folder:
-            new = Path(folder) / "jars"
-            new.mkdir()
-            try:
-                for jar in _resolved(Path(folder) / "m2"):
-                    shutil.copy(jar, new)
-            except Exception as failure:
-                if attempt == _ATTEMPTS:
-                    raise NoServerError(
-                        f"Hudi {HUDI_VERSION} could not be downloaded from Maven Central ({' '.join(str(failure).split())}): "
-                        "check the network, or set a mirror in ~/.config/jgo.conf ([repositories], central = URL)"
-                    ) from failure
-            else:
-                new.rename(jars)
-                return
-
-
-def _resolved(repository: Path) -> list[Path]:
-    """Download the jars; returns their paths."""
-    maven = maven_context(repository)
-    alone = [dependency(maven, each) for each in _HUDI]
-    inputs, transitive = maven.resolver.resolve([dependency(maven, _SDK)])
-    wanted = [
-        each.artifact
-        for each in (*alone, *inputs, *transitive)
-        if each.scope in ("compile", "runtime") and each.artifact.groupId not in _LEFT_OUT
-    ]
-    return [artifact.resolve() for artifact in wanted]
+    return jars(f"hudi-{HUDI_VERSION}/jars", alone=_HUDI, with_dependencies=[_SDK], left_out=_LEFT_OUT)
 
 
 def _compile(classes: Path, libraries: Iterable[Path]) -> None:
