@@ -308,9 +308,8 @@ class Channel:
             and self._is_used(where, consumer)
             and await self._is_behind(where, consumer, position)
         ):
-            batches = await consumer.getmany(
-                where, timeout_ms=quiet
-            )  # what arrived since may have put it behind
+            # It may be behind only because of what arrived since.
+            batches = await consumer.getmany(where, timeout_ms=quiet)
             if not batches:
                 await self._replace(where, consumer, position)
         for record in batches.get(where, ()):
