@@ -1,16 +1,22 @@
-"""Follows one Paimon table. A foreign snapshot costs its list of manifests, its manifests, and once the table's schema."""
+"""Follows one Paimon table. A foreign snapshot costs its list of manifests, its manifests, and once the table's schema.
+
+In an append table with deletion vectors, it also costs the snapshot before, and if the vectors have changed, those of both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lakewarden.agent.watching.files import TableFiles, UnreadableTableError
+from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.numbered import NumberedFollower
 from lakewarden.handlers.hudi.watching import File
-from lakewarden.handlers.observations import ObservedCommit
+from lakewarden.handlers.observations import ObservedCommit, Place
 from lakewarden.handlers.paimon.snapshots import (
     SNAPSHOT_FOLDER,
+    Snapshot,
     TableLayout,
+    changed_vectors,
+    deletion_vectors,
     foreign_snapshot,
     manifests_of,
     newest_snapshot,
@@ -55,5 +61,20 @@ class PaimonFollower(NumberedFollower):
             layout = read_schema(await self._files.read(schema_path(snapshot.schema)))
             self._layouts[snapshot.schema] = layout
         lists = manifests_of(await self._files.read(snapshot.changes))
-        found = foreign_snapshot(number, [await self._files.read(each) for each in lists], layout)
+        manifests = [await self._files.read(each) for each in lists]
+        vectors = set() if layout.has_primary_key else await self._changed_vectors(number, snapshot, layout)
+        found = foreign_snapshot(number, manifests, layout, vectors)
         return [] if found is None else [found]
+
+    async def _changed_vectors(self, number: int, snapshot: Snapshot, layout: TableLayout) -> set[Place]:
+        """Compare with the snapshot before. If that has expired, no change is known, as without a watcher."""
+        if snapshot.indexes is None:
+            return set()
+        try:
+            before = read_snapshot(await self._files.read(snapshot_path(number - 1))).indexes
+            if before == snapshot.indexes:
+                return set()
+            old = {} if before is None else deletion_vectors(await self._files.read(before), layout)
+        except AbsentFileError:
+            return set()
+        return changed_vectors(old, deletion_vectors(await self._files.read(snapshot.indexes), layout))

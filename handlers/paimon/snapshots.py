@@ -5,15 +5,18 @@ It relies on these facts of Paimon 1.0 to 1.4 and pypaimon 2.1:
 - `snapshot/snapshot-N` is JSON. Its `deltaManifestList` names a file in `manifest/` with the manifests of this commit alone.
 - An entry of a manifest has the kind 0 (added) or 1 (deleted), the partition as a `BinaryRow`, and the file's name.
 - `schema/schema-<id>` is JSON with the columns, the partition keys and the primary keys.
+- The `indexManifest` of a snapshot names a file in `manifest/` with all index files of the table, those that this commit has left
+  alone, too. One of the type `DELETION_VECTORS` lists its data files, with the number of rows that each vector deletes. A delete
+  of rows may move the vectors of other files to its new index file, and changes none of the manifests.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lakewarden.handlers.avro import read_avro
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -33,6 +36,10 @@ SNAPSHOT_VERSIONS: Final = (2, 3)
 
 _NAME = re.compile(r"snapshot/snapshot-(\d+)")
 _DELETED = 1
+_VECTORS = "DELETION_VECTORS"
+
+DeletionVectors: TypeAlias = Mapping[Place, Any]
+"""The files that have deleted rows: their number, or where the vector is if no number is known."""
 
 
 def snapshot_path(number: int) -> str:
@@ -58,6 +65,8 @@ class Snapshot:
     changes: str
     """Path of the list of the manifests that it has added."""
     is_gates: bool
+    indexes: str | None = None
+    """Path of the list of all index files, which have the deletion vectors. None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,13 @@ def read_snapshot(body: bytes) -> Snapshot:
     try:
         properties = fields.get("properties") or {}
         changes = MANIFEST_FOLDER + fields["deltaManifestList"]
-        return Snapshot(int(fields["schemaId"]), changes, TRANSACTION in properties)
+        indexes = fields.get("indexManifest")
+        return Snapshot(
+            int(fields["schemaId"]),
+            changes,
+            TRANSACTION in properties,
+            MANIFEST_FOLDER + indexes if indexes else None,
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UnreadableCommit(f"the snapshot lacks what each has: {error!r}") from error
 
@@ -106,19 +121,49 @@ def manifests_of(body: bytes) -> list[str]:
         raise UnreadableCommit(f"the list of manifests lacks {error}") from error
 
 
-def foreign_snapshot(number: int, manifests: Iterable[bytes], layout: TableLayout) -> ObservedCommit | None:
+def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
+    """Return the deletion vectors in a list of index files. Raises `UnreadableCommit`."""
+    found: dict[Place, Any] = {}
+    try:
+        for record in read_avro(body):
+            if record["_INDEX_TYPE"] != _VECTORS:
+                continue
+            partition = partition_path(bytes(record["_PARTITION"]), layout.columns)
+            for each in record["_DELETIONS_VECTORS_RANGES"] or ():
+                deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
+                found[partition, str(each["f0"])] = place if deleted is None else deleted
+    except (KeyError, TypeError) as error:
+        raise UnreadableCommit(f"an entry of a list of index files lacks what each has: {error!r}") from error
+    return found
+
+
+def changed_vectors(before: DeletionVectors, after: DeletionVectors) -> set[Place]:
+    """Return the files of which a commit has deleted rows, or restored."""
+    return {place for place in {*before, *after} if before.get(place) != after.get(place)}
+
+
+def foreign_snapshot(
+    number: int,
+    manifests: Iterable[bytes],
+    layout: TableLayout,
+    vectors: Collection[Place] = (),
+) -> ObservedCommit | None:
     """Return what a snapshot that isn't the gate's has changed, or None if it has changed no file.
+
+    `vectors` are the files of an append table whose deletion vectors it has changed.
 
     | entry | operation | because |
     | --- | --- | --- |
     | deleted file | `delete` | a rewrite that has read the file is refused; an append isn't |
+    | file with another deletion vector | `delete` | the same |
     | added file of an append table, in a partition without a deleted one | `delete` | `PaimonSink` finds it in its base |
     | any other added file | `create` | the deleted one says it already, or readers merge by key |
     """
     entries = [_entry(record, layout) for body in manifests for record in read_avro(body)]
     removed = [place for place, deleted in entries if deleted]
     added = [place for place, deleted in entries if not deleted]
-    files = list(changed_files(removed, added, additions_refute=not layout.has_primary_key))
+    refuting = [*removed, *vectors]
+    files = list(changed_files(refuting, added, additions_refute=not layout.has_primary_key))
     return observed_commit(str(number), files) if files else None
 
 

@@ -87,9 +87,13 @@ class JavaPaimon:
             write.close()
 
     def delete_rows(self, path: str, deleted: Mapping[str, Iterable[int]]) -> None:
-        """Delete rows by deletion vectors: by file, their positions. The table has neither partitions nor buckets."""
+        """Delete rows by deletion vectors: by file, their positions. The files are of one partition, without buckets."""
         paimon, table = self._paimon, self._table(path)
-        (split, *_) = table.newSnapshotReader().read().dataSplits()
+        split = next(
+            split
+            for split in table.newSnapshotReader().read().dataSplits()
+            if any(str(file.fileName()) in deleted for file in split.dataFiles())
+        )
         handler, snapshot = table.store().newIndexFileHandler(), table.snapshotManager().latestSnapshot()
         vectors = paimon.deletionvectors.append.BaseAppendDeleteFileMaintainer
         maintainer = vectors.forUnawareAppend(handler, snapshot, split.partition())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from collections import Counter
 from datetime import date, timedelta
 
+import fastavro
 import pytest
 
 from lakewarden.handlers.observations import UnreadableCommit
 from lakewarden.handlers.paimon.partitions import PartitionColumn, partition_path
 from lakewarden.handlers.paimon.snapshots import (
     TableLayout,
+    changed_vectors,
+    deletion_vectors,
     foreign_snapshot,
     manifests_of,
     newest_snapshot,
@@ -24,6 +28,7 @@ from tests.recorded_paimon import metadata
 
 pytestmark = [pytest.mark.unit]
 
+NO_KEYS = TableLayout((), has_primary_key=False)
 MONDAY, LONG = "day=2026-11-23/region=a b/c", "day=2026-11-23/region=a region with a long name"
 TUESDAY = "day=2026-11-24/region=__DEFAULT_PARTITION__"
 
@@ -50,6 +55,73 @@ def test_snapshots_that_paimon_wrote(number: int, keyed: bool, expected: dict[tu
     assert found is not None
     assert Counter((each.partition, each.operation) for each in found.markers) == expected
     assert found.version == str(number)
+
+
+def footprint(number: int) -> list[tuple[str, str, str]]:
+    """Partition, file and operation of each marker of a snapshot of the recorded table with deletion vectors."""
+    files = metadata("vectors")
+    layout = read_schema(files["schema/schema-0"])
+    before, after = (
+        read_snapshot(files[f"snapshot/snapshot-{each}"]).indexes if each else None
+        for each in (number - 1, number)
+    )
+    vectors = changed_vectors(
+        *({} if each is None else deletion_vectors(files[each], layout) for each in (before, after))
+    )
+    lists = manifests_of(files[read_snapshot(files[f"snapshot/snapshot-{number}"]).changes])
+    found = foreign_snapshot(number, [files[path] for path in lists], layout, vectors)
+    assert found is not None
+    return [(each.partition, each.file_group, each.operation) for each in found.markers]
+
+
+def test_deleted_rows_touch_their_files_only() -> None:
+    """Java Paimon deletes rows of Monday's first file, then of its second one, then of the first one again."""
+    monday = "day=2026-11-23"
+    (first,) = (each for each in footprint(1) if each[0] == monday)
+    (second,) = footprint(2)
+
+    assert [footprint(number) for number in (3, 4, 5)] == [[first], [second], [first]]
+    assert first[2] == second[2] == "delete"
+
+
+def test_a_vector_without_a_number_of_rows_is_compared_by_its_place() -> None:
+    """Older releases of Paimon didn't write the number."""
+    body = io.BytesIO()
+    vector = {"f0": "data-1.parquet", "f1": 1, "f2": 30}
+    entry = {"_INDEX_TYPE": "DELETION_VECTORS", "_PARTITION": row(), "_FILE_NAME": "index-1"}
+    hashes = {
+        "_INDEX_TYPE": "HASH",
+        "_PARTITION": row(),
+        "_FILE_NAME": "index-2",
+        "_DELETIONS_VECTORS_RANGES": None,
+    }
+    ranges = {
+        "name": "range",
+        "type": "record",
+        "fields": [
+            {"name": "f0", "type": "string"},
+            {"name": "f1", "type": "int"},
+            {"name": "f2", "type": "int"},
+        ],
+    }
+    schema = {
+        "name": "entry",
+        "type": "record",
+        "fields": [
+            {"name": "_INDEX_TYPE", "type": "string"},
+            {"name": "_PARTITION", "type": "bytes"},
+            {"name": "_FILE_NAME", "type": "string"},
+            {"name": "_DELETIONS_VECTORS_RANGES", "type": ["null", {"type": "array", "items": ranges}]},
+        ],
+    }
+    fastavro.writer(body, schema, [entry | {"_DELETIONS_VECTORS_RANGES": [vector]}, hashes])
+
+    found = deletion_vectors(body.getvalue(), NO_KEYS)
+
+    place = ("", "data-1.parquet")
+    assert found == {place: ("index-1", 1)}
+    assert changed_vectors(found, {place: ("index-1", 1)}) == set()
+    assert changed_vectors(found, {place: ("index-3", 1)}) == {place}
 
 
 def test_the_gates_snapshots_have_its_property() -> None:
@@ -130,5 +202,7 @@ def test_a_snapshot_that_can_not_be_read_is_an_error(body: bytes, why: str) -> N
 def test_a_damaged_manifest_or_schema_is_an_error() -> None:
     with pytest.raises(UnreadableCommit, match="not an Avro file"):
         manifests_of(b"not avro")
+    with pytest.raises(UnreadableCommit, match="a list of index files lacks"):
+        deletion_vectors(metadata()[next(path for path in metadata() if "manifest-list" in path)], NO_KEYS)
     with pytest.raises(UnreadableCommit, match="the schema lacks"):
         read_schema(b'{"fields": []}')
