@@ -60,16 +60,15 @@ from lakewarden.spark_jobs.sinks.paimon.history import (
     property_of,
 )
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
+    HINT,
     FolderStore,
     StoredObject,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import find_commit, has_dynamic_buckets
+from lakewarden.spark_jobs.sinks.paimon.table import find_commit, has_dynamic_buckets, snapshot_manager
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""
-
-HINT: Final = "LATEST"
 
 GRANT_TOKEN: Final = "lakewarden.token"  # noqa: S105 - no secret
 """Snapshot property: the fencing token of the grant."""
@@ -116,7 +115,8 @@ class FencedCommit:
         """`body` returns the content of the snapshot's object. By default, it is what pypaimon writes."""
         self._table = table
         self._body = body or _body_of
-        self._store: FolderStore = snapshot_store(table)
+        self.store: FolderStore = snapshot_store(table)
+        """Of the table's snapshots."""
         self._name = name
         self._check = check
         self.published: PublishedSnapshot | None = None
@@ -133,7 +133,7 @@ class FencedCommit:
         number = int(snapshot.id)
         snapshot.properties = {
             **(snapshot.properties or {}),
-            COMMITTED: property_of(self._store, number, self._name),
+            COMMITTED: property_of(self.store, number, self._name),
         }
         unanswered_before, self.unanswered = self.unanswered, True
         state: State = Put()
@@ -188,22 +188,22 @@ class FencedCommit:
         try:
             match state:
                 case Put():
-                    return self._store.put_if_absent(name, self._body(snapshot))
+                    return self.store.put_if_absent(name, self._body(snapshot))
                 case ReadBack():
-                    return self._owner(self._store.read(name))
+                    return self._owner(self.store.read(name))
                 case LookAtBase():
                     return self._look_at_base(int(snapshot.id))
                 case Trace():
                     return self._trace(snapshot)
                 case Withdraw():
-                    self._store.remove(name)
+                    self.store.remove(name)
                     return Removed()
                 case WriteHint():
                     self._raise_hint(int(snapshot.id))
                     return HintWritten()
                 case LookAgain(version):
-                    found = self._store.version(name)
-                    return Own(version) if found == version else self._owner(self._store.read(name))
+                    found = self.store.version(name)
+                    return Own(version) if found == version else self._owner(self.store.read(name))
                 case _:
                     assert_never(state)
         except OSError as error:
@@ -227,19 +227,19 @@ class FencedCommit:
 
     def _look_at_base(self, number: int) -> Present | Missing:
         if number > 1:
-            return Missing() if self._store.version(_name_of(number - 1)) is None else Present()
-        return Missing() if max(numbers_of(self._store), default=1) > 1 else Present()
+            return Missing() if self.store.version(_name_of(number - 1)) is None else Present()
+        return Missing() if max(numbers_of(self.store), default=1) > 1 else Present()
 
     def _trace(self, snapshot: Any) -> Contains | Excludes | Undecided:
         number = int(snapshot.id)
-        retained = numbers_of(self._store)
+        retained = numbers_of(self.store)
         added = _next_names_files_of(self._table, snapshot) if number + 1 in retained else None
         return traced(number, retained, added=added)
 
     def _raise_hint(self, number: int) -> None:
-        seen = self._store.read(HINT)
+        seen = self.store.read(HINT)
         if seen is None or not seen.body.strip().isdigit() or int(seen.body) < number:
-            self._store.replace(HINT, str(number).encode(), seen)
+            self.store.replace(HINT, str(number).encode(), seen)
 
 
 def _name_of(number: int) -> str:
@@ -325,6 +325,7 @@ def publish(
     committer = builder.new_commit()
     fenced = FencedCommit(table, name, check)
     committer.file_store_commit.snapshot_commit = fenced
+    committer.file_store_commit.snapshot_manager = snapshot_manager(table, fenced.store)
     properties = {TRANSACTION: name.transaction, GRANT_TOKEN: str(token)}
 
     def commit() -> None:

@@ -25,6 +25,9 @@ from typing import Any, Final, Protocol
 from lakewarden.handlers.paimon.publish import NotWritten, Refused, Written
 from lakewarden.handlers.paimon.s3_options import s3_options
 
+HINT: Final = "LATEST"
+"""Object of the snapshots' folder: the newest one's id, or an older one's if a writer has died."""
+
 REQUEST_SECONDS: Final = 10
 """Of one request. Several of them fit into a grant lease."""
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
 from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
@@ -114,9 +115,40 @@ def partition_path(table: Any, partition: Partition) -> str:
     )
 
 
+def snapshot_manager(table: Any, store: FolderStore | None = None) -> Any:
+    """Return pypaimon's manager of the table's snapshots, which finds the newest one by 3 requests on S3 instead of 10.
+
+    If the hint isn't right, it searches as pypaimon does. `store` is that of the snapshots, if there is an open one.
+    """
+    snapshots = store or snapshot_store(table)
+    manager = table.snapshot_manager()
+    search = manager._get_latest_snapshot_from_filesystem  # noqa: SLF001 - pypaimon's version is pinned
+    manager._get_latest_snapshot_from_filesystem = lambda: _hinted_snapshot(snapshots) or search()  # noqa: SLF001
+    return manager
+
+
+def _hinted_snapshot(store: FolderStore) -> Any | None:
+    """Return the snapshot that the hint names, if it is the newest one. None: the hint isn't right, or can't be read."""
+    from pypaimon.common.json_util import JSON
+    from pypaimon.snapshot.snapshot import Snapshot
+
+    if not store.fenced:  # it has no cheaper requests than pypaimon
+        return None
+    try:
+        hint = store.read(HINT)
+        if hint is None or not hint.body.strip().isdigit():
+            return None
+        found = store.read(f"snapshot-{int(hint.body)}")
+        if found is None or store.version(f"snapshot-{int(hint.body) + 1}") is not None:
+            return None
+    except OSError:  # pypaimon's client repeats its requests
+        return None
+    return JSON.from_json(found.body.decode(), Snapshot)
+
+
 def find_commit(table: Any, user: str, identifier: int) -> int | None:
     """Return the retained snapshot that `user` committed under `identifier`, or None. The search starts at the newest one."""
-    manager = table.snapshot_manager()
+    manager = snapshot_manager(table)
     snapshot = manager.get_latest_snapshot()
     while snapshot is not None:
         if snapshot.commit_user == user:
@@ -144,7 +176,7 @@ class Base:
 
 def latest_snapshot_id(table: Any) -> int:
     """Return the id of the newest snapshot, 0 for a table without snapshots."""
-    snapshot = table.snapshot_manager().get_latest_snapshot()
+    snapshot = snapshot_manager(table).get_latest_snapshot()
     return 0 if snapshot is None else int(snapshot.id)
 
 

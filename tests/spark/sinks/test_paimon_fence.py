@@ -23,7 +23,6 @@ from pypaimon import CatalogFactory, Schema
 from lakewarden.handlers.paimon.publish import CommitName, NotWritten, Refused, Written
 from lakewarden.spark_jobs import BaseChanged, LeaseLost
 from lakewarden.spark_jobs.sinks.paimon.commit import (
-    HINT,
     FencedCommit,
     NothingPublished,
     PublishedSnapshot,
@@ -31,8 +30,9 @@ from lakewarden.spark_jobs.sinks.paimon.commit import (
     publish,
 )
 from lakewarden.spark_jobs.sinks.paimon.history import numbers_of
-from lakewarden.spark_jobs.sinks.paimon.snapshot_store import FolderStore, snapshot_store
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
 from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
+from tests.bench.store_proxy import StoreProxy
 from tests.servers.gcs import GcsServer
 from tests.servers.s3 import S3Server
 
@@ -47,8 +47,8 @@ class Flights:
 
     address: TableAddress
 
-    def stage(self, writer: str, flight: int, identifier: int = 1) -> list[Any]:
-        builder = self.address.open().new_stream_write_builder()
+    def stage(self, writer: str, flight: int, identifier: int = 1, table: Any = None) -> list[Any]:
+        builder = (table or self.address.open()).new_stream_write_builder()
         builder.commit_user = writer
         write = builder.new_write()
         write.write_arrow(pa.Table.from_pylist([{"flight": flight, "writer": writer}], schema=SCHEMA))
@@ -387,6 +387,26 @@ def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_on
     publish_until_hint()
 
     assert published[0].number == 3
+
+
+def test_a_commit_on_s3_takes_few_requests(s3_server: S3Server) -> None:
+    """One file is staged, and published as the sink does: 37 requests. The same by pypaimon alone takes 74."""
+    options = options_of(s3_server)
+    with StoreProxy(s3_server.endpoint) as proxy:
+        through = options | {"s3.endpoint": proxy.endpoint}
+        flights = new_flights(f"s3://{s3_server.bucket()}/lake", through)
+        table = flights.address.open()
+        flights.commit("a", 0, identifier=0)
+        counts = []
+        for batch in (1, 2):
+            before = proxy.requests().total()
+            messages = flights.stage("a", batch, identifier=batch, table=table)
+            name = CommitName("a", batch, f"a-{batch}")
+            publish(table, messages, name=name, token=1, check=lambda: None)
+            counts.append(proxy.requests().total() - before)
+        assert flights.hint() == 3
+
+    assert max(counts) <= 40, counts
 
 
 def test_pypaimons_own_publish_is_never_asked(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
