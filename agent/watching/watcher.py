@@ -10,7 +10,9 @@
 - A table that can't be read, or whose version isn't known, is reported once in the log and tried again in each period. When it
   can be read again, that is logged too. A table that fails in any other way is begun again in the next period.
 - A glob has its wildcard in the last segment: `s3://lake/hudi/*`. New tables below it are looked for every
-  `DISCOVERY_SECONDS`.
+  `DISCOVERY_SECONDS`. A folder that can't be listed hides no other.
+- A table that a glob has found is left after its folders were absent for `ABSENT_SECONDS`: it was dropped. If it comes back, the
+  glob finds it as a new table. A table that can't be read is not absent. A table that `watch` names is never left.
 - A watcher of an agent watches some of the tables only (docs/decisions/0054). When they change, it looks for tables at once.
 """
 
@@ -42,6 +44,8 @@ MAX_ROUNDS = 32
 """Tables that are looked at at the same time."""
 DISCOVERY_SECONDS = 60.0
 """Between two looks for tables below a glob."""
+ABSENT_SECONDS = 180.0
+"""A table below a glob is left after it was absent for so long."""
 MAX_AGE_SECONDS = 30.0
 """Of a commit that is reported, unless `watch_idle_seconds` is a third of it or more."""
 
@@ -55,6 +59,11 @@ class _Table:
 
     uri: str
     files: TableFiles
+    glob: str | None = None
+    """The glob that has found it, or None if `watch` names it."""
+    absent_since: float | None = None
+    """When the glob's folder was listed without it for the first time."""
+    is_dropped: bool = False
     watched: Follower | None = None
     looked_at: float | None = None
     """When the last look began that succeeded."""
@@ -83,7 +92,8 @@ class Watcher:
         self._buckets = Buckets(settings)
         self._rounds = anyio.CapacityLimiter(MAX_ROUNDS)
         self.tables: dict[str, _Table] = {}
-        self._unreadable_globs: set[str] = set()
+        self._unreadable: set[str] = set()
+        """Globs, and folders below them, that can't be listed, as they were logged."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -108,38 +118,70 @@ class Watcher:
         """How many listings and reads were sent."""
         return sum(each.files.requests for each in self.tables.values())
 
-    def _start(self, tasks: TaskGroup, uri: str) -> None:
+    def _start(self, tasks: TaskGroup, uri: str, glob: str | None = None) -> None:
         if uri not in self.tables:
-            table = self.tables[uri] = _Table(uri, self._buckets.table(uri))
+            table = self.tables[uri] = _Table(uri, self._buckets.table(uri), glob)
             tasks.start_soon(self._watch, table)
 
     async def _discover(self, tasks: TaskGroup, glob: str) -> None:
+        """Start to watch the new tables below a glob, and leave those that were dropped."""
         folder, _, pattern = glob.rpartition("/")
         try:
             below = self._buckets.table(folder)
-            for name in await below.folders(""):
-                uri = f"{folder}/{name}"
-                if not fnmatchcase(name, pattern) or uri in self.tables or not self._is_own(uri):
-                    continue
-                if format_of(await below.folders(name)) is not None:
-                    self._start(tasks, uri)
-                    log.info("watch.table-found", table=uri, glob=glob)
+            present = {name for name in await below.folders("") if fnmatchcase(name, pattern)}
         except AgentError as error:
-            if glob not in self._unreadable_globs:
-                log.warning("watch.glob-unreadable", glob=glob, why=str(error))
-            self._unreadable_globs.add(glob)
-        else:
-            self._unreadable_globs.discard(glob)
+            self._report_unreadable("watch.glob-unreadable", glob, glob, error)
+            return
+        self._unreadable.discard(glob)
+        found = {each.uri.rpartition("/")[2] for each in self.tables.values() if each.glob == glob}
+        for name in sorted(present | found):
+            uri = f"{folder}/{name}"
+            table = self.tables.get(uri)
+            if not self._is_own(uri) or (table is not None and table.glob != glob):
+                continue
+            try:
+                is_table = name in present and await self._is_table(table, below, name)
+            except AgentError as error:
+                self._report_unreadable("watch.folder-unreadable", glob, uri, error)
+                continue
+            self._unreadable.discard(uri)
+            if table is not None:
+                self._note_presence(table, is_table=is_table)
+            elif is_table:
+                self._start(tasks, uri, glob)
+                log.info("watch.table-found", table=uri, glob=glob)
+
+    async def _is_table(self, table: _Table | None, below: TableFiles, name: str) -> bool:
+        if table is not None and table.watched is not None and table.trouble is None:
+            return True  # its own looks read it
+        return format_of(await below.folders(name)) is not None
+
+    @staticmethod
+    def _note_presence(table: _Table, *, is_table: bool) -> None:
+        if is_table:
+            table.absent_since = None
+        elif table.absent_since is None:
+            table.absent_since = monotonic()
+        elif monotonic() - table.absent_since >= ABSENT_SECONDS:
+            table.is_dropped = True
+
+    def _report_unreadable(self, event: str, glob: str, uri: str, error: AgentError) -> None:
+        if uri not in self._unreadable:
+            log.warning(event, glob=glob, why=str(error), **({} if uri == glob else {"folder": uri}))
+        self._unreadable.add(uri)
 
     async def _watch(self, table: _Table) -> None:
-        while self._is_own(table.uri):
+        while self._is_own(table.uri) and not table.is_dropped:
             began = monotonic()
             async with self._rounds:
                 active = await self._look_or_log(table)
             period = self._settings.watch_seconds if active else self._settings.watch_idle_seconds
             await anyio.sleep(max(0.0, began + period - monotonic()))
         del self.tables[table.uri]
-        log.info("watch.table-left", table=table.uri)
+        if table.is_dropped:
+            log.info("watch.table-dropped", table=table.uri, detail="its folders are absent")
+        else:
+            log.info("watch.table-left", table=table.uri)
 
     async def _look_or_log(self, table: _Table) -> bool:
         try:

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from lakewarden.agent.errors import SettingsError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching import watcher as watcher_module
-from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles
+from lakewarden.agent.watching.files import AbsentFileError, Buckets, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import Follower
 from lakewarden.agent.watching.formats import follow
 from lakewarden.agent.watching.watcher import Watcher
@@ -198,6 +198,84 @@ async def test_tables_below_a_glob_are_found(table: Table) -> None:
     (table.root.parent / "no-table").mkdir()
     async with table.watched(f"file://{table.root.parent}/*") as watcher:
         await first_round(watcher, table.uri)
+
+        assert set(watcher.tables) == {table.uri}
+
+
+async def test_a_folder_that_can_not_be_listed_hides_no_other_table_of_its_glob(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watcher may lack the right to one folder. It logs this once, and finds a table there when it may list it."""
+    table.create()
+    secret = Table(table.root.with_name("a-secret")).create()
+    readable = False
+    folders = TableFiles.folders
+
+    async def folders_or_refusal(files: TableFiles, path: str) -> list[str]:
+        if path == secret.root.name and not readable:
+            raise UnreadableTableError("access denied")
+        return await folders(files, path)
+
+    monkeypatch.setattr(TableFiles, "folders", folders_or_refusal)
+    monkeypatch.setattr(watcher_module, "DISCOVERY_SECONDS", 0.01)
+    with capture_logs() as logs:
+        async with table.watched(f"file://{table.root.parent}/*") as watcher:
+            await first_round(watcher, table.uri)
+            assert set(watcher.tables) == {table.uri}
+            readable = True
+            await first_round(watcher, secret.uri)
+
+    (line,) = [each for each in logs if each["event"] == "watch.folder-unreadable"]
+    assert (line["folder"], line["why"]) == (secret.uri, "access denied")
+
+
+async def test_a_table_of_a_glob_that_was_dropped_is_left_and_found_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests end. A table that is named is still looked at."""
+    monkeypatch.setattr(watcher_module, "DISCOVERY_SECONDS", 0.01)
+    monkeypatch.setattr(watcher_module, "ABSENT_SECONDS", 0.05)
+    table.create()
+    named = Table(table.root.with_name("named")).create()
+    with capture_logs() as logs:
+        async with table.watched(f"file://{table.root.parent}/*", named.uri) as watcher:
+            await first_round(watcher, table.uri)
+            await first_round(watcher, named.uri)
+            shutil.rmtree(named.root)
+            shutil.rmtree(table.root)
+            with anyio.fail_after(PATIENCE_SECONDS):
+                while set(watcher.tables) != {named.uri}:
+                    await anyio.sleep(0.005)
+            table.create()
+            await first_round(watcher, table.uri)
+
+    events = [each["event"] for each in logs if each.get("table") == table.uri]
+    assert [each for each in events if each in ("watch.table-found", "watch.table-dropped")] == [
+        "watch.table-found",
+        "watch.table-dropped",
+        "watch.table-found",
+    ]
+
+
+async def test_a_table_of_a_glob_that_can_not_be_read_is_not_left(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher_module, "DISCOVERY_SECONDS", 0.01)
+    monkeypatch.setattr(watcher_module, "ABSENT_SECONDS", 0.0)
+    table.create()
+    refused = 0
+
+    async def refusal(files: TableFiles, path: str) -> list[str]:
+        nonlocal refused
+        refused += 1
+        raise UnreadableTableError("access denied")
+
+    async with table.watched(f"file://{table.root.parent}/*") as watcher:
+        await first_round(watcher, table.uri)
+        monkeypatch.setattr(TableFiles, "folders", refusal)
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while refused < 3:
+                await anyio.sleep(0.005)
 
         assert set(watcher.tables) == {table.uri}
 
