@@ -11,7 +11,6 @@ is computation only (botocore reads its model of S3), and no timeout includes it
 
 from __future__ import annotations
 
-import os
 import re
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -36,6 +35,7 @@ from lakewarden.agent.stores.port import (
     require_timeout,
     too_long,
 )
+from lakewarden.agent.stores.region import s3_region
 from lakewarden.agent.stores.send_once import RAW_LENGTH, RAW_STATUS, SendOnceSession
 from lakewarden.handlers.lease.conditional import (
     Condition,
@@ -178,7 +178,7 @@ class S3Store(AsyncContextManagerMixin):
         try:
             if await session.get_credentials() is None:
                 return _not_sent(_NO_CREDENTIALS)
-            region = options.region or session.get_config_variable("region") or os.environ.get("AWS_REGION")
+            region = s3_region(options.region, session)
             making = session.create_client(
                 "s3",
                 region_name=region,

@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.locations import scheme_of
+from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
 from lakewarden.handlers.setup.clocks import ClockReading
 
 _GOOGLE: Final = "https://storage.googleapis.com"
@@ -70,16 +71,13 @@ async def _endpoint(root: str, settings: Settings) -> str:
             return f"https://{account}.blob.core.windows.net"
 
 
-async def _aws_endpoint(region: str | None) -> str:
+async def _aws_endpoint(configured: str | None) -> str:
     """The endpoint of the AWS configuration, or AWS's own."""
     session = AioSession()
     try:
-        region = (
-            region or session.get_config_variable("region") or os.environ.get("AWS_REGION") or "us-east-1"
-        )
         async with session.create_client(
             "s3",
-            region_name=region,
+            region_name=s3_region(configured, session) or DEFAULT_REGION,
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106 - sends nothing
         ) as client:

@@ -22,6 +22,7 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.stores.locations import parse_location
 from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import shorten
+from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
 from lakewarden.handlers.hudi.watching import File
 
 if TYPE_CHECKING:
@@ -177,7 +178,6 @@ class Buckets:
 
         session = AioSession()
         settings = self._settings
-        region = settings.s3_region or session.get_config_variable("region")
         path_style = settings.s3_addressing == "path" or (settings.s3_addressing == "auto" and bool(endpoint))
 
         async def credentials() -> S3Credential:
@@ -198,7 +198,7 @@ class Buckets:
             return made
 
         config: Any = {
-            "region": region or "us-east-1",
+            "region": s3_region(settings.s3_region, session) or DEFAULT_REGION,
             "virtual_hosted_style_request": not path_style,
             **({"endpoint": endpoint} if endpoint else {}),
         }
