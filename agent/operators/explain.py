@@ -108,6 +108,10 @@ class Search:
         return sorted(exact or matching, key=lambda each: each.at)
 
 
+class NotInLogError(AgentError):
+    """No transaction matches. The message says where the log was searched."""
+
+
 class AmbiguousError(AgentError):
     """Several transactions match. Give more of the id, or the table."""
 
@@ -120,11 +124,11 @@ class AmbiguousError(AgentError):
 
 
 async def explain(settings: Settings, prefix: str, table: str | None = None) -> Explanation:
-    """Explain the one transaction whose id begins with `prefix`. Raises `AgentError` if none or several match."""
+    """Explain the one transaction whose id begins with `prefix`. Raises `NotInLogError` or `AmbiguousError`."""
     search = await search_log(settings, prefix)
     found = search.candidates(table)
     if not found:
-        raise AgentError(not_found(settings, search, table))
+        raise NotInLogError(not_found(settings, search, table))
     if len(found) > 1:
         raise AmbiguousError(prefix, found)
     return await _explanation(settings, found[0])

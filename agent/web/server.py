@@ -12,11 +12,13 @@ from typing import Any
 
 import anyio
 from aiohttp import web
+from aiokafka.errors import KafkaError
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import AgentError
+from lakewarden.agent.operators.explain import NotInLogError
 from lakewarden.agent.web import views
-from lakewarden.agent.web.follower import Changes
+from lakewarden.agent.web.follower import Changes, explained
 from lakewarden.agent.web.pages import Pages
 from lakewarden.agent.web.views import BadRequestError, Sources, View
 
@@ -118,8 +120,10 @@ class Server:
             return self._refusal(request, 404, "there is no such view")
         except web.HTTPException as error:
             return self._refusal(request, error.status, error.reason)
-        except AgentError as error:
+        except NotInLogError as error:
             return self._refusal(request, 404, str(error))
+        except (AgentError, KafkaError, OSError) as error:
+            return self._refusal(request, 503, explained(error, self._settings), **{"Retry-After": "10"})
         if not response.prepared:
             response.headers.update(_HEADERS)
         return response
@@ -163,15 +167,12 @@ class Server:
                 raise BusyError(f"{MAX_READING} other requests read the log; try again in a few seconds")
             self._limits.reading += 1
             try:
-                with anyio.fail_after(READ_SECONDS):
+                with anyio.move_on_after(READ_SECONDS):
                     async with self._one_reader:
                         return await build(self._sources, request.query)
-            except TimeoutError:
-                raise BusyError(
-                    f"the log could not be read within {READ_SECONDS:g} s; use the command"
-                ) from None
             finally:
                 self._limits.reading -= 1
+            raise BusyError(f"the log could not be read within {READ_SECONDS:g} s; use the command")
 
         return view
 

@@ -15,14 +15,18 @@ import anyio
 import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.demo.segments import COMPUTING, NAMES
 from lakewarden.agent.demo.trace import Outcome
+from lakewarden.agent.errors import KafkaUnreachableError
+from lakewarden.agent.operators import explain as explain_module
+from lakewarden.agent.operators.explain import Search
 from lakewarden.agent.operators.refused import refused_event
 from lakewarden.agent.operators.status import BlockerView, LockHolder, TableView, TransactionView
 from lakewarden.agent.settings import Settings
-from lakewarden.agent.web import server
+from lakewarden.agent.web import server, views
 from lakewarden.agent.web.follower import Changes, Follower
 from lakewarden.agent.web.history import History
 from lakewarden.agent.web.server import Server
@@ -247,6 +251,59 @@ async def test_a_wrong_request_is_answered_with_what_is_wrong(path: str, status:
         assert message in await answer.text()
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KafkaUnreachableError("no broker answers at kafka:9092"), "no broker answers at kafka:9092"),
+        (GroupAuthorizationFailedError("agents"), "Kafka denies this user describe on the agents"),
+        (KafkaConnectionError("closed"), "Kafka at kafka:9092 doesn't answer"),
+        (TimeoutError(), "Kafka at kafka:9092 doesn't answer"),
+    ],
+    ids=["no broker", "no right", "no connection", "a time limit of a part"],
+)
+@pytest.mark.parametrize("path", ["/agents", "/transaction?id=A"])
+async def test_a_view_that_kafka_does_not_answer_is_unavailable_and_says_why(
+    path: str, error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time limit of a part is not that of the whole view, and nothing is called absent."""
+    _fail(monkeypatch, error)
+    name, _, query = path.partition("?")
+    async with served(bootstrap_servers="kafka:9092") as (client, _, _):
+        page = await client.get(path)
+        found = await client.get(f"{name}.json?{query}")
+
+        assert (page.status, found.status) == (503, 503)
+        assert message in (await found.json())["error"]
+        assert "Not found" not in await page.text()
+    assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+async def test_a_view_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_SECONDS", 0.01)
+
+    async def never(*_: Any) -> None:
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(views, "read_agents", never)
+    async with served() as (client, _, _):
+        answer = await client.get("/agents.json")
+
+        assert answer.status == 503
+        assert "could not be read within 0.01 s" in await answer.text()
+
+
+async def test_a_transaction_that_is_not_in_the_log_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def searched(*_: Any) -> Search:
+        return Search("Z")
+
+    monkeypatch.setattr(explain_module, "search_log", searched)
+    async with served() as (client, _, _):
+        answer = await client.get("/transaction?id=Z")
+
+        assert answer.status == 404
+        assert "Not found" in await answer.text()
+
+
 async def test_ten_thousand_tables_are_shown_in_pages_with_the_contended_first() -> None:
     tables = [table(f"s3://lake/t{number:05}", waiting=number == 9_999) for number in range(10_000)]
     async with served(*tables) as (client, _, _):
@@ -358,6 +415,16 @@ def test_a_command_to_copy_is_quoted() -> None:
     assert command("status", "--table", "s3://lake/t") == "lakewarden status --table s3://lake/t"
     assert command("explain", "a'; rm -rf ~ #") == """lakewarden explain 'a'"'"'; rm -rf ~ #'"""
     assert command("explain", "a\nb'\\") == r"lakewarden explain $'a\U0000000ab\'\\'"
+
+
+def _fail(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let all that reads Kafka raise this error."""
+
+    async def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(views, "read_agents", fail)
+    monkeypatch.setattr(explain_module, "search_log", fail)
 
 
 async def message(stream: ClientResponse) -> str:
