@@ -43,6 +43,7 @@ from tests.bench import (
     steps,
     stopping,
     stores,
+    upserts,
     volume,
     waste,
     watching,
@@ -53,6 +54,7 @@ from tests.bench.peers import compare, paimon_commits
 from tests.bench.peers.paimon_commits import Commits
 from tests.bench.peers.workload import Workload
 from tests.bench.store_proxy import StoreProxy
+from tests.bench.upserts import Upserts
 from tests.servers.s3 import S3Server, running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
@@ -68,6 +70,7 @@ PARTS = (
     "failover",
     "rolling",
     "stop",
+    "upserts",
     "stores",
     "watching",
     "web",
@@ -112,6 +115,7 @@ class Size:
     web: page.Sizes
     aborts: int
     """Of each kind of batch. 0: the part is left out."""
+    upserts: Upserts
     peers: Sequence[Workload]
     paimon: Commits
 
@@ -145,6 +149,7 @@ FULL = Size(
     watched_trials=30,
     web=page.Sizes(tables=1_000, transactions=3_600, updates=30, fed_updates=3_600),
     aborts=20,
+    upserts=Upserts(files=30, rows=40_000, runs=3),
     peers=tuple(
         Workload(writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
         for writers, overlap in ((2, True), (2, False), (4, True))
@@ -180,6 +185,7 @@ QUICK = Size(
     watched_trials=2,
     web=page.Sizes(tables=5, transactions=40, updates=1, fed_updates=40),
     aborts=0,
+    upserts=Upserts(files=2, rows=10, runs=1),
     peers=(Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2),),
     paimon=Commits(writers=2, commits=2, stopped_seconds=1.0),
 )
@@ -283,6 +289,11 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
         if "stop" in parts and size.aborts:
             _progress(f"stopping Spark batches, {size.aborts} aborts of each kind")
             report["stop"] = stopping.measure(servers, f"{prefix}-stop", folder / "stop", aborts=size.aborts)
+        if "upserts" in parts:
+            _progress(f"upserts into a Paimon append table of {size.upserts.files} files")
+            report["upserts"] = upserts.measure(
+                servers, f"{prefix}-upserts", folder / "upserts", size=size.upserts
+            )
         if "stores" in parts:
             report["stores"] = _measure_stores(size, folder)
         if "watching" in parts:
@@ -559,6 +570,8 @@ def _print(report: dict[str, Any]) -> None:
         _print_table(list(waste.admission_rows(report["waste"])))
     if "stop" in report:
         _print_table(list(stopping.rows(report["stop"])))
+    if "upserts" in report:
+        _print_table(list(upserts.rows(report["upserts"])))
     if "peers" in report:
         _print_table(list(compare.rows(report["peers"])))
         print(compare.FOOTNOTE)

@@ -91,6 +91,10 @@ def test_the_benchmark_runs_and_reports_every_figure(
     for kind in ("memory", "local disk", "S3"):
         assert report["stores"][kind].keys() == {"write_ms", "read_ms"}
     _check_locks(report["locks"])
+    for ways in report["upserts"]["cases"].values():
+        assert [ways[way]["files"] for way in ("matched files", "whole partitions")] == [2, 2], (
+            "all are small"
+        )
     assert report["watching"]["marker_to_abort_ms"]["count"] == 2
     assert report["watching"]["active"]["requests_per_second"] > 0
     for form in ("delta", "paimon", "iceberg"):
