@@ -17,8 +17,8 @@ checkpoints, publisher, locks), `handlers/`, the codec, and the writer's rules (
 
 | module | tests |
 | --- | --- |
-| `oracles.py` | the promises G1 to G7, and what else must never happen, judged from outside |
-| `histories.py`, `ledger_knowledge.py` | what the logs have, for the oracles |
+| `oracles.py`, `decision_oracles.py` | the promises G1 to G7, and what else must never happen, judged from outside |
+| `log_knowledge.py`, `histories.py`, `ledger_knowledge.py` | what the logs have, for the oracles |
 | `lock_watch.py` | what the lock objects show |
 | `scenario.py`, `drawing.py`, `additions.py`, `run.py` | what a seed means; how it is drawn; one run |
 | `planted.py` | bugs that the oracles must find |

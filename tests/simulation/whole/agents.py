@@ -211,7 +211,7 @@ class ObservedSession(KafkaSession):
     async def _restore_ledgers(self) -> None:
         read = [each for each in self._owners.values() if each.phase in ("replaying", "live", "paused")]
         known = [(each, each.position) for each in read]
-        node, ledger = current_process().node, self._oracles.ledger
+        node, ledger = current_process().node, self._oracles.knowledge.ledger
         lost_at, began = dict(ledger.lost_at), node.now()
         await super()._restore_ledgers()
         if node.now() - began >= LEDGER_QUESTION_SECONDS:
@@ -308,9 +308,9 @@ class ObservedOwner(PartitionOwner):
             self._oracles.check_unknown_requests(self.node, self.number, unknown, self._ended)
 
     def load(self, start: int, end: int, *arguments: Any, **more: Any) -> None:
-        self._oracles.on_loaded(self.term, end)
+        self._oracles.knowledge.on_loaded(self.term, end)
         now = self.loaded_at = self.node.timeline.now
-        self._oracles.ledger.on_loaded(self.term, now, partition=self.number, span=(start, end))
+        self._oracles.knowledge.ledger.on_loaded(self.term, now, partition=self.number, span=(start, end))
         super().load(start, end, *arguments, **more)
 
     def live_for(self) -> float:
@@ -348,7 +348,7 @@ class ObservedOwner(PartitionOwner):
         event = decode(WRITER_EVENT, record.value)
         misplaced = FORGED.encode() in record.value
         if not isinstance(event, Undecodable) and not self.replaced and not misplaced:
-            self._oracles.on_overlooked(event.transaction)
+            self._oracles.knowledge.on_overlooked(event.transaction)
 
     def _check_published(self, decision: DecisionEventUnion) -> None:
         if isinstance(decision, Abort | AlreadyCommitted):
@@ -383,7 +383,9 @@ class ObservedOwner(PartitionOwner):
         """
         if self.phase != "live" or not self._is_settled():
             return
-        lacks = self._oracles.lacking(self.number) is not None or self._oracles.ledger_lacks(self.number)
+        lacks = self._oracles.knowledge.lacking(
+            self.number
+        ) is not None or self._oracles.knowledge.ledger_lacks(self.number)
         if self._overlooks or lacks:
             return  # the log doesn't have what this owner knows, or has what it doesn't know
         with self._errors.none():

@@ -40,7 +40,7 @@ class InterruptedCopy:
         """Interrupt the copy before the run, and complete it at a time."""
         for job in self._jobs:
             _land(job.table, job.writer)
-            self._oracles.on_copied(_transaction(job.writer), job.table.uri, job.writer, BATCH)
+            self._oracles.knowledge.on_copied(_transaction(job.writer), job.table.uri, job.writer, BATCH)
         for number in range(self._broker.counts[TOPICS.ledger]):
             self._append(number, _copied(number, complete=False))
         self._timeline.plan(at, partial(self._copy_again, restart_agents))
@@ -51,7 +51,7 @@ class InterruptedCopy:
         self._broker.group.committed.clear()
         for where in self._broker.logs:
             self._broker.remove_from(where, 0)
-            self._oracles.on_loss(where.topic, where.partition, 0, 0)
+            self._oracles.knowledge.on_loss(where.topic, where.partition, 0, 0)
         for number in range(self._broker.counts[TOPICS.ledger]):
             self._append(number, _copied(number, complete=False))
             for job in self._jobs:

@@ -164,12 +164,12 @@ class World:
             scenario.additions.losses,
             until=scenario.fault_free_from,
             partition_of=lambda loss: self._partition_of(scenario.tables[loss.table].uri),
-            on_loss=self.oracles.on_loss,
-            on_ledger_loss=self.oracles.on_ledger_loss,
+            on_loss=self.oracles.knowledge.on_loss,
+            on_ledger_loss=self.oracles.knowledge.on_ledger_loss,
             kill_owner=self._kill_owner,
         )
-        self.oracles.lacking = self.losses.lacking
-        self.oracles.ledger_lacks = self.losses.ledger_lacks
+        self.oracles.knowledge.lacking = self.losses.lacking
+        self.oracles.knowledge.ledger_lacks = self.losses.ledger_lacks
         self._processes: list[Process] = []
         self._programs: dict[str, Agent] = {}
         self._jobs: list[Job] = []
@@ -284,13 +284,15 @@ class World:
 
     def _check_ledger(self, owner: ObservedOwner) -> None:
         """After a loss in the ledger, an owner has had time if no fault delays it, and it was live when it could have noticed."""
-        lost_at = max(self.oracles.ledger.lost_at.get(owner.number, 0.0), self.scenario.fault_free_from)
+        lost_at = max(
+            self.oracles.knowledge.ledger.lost_at.get(owner.number, 0.0), self.scenario.fault_free_from
+        )
         notice = LEDGER_BEGINNING_SECONDS + TAKEOVER_NOTICE_SECONDS
         if min(owner.live_for(), self.timeline.now - lost_at) > notice and not (
             owner.stopped or owner.replaced
         ):
             shown = TOPICS.ledger in self.losses.gaps_shown(owner.number)
-            problem = self.oracles.ledger.problem(owner.term, shown=shown)
+            problem = self.oracles.knowledge.ledger.problem(owner.term, shown=shown)
             if problem is not None:
                 self.oracles.violated("an incomplete log is noticed", problem)
 
