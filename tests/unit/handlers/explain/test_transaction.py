@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -15,73 +15,18 @@ from lakewarden.agent.operators.explain_json import KINDS, explanation_json, jso
 from lakewarden.agent.operators.explain_text import explanation_lines
 from lakewarden.events import (
     AuditEventUnion,
-    ConflictDetected,
-    DecisionRecord,
     LockLost,
     LockRefused,
     PartitionTaken,
     partition_name,
 )
 from lakewarden.handlers.explain import timeline
-from lakewarden.handlers.explain.evidence import victim_rule
 from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
-from lakewarden.handlers.explain.transaction import Explainer
-from lakewarden.handlers.table.conflicts import loser_of
 from lakewarden.handlers.table.transactions import OPEN, Phase
 from lakewarden.handlers.table.verdicts import ReportConflict
+from tests.unit.handlers.explain.explained import SECOND, explanation_of, kinds, one, published, reference
 from tests.unit.handlers.table.table_history import history
-from tests.unit.handlers.table.test_conflicts import VICTIMS, a_transaction
 from tests.unit.handlers.table.world import AT, TABLE, World, m, world
-
-S = TypeVar("S")
-SECOND = 1_000
-
-
-def reference(topic: Any, offset: int, recorded_ms: int) -> RecordRef:
-    return RecordRef(topic, offset, AT.timestamp() * 1000, recorded_ms)
-
-
-def published(
-    w: World, agent: str = "agent-1", term: str = "term-1"
-) -> list[tuple[RecordRef, DecisionRecord]]:
-    """What an agent of this world published, each a second after the event that it names."""
-    verdicts = [each for each in w.log if not isinstance(each, tuple)]
-    return [
-        (
-            reference("decisions", number, verdict.cause.offset * SECOND + 500),
-            wire_events.decision(agent, term, TABLE, verdict),
-        )
-        for number, verdict in enumerate(verdicts)
-    ]
-
-
-def explanation_of(
-    w: World,
-    transaction: str,
-    decisions: list[tuple[RecordRef, DecisionRecord]] | None = None,
-    locks: list[tuple[RecordRef, AuditEventUnion]] | None = None,
-    reports: tuple[ConflictDetected, ...] = (),
-) -> Explanation:
-    """The explanation of a transaction of this world; an event each second."""
-    explainer = Explainer(
-        TransactionRef(transaction, f"w-{transaction}"),
-        TABLE,
-        published(w) if decisions is None else decisions,
-    )
-    for each in w.log:
-        if isinstance(each, tuple):
-            event, offset = each
-            explainer.add(reference("writers", offset, offset * SECOND), event)
-    return explainer.explanation(locks or (), reports)
-
-
-def one(explanation: Explanation, kind: type[S]) -> S:
-    (found,) = (each for each in explanation.steps if isinstance(each, kind))
-    return found
-
-
-def kinds(explanation: Explanation) -> list[str]:
-    return [type(each).__name__ for each in explanation.steps]
 
 
 def test_a_commit_is_explained_from_its_intent_to_its_version() -> None:
@@ -116,188 +61,6 @@ def test_a_commit_is_explained_from_its_intent_to_its_version() -> None:
     assert (granted.cause.event and granted.cause.event.record.offset, granted.cause.offset) == (4, 4)
     assert one(explanation, timeline.Completed).phase_before is Phase.GRANTED
     assert (explanation.heartbeats.count, explanation.markers, explanation.waits_for) == (2, 2, ())
-
-
-def test_an_abort_names_both_events_the_place_and_the_victim_rule() -> None:
-    """The question that the command answers most often."""
-    w = world().intent("A").touch("A", m("p/e")).touch("A", m("p/f")).intent("B").touch("B", m("p/x"))
-    w.touch("B", m("p/y"), m("p/f", "append"))
-
-    aborted = one(explanation_of(w, "B"), timeline.Aborted)
-
-    (lost,) = aborted.lost_conflicts
-    assert (lost.winner.id, lost.winner.writer) == ("A", "w-A")
-    assert (lost.victim_rule, lost.offsets_older, lost.conflict_rule) == ("sequence", 3, "file-group")
-    assert [(e.partition, e.file_group, e.operation, e.other_operation) for e in lost.entries] == [
-        ("p", "f", "append", "merge")
-    ]
-    assert lost.victim_event is not None
-    assert lost.winner_event is not None
-    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (5, 2)
-    assert aborted.cause.event == lost.victim_event
-    assert (aborted.losses, aborted.phase_before, aborted.retriable) == (1, Phase.ACTIVE, True)
-
-
-def test_a_winner_has_a_step_for_each_victim() -> None:
-    """With the events of both sides."""
-    w = world().intent("A").intent("B").touch("B", m("p/f")).touch("A", m("p/*", "delete")).abandon("A")
-
-    explanation = explanation_of(w, "A")
-
-    won = one(explanation, timeline.Won)
-    assert (won.victim.id, won.reason, won.lost_conflict.victim_rule) == ("B", "conflict", "sequence")
-    assert won.lost_conflict.victim_event is not None
-    assert won.lost_conflict.winner_event is not None
-    assert (won.lost_conflict.victim_event.record.offset, won.lost_conflict.winner_event.record.offset) == (
-        2,
-        3,
-    )
-    assert [(each.transaction.id, each.outcome.phase) for each in explanation.others] == [
-        ("B", Phase.ABORTED)
-    ]
-    assert one(explanation, timeline.Abandoned).reason == "the writer failed"
-
-
-@pytest.mark.parametrize(
-    "mine, theirs", [("p/f", "p/*"), ("p/*", "p/f"), ("/f", "/f"), ("a_b/c%2F", "a_b/c%2F")]
-)
-def test_the_first_events_of_both_sides_are_found_for_any_names(mine: str, theirs: str) -> None:
-    """A `*` covers file groups that it does not name; only the first event that touched a place counts."""
-    star = theirs.rsplit("/", 1)[0] + "/*"
-    w = (
-        world()
-        .intent("A")
-        .touch("A", m("q/z"))
-        .touch("A", m(theirs))
-        .touch("A", m(theirs))
-        .touch("A", m(star))
-    )
-    w.intent("B").touch("B", m(mine))
-
-    (lost,) = one(explanation_of(w, "B"), timeline.Aborted).lost_conflicts
-
-    assert lost.victim_event is not None
-    assert lost.winner_event is not None
-    assert (lost.victim_event.record.offset, lost.winner_event.record.offset) == (6, 2)
-
-
-LOSSES = [each for each in VICTIMS if each[4] is not None]
-
-
-@pytest.mark.parametrize(
-    "a, b, losses, victim", [each[1:] for each in LOSSES], ids=[each[0] for each in LOSSES]
-)
-def test_the_victim_rule_is_the_one_that_decided(
-    a: dict[str, Any], b: dict[str, Any], losses: dict[str, int], victim: str
-) -> None:
-    """If the fact that the rule names, and all later rules, are reversed, the other transaction loses."""
-    first, second = a_transaction("a", **a), a_transaction("b", **{"sequence": 2, **b})
-    lost, won = (first, second) if victim == "a" else (second, first)
-
-    rule = victim_rule(lost, won, losses, 3)
-
-    younger = replace(won, sequence=lost.sequence + 1)
-    lower = replace(younger, priority=lost.priority - 1)
-    turned, fewer = {
-        "landed": (replace(lower, phase=Phase.ACTIVE), {}),
-        "granted": (replace(lower, phase=Phase.ACTIVE), {}),
-        "protected": (lower, {}),
-        "priority": (lower, losses),
-        "sequence": (younger, losses),
-    }[rule]
-    assert loser_of(lost, won, losses, 3) is lost
-    assert loser_of(lost, turned, fewer, 3) is not lost
-
-
-def test_a_queued_transaction_has_its_blockers_and_the_last_of_them() -> None:
-    """B waits for A, which is computing on its scope; then for C, which overtook it by priority."""
-    w = world().intent("A").touch("A", m("p/f")).intent("B", m("p/f"), admission="queued")
-    w.beat("A").intent("C", m("p/*"), admission="queued", priority=1).abandon("A").abandon("C")
-
-    explanation = explanation_of(w, "B")
-
-    first, second = (each for each in explanation.steps if isinstance(each, timeline.Waiting))
-    assert [(each.transaction.id, each.reason) for each in first.blockers] == [("A", "computing")]
-    assert [(each.transaction.id, each.reason) for each in second.blockers] == [
-        ("A", "computing"),
-        ("C", "earlier in the line"),
-    ]
-    assert (first.awaited, first.record.offset, second.record.offset) == ("admission", 2, 4)
-    assert [(each.partition, each.file_group) for each in first.blockers[0].shared] == [("p", "f")]
-    admitted = one(explanation, timeline.Admitted)
-    assert admitted.freed_by is not None
-    assert (admitted.freed_by.transaction.id, admitted.freed_by.outcome.reason) == ("C", "abandoned")
-    assert admitted.waited_ms == 4 * SECOND + 500
-
-
-def test_a_transaction_that_is_answered_in_the_same_step_has_no_wait() -> None:
-    """The older attempt of the same writer was superseded by this very intent."""
-    w = world().intent("A1", m("p/f"), writer="w-A").intent("A2", m("p/f"), writer="w-A", admission="queued")
-
-    assert kinds(explanation_of(w, "A2")) == ["Opened", "Admitted"]
-
-
-def test_the_reason_of_the_admission_is_in_the_text_and_in_the_json() -> None:
-    """With `auto`, the gate chooses: the operator must be able to see why a transaction was queued."""
-    w = world().intent("A", m("p/f"), admission="queued", admission_reason="its scope\nis known").intent("B")
-
-    chosen, unexplained = explanation_of(w, "A"), explanation_of(w, "B")
-
-    assert "intent: queued (its scope is known), priority 0" in "\n".join(explanation_lines(chosen))
-    assert "intent: optimistic, priority 0" in "\n".join(explanation_lines(unexplained))
-    reasons = [
-        json.loads(explanation_json(each))["steps"][0]["admission_reason"] for each in (chosen, unexplained)
-    ]
-    assert reasons == ["its scope\nis known", None]
-
-
-def test_a_wait_that_ends_with_a_timeout_is_a_step() -> None:
-    """No event came in between: only the decision before the admission shows that it waited."""
-    w = world().intent("A").touch("A", m("p/f"))
-    w.intent("B", m("p/f"), admission="queued", heartbeat_seconds=100).tick(16)
-
-    explanation = explanation_of(w, "B")
-
-    assert kinds(explanation) == ["Opened", "Waiting", "Admitted"]
-    freed = one(explanation, timeline.Admitted).freed_by
-    assert freed is not None
-    assert (freed.transaction.id, freed.outcome.reason) == ("A", "writer-lost")
-
-
-def test_a_transaction_that_waits_for_its_grant_has_the_holder_and_the_earlier_requests_as_blockers() -> None:
-    """One grant at a time for each table."""
-    w = world().intent("A").intent("B").intent("C").lock().request("A").request("B").request("C")
-
-    open_end = explanation_of(w, "C")
-    explanation = explanation_of(w.complete("A").complete("B").complete("C"), "C")
-
-    behind = [("A", "granted"), ("B", "earlier in the line")]
-    assert [(each.transaction.id, each.reason) for each in open_end.waits_for] == behind
-    assert open_end.outcome.phase is Phase.WAITING
-    assert [
-        (each.transaction.id, each.reason) for each in one(explanation, timeline.Waiting).blockers
-    ] == behind
-    granted = one(explanation, timeline.Granted)
-    assert granted.freed_by is not None
-    assert granted.freed_by.transaction.id == "B"
-    assert (granted.waited_ms, granted.unblocked_ms) == (2 * SECOND + 500, 500)
-
-
-def test_an_ordered_transaction_has_those_with_earlier_turns_as_blockers() -> None:
-    """B requests its grant first, and waits for A, which touches the same place."""
-    w = world().intent("A", m("p/f"), conflict_rule="ordered").intent("B", m("p/f"), conflict_rule="ordered")
-    w.lock().request("B").request("A")
-
-    waiting = explanation_of(w, "B")
-    explanation = explanation_of(w.complete("A").complete("B"), "B")
-
-    assert [(each.transaction.id, each.reason) for each in waiting.waits_for] == [("A", "granted")]
-    (first,) = one(explanation, timeline.Waiting).blockers
-    assert (first.transaction.id, first.reason) == ("A", "earlier turn")
-    assert one(explanation, timeline.Admitted).turn == 1
-    text = "\n".join(explanation_lines(explanation))
-    assert ", turn 1" in text
-    assert "whose turn is earlier and which has not ended on p" in text
 
 
 def test_a_commit_is_explained_that_is_reported_after_the_grant_lease_expired() -> None:
@@ -350,52 +113,6 @@ def test_a_repeated_delivery_is_counted_as_such() -> None:
     explanation = explanation_of(w, "A")
 
     assert (explanation.repeated, one(explanation, timeline.Touched).events) == (1, 1)
-
-
-def test_two_appends_under_deleted_file_overlap_without_a_conflict() -> None:
-    """The explanation contains the overlap, and that the rule allows it."""
-    rule = {"conflict_rule": "deleted-file"}
-    w = (
-        world()
-        .intent("A", **rule)
-        .touch("A", m("p/f", "append"))
-        .intent("B", **rule)
-        .touch("B", m("p/f", "append"))
-    )
-
-    met = one(explanation_of(w, "B"), timeline.Met)
-
-    assert (met.other.id, met.conflict, met.rule, met.came_second) == (
-        "A",
-        False,
-        "deleted-file",
-        "mine",
-    )
-
-
-def test_a_transaction_that_landed_before_is_no_overlap() -> None:
-    """Its commit is part of the base version. It is evidence only for an older transaction."""
-    w = (
-        world()
-        .intent("old")
-        .intent("A")
-        .lock()
-        .touch("A", m("p/f"))
-        .commits("A")
-        .intent("B")
-        .touch("B", m("p/f"))
-    )
-
-    assert kinds(explanation_of(w, "B")) == ["Opened", "Admitted", "Touched"]
-    (other,) = explanation_of(w.touch("old", m("p/f")), "old").others[:1]
-    assert (other.transaction.id, other.outcome.phase, other.places) == ("A", Phase.COMMITTED, 1)
-
-
-def test_protection_comes_before_priority() -> None:
-    """In the order of `conflicts.loser_of`."""
-    winner, victim = a_transaction("w", priority=5), a_transaction("v", sequence=2)
-
-    assert victim_rule(victim, winner, {"w-w": 3}, 3) == "protected"
 
 
 def test_a_decision_of_an_agent_that_had_lost_the_partition_is_void() -> None:

@@ -1,0 +1,65 @@
+"""Explanations of the transactions of a small world, and what tests look for in them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from lakewarden.agent import wire_events
+from lakewarden.events import (
+    AuditEventUnion,
+    ConflictDetected,
+    DecisionRecord,
+)
+from lakewarden.handlers.explain.timeline import Explanation, RecordRef, TransactionRef
+from lakewarden.handlers.explain.transaction import Explainer
+from tests.unit.handlers.table.world import AT, TABLE, World
+
+S = TypeVar("S")
+SECOND = 1_000
+
+
+def reference(topic: Any, offset: int, recorded_ms: int) -> RecordRef:
+    return RecordRef(topic, offset, AT.timestamp() * 1000, recorded_ms)
+
+
+def published(
+    w: World, agent: str = "agent-1", term: str = "term-1"
+) -> list[tuple[RecordRef, DecisionRecord]]:
+    """What an agent of this world published, each a second after the event that it names."""
+    verdicts = [each for each in w.log if not isinstance(each, tuple)]
+    return [
+        (
+            reference("decisions", number, verdict.cause.offset * SECOND + 500),
+            wire_events.decision(agent, term, TABLE, verdict),
+        )
+        for number, verdict in enumerate(verdicts)
+    ]
+
+
+def explanation_of(
+    w: World,
+    transaction: str,
+    decisions: list[tuple[RecordRef, DecisionRecord]] | None = None,
+    locks: list[tuple[RecordRef, AuditEventUnion]] | None = None,
+    reports: tuple[ConflictDetected, ...] = (),
+) -> Explanation:
+    """The explanation of a transaction of this world; an event each second."""
+    explainer = Explainer(
+        TransactionRef(transaction, f"w-{transaction}"),
+        TABLE,
+        published(w) if decisions is None else decisions,
+    )
+    for each in w.log:
+        if isinstance(each, tuple):
+            event, offset = each
+            explainer.add(reference("writers", offset, offset * SECOND), event)
+    return explainer.explanation(locks or (), reports)
+
+
+def one(explanation: Explanation, kind: type[S]) -> S:
+    (found,) = (each for each in explanation.steps if isinstance(each, kind))
+    return found
+
+
+def kinds(explanation: Explanation) -> list[str]:
+    return [type(each).__name__ for each in explanation.steps]
