@@ -13,7 +13,10 @@ from lakewarden.events.writer import ConflictRule
 
 
 class ConflictDetected(EventBase):
-    """Two transactions overlap, and the agent aborted `victim`. `transaction` and `writer` are the victim's."""
+    """Two transactions overlap, and the agent aborted `victim`. `transaction` and `writer` are the victim's.
+
+    Between two observed transactions, nobody is aborted: the victim is the later one.
+    """
 
     type: Literal["conflict-detected"] = "conflict-detected"
     victim: str
@@ -33,7 +36,10 @@ class ConflictDetected(EventBase):
     detected_after_ms: Annotated[float, Field(ge=0)]
     """Time from reading the later marker to detecting the conflict."""
     victim_age_seconds: Annotated[float, Field(ge=0)]
-    """Time from reading the victim's intent to the abort: the work that is lost."""
+    """Time from reading the victim's intent to the abort: the work that is lost. 0 between two observed transactions.
+
+    Who loses to several writers at once has the same age in the event of each.
+    """
 
 
 class LockEvent(EventBase):

@@ -395,9 +395,11 @@ def _conflict_line(event: ConflictDetected) -> str:
     )
     more = f" and {len(event.conflicts) - 3} more" if len(event.conflicts) > 3 else ""
     state = "had committed" if event.kind == "commit" else "was open"
+    age = event.victim_age_seconds
+    lost = f"aborted {age:.1f} s after its intent" if age else "no work was lost"
     return (
         f"{event.at:%Y-%m-%d %H:%M:%S}  {event.table}  {event.victim_writer} lost to {event.winner_writer}, which {state}: "
-        f"{where}{more}; aborted {event.victim_age_seconds:.1f} s after its intent, "
+        f"{where}{more}; {lost}, "
         f"detected {event.detected_after_ms:.1f} ms after the later marker"
     )
 

@@ -1,7 +1,8 @@
 """`lakewarden losses`: what conflicts have cost in the last hours, per table, partition and pair of writers.
 
 A conflict costs the age of the victim: the seconds since the agent read its intent. If it was about several partitions, each of
-them counts it, with an equal share of the seconds. Times are those of Kafka's records.
+them counts it, with an equal share of the seconds. Who loses to several writers at once has a conflict with each, and its seconds
+count once, for the first of them. Times are those of Kafka's records.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Losses:
         self.hours = hours
         self._pairs: dict[int, dict[Key, _Loss]] = {}
         self._partitions: dict[int, dict[Key, _Loss]] = {}
+        self._last_victims: dict[str, str] = {}
+        """By table. The conflicts of one victim follow each other."""
 
     def add(self, record: ConsumerRecord) -> ConflictDetected | None:
         """Add a record of `conflicts`. Returns its event."""
@@ -53,7 +56,12 @@ class Losses:
         if isinstance(event, Undecodable):
             return None
         hour = record.timestamp // HOUR_MS
-        seconds = event.victim_age_seconds
+        seconds = (
+            0.0 if self._last_victims.pop(event.table, None) == event.victim else event.victim_age_seconds
+        )
+        self._last_victims[event.table] = event.victim
+        if len(self._last_victims) > MAX_ENTRIES:
+            del self._last_victims[next(iter(self._last_victims))]
         _count(self._pairs, hour, (event.table, event.winner_writer, event.victim_writer), seconds)
         partitions = list(dict.fromkeys(each.partition for each in event.conflicts))
         for each in partitions:

@@ -34,6 +34,7 @@ Rules for all checks:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from lakewarden.handlers.table.conflicts import (
     MAX_EVIDENCE,
@@ -175,7 +176,10 @@ def _abort_losers(context: StepContext, conflicts: list[Overlap]) -> None:
 
 
 def report_observed(context: StepContext, conflicts: list[Overlap]) -> None:
-    """Report the conflicts among these that are between two observed transactions. The later of the two is called the victim."""
+    """Report the conflicts among these that are between two observed transactions. The later of the two is called the victim.
+
+    It is not aborted, so no work is lost: its age is reported as 0.
+    """
     pairs: dict[tuple[str, str], list[Overlap]] = {}
     for each in conflicts:
         mine, other = each.mine.transaction, each.other.transaction
@@ -187,7 +191,8 @@ def report_observed(context: StepContext, conflicts: list[Overlap]) -> None:
         other.reported.add(mine.id)
         mine_lost = mine.phase not in LANDED and (other.phase in LANDED or other.sequence < mine.sequence)
         losing = against if mine_lost else [each.flipped() for each in against]
-        context.emit([_conflict_report(context, losing[0].mine.transaction, losing, MAX_EVIDENCE)])
+        report = _conflict_report(context, losing[0].mine.transaction, losing, MAX_EVIDENCE)
+        context.emit([replace(report, victim_age_seconds=0.0)])
 
 
 def _group_by_other(conflicts: list[Overlap]) -> list[list[Overlap]]:

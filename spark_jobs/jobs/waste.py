@@ -11,11 +11,12 @@ it may run at any time and as often as wanted, for example every hour.
 | `hour` | the hour, by the clock of the agent that decided |
 | `table`, `partition` | where the two overlap; an empty partition: the table has none |
 | `loser`, `winner` | the writers |
-| `conflicts` | the transactions that the agent aborted |
+| `conflicts` | between these two writers |
 | `seconds` | from their intents to the aborts: the time computed in vain |
 
 As in `lakewarden losses`, a conflict about several partitions counts in each of them, with an equal share of the seconds. So sums
-of `seconds` are right, and sums of `conflicts` over partitions count such a conflict several times.
+of `seconds` are right, and sums of `conflicts` over partitions count such a conflict several times. Who loses to several writers
+at once has a conflict with each, and its seconds count once, for the first of them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ if TYPE_CHECKING:
 
 def waste(conflicts: DataFrame) -> DataFrame:
     """Rows of conflicts, as `conflicts_job` writes them, added up. Undecodable rows aren't counted."""
+    from pyspark.sql import Window
     from pyspark.sql import functions as f
 
+    of_victim = Window.partitionBy("table", "victim").orderBy("kafka_partition", "kafka_offset")
+    seconds = f.when(f.row_number().over(of_victim) == 1, f.col("victim_age_seconds")).otherwise(0.0)
     partitions = f.array_distinct(f.transform("conflicts", lambda each: each["partition"]))
     each_partition = (
         conflicts.where(f.col("undecodable").isNull())
+        .withColumn("seconds_lost", seconds)
         .withColumn("partitions", f.coalesce(partitions, f.array()))
-        .withColumn("share", f.col("victim_age_seconds") / f.greatest(f.size("partitions"), f.lit(1)))
+        .withColumn("share", f.col("seconds_lost") / f.greatest(f.size("partitions"), f.lit(1)))
         .withColumn("partition", f.explode_outer("partitions"))
     )
     return (

@@ -77,7 +77,10 @@ def test_a_query_appends_each_conflict_once_in_its_days_partition(
 
 
 def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession) -> None:
-    """Two conflicts of the same pair, one of them about two partitions and three file groups; an undecodable record."""
+    """Two conflicts of the same pair, one of them about two partitions and three file groups; an undecodable record.
+
+    The last victim loses to two writers. Its seconds count once.
+    """
     first = conflict(1)
     [entry] = first.conflicts
     elsewhere = entry.model_copy(update={"partition": "month=2"})
@@ -85,14 +88,16 @@ def test_the_waste_of_a_conflict_is_shared_by_its_partitions(spark: SparkSession
         update={"conflicts": (entry, entry.model_copy(update={"file_group": "a"}), elsewhere)}
     )
     other = conflict(3).model_copy(update={"winner_writer": "w", "conflicts": (), "victim_age_seconds": 4.0})
+    again = other.model_copy(update={"winner_writer": "x"})
 
     rows = waste(
-        conflicts(records(spark, encode(first), encode(second), b"garbage", encode(other)))
+        conflicts(records(spark, encode(first), encode(second), b"garbage", encode(other), encode(again)))
     ).collect()
 
     table, pair = "s3://lake/flights", ("departures:q1", "arrivals:q2")
     assert sorted(tuple(row)[:-1] for row in rows) == [
         (HOUR, table, "", "departures:q1", "w", 1, 4.0),
+        (HOUR, table, "", "departures:q1", "x", 1, 0.0),
         (HOUR, table, "month=1/day=3", *pair, 2, 2.25 + 1.125),
         (HOUR, table, "month=2", *pair, 1, 1.125),
     ]

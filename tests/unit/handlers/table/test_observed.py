@@ -75,6 +75,7 @@ def test_between_two_observed_transactions_a_conflict_is_reported_once() -> None
 
     w.touch(OTHER, m("p/f"))
     assert w.reports == [(OTHER, HUDI)]
+    assert w.one(ReportConflict).victim_age_seconds == 0
     assert w.aborted == {}
     assert w.touch(OTHER, m("p/g")).reports == []
 

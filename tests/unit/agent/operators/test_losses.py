@@ -1,0 +1,71 @@
+"""What conflicts have cost, added up from their events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiokafka.structs import ConsumerRecord
+
+from lakewarden.agent.clock import moment
+from lakewarden.agent.operators.losses import Losses
+from lakewarden.events import ConflictDetected, ConflictEntry, encode
+
+
+def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str) -> ConsumerRecord:
+    """The record of a conflict: a transaction loses to a writer in these partitions."""
+    entries = tuple(
+        ConflictEntry(
+            partition=each,
+            file_group="f",
+            operation="merge",
+            other_operation="merge",
+            other_transaction=f"of {winner}",
+            other_writer=winner,
+            kind="marker",
+        )
+        for each in partitions
+    )
+    event = ConflictDetected(
+        event_id=f"{victim} {winner}",
+        table=table,
+        transaction=victim,
+        writer=f"writer of {victim}",
+        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        victim=victim,
+        victim_writer=f"writer of {victim}",
+        winner=f"of {winner}",
+        winner_writer=winner,
+        rule="file-group",
+        kind="marker",
+        conflicts=entries,
+        detected_after_ms=1,
+        victim_age_seconds=seconds,
+    )
+    value = encode(event)
+    made: Any = ConsumerRecord("t", 0, 0, moment().wall_ms, 0, b"", value, None, 0, len(value), ())
+    return made
+
+
+def test_the_seconds_of_a_transaction_that_loses_to_two_writers_count_once() -> None:
+    """For the first of them; another table's conflict may come between."""
+    losses = Losses(hours=1)
+
+    for record in (
+        lost("s3://lake/a", "T1", "first", 10.0, "p", "q"),
+        lost("s3://lake/b", "T2", "first", 1.0, "p"),
+        lost("s3://lake/a", "T1", "second", 10.0, "p"),
+        lost("s3://lake/a", "T3", "second", 4.0, "p"),
+    ):
+        losses.add(record)
+
+    report = losses.report("s3://lake/a")
+    assert (report["conflicts"], report["seconds"]) == (3, 14.0)
+    assert [(each["winner"], each["conflicts"], each["seconds"]) for each in report["pairs"]] == [
+        ("first", 1, 10.0),
+        ("second", 1, 4.0),
+        ("second", 1, 0.0),
+    ]
+    assert [(each["partition"], each["conflicts"], each["seconds"]) for each in report["partitions"]] == [
+        ("p", 3, 9.0),
+        ("q", 1, 5.0),
+    ]
