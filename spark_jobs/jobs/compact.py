@@ -13,7 +13,6 @@ if the round failed, or lost to a writer. Exit code 2 is a usage error.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ from types import FrameType
 
 from lakewarden.events import DEFAULT_PREFIX, canonical_table
 from lakewarden.spark_jobs.commit_gate import CommitGate
-from lakewarden.spark_jobs.jobs.options import add_master, setting
+from lakewarden.spark_jobs.jobs.options import add_kafka_options, add_master, setting
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
 from lakewarden.spark_jobs.sinks.java import gateway_of, java_exception, java_text
@@ -85,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with CommitGate(
             options.bootstrap_servers,
             topic_prefix=options.topic_prefix,
-            kafka=options.kafka_options,
+            kafka=options.kafka_options or None,
         ) as gate:
             compactor = PaimonCompactor(
                 gateway_of(spark),
@@ -136,9 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         help="an option of the table's store, as PaimonSink has it in catalog_options; repeatable",
     )
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
-    parser.add_argument(
-        "--kafka-options", type=json.loads, default=None, help="JSON object: what CommitGate takes as `kafka`"
-    )
+    add_kafka_options(parser, "what CommitGate takes as `kafka`")
     add_master(parser)
     return parser
 

@@ -20,14 +20,13 @@ Kafka source (`spark_session.py`). With `--once` the query reads what is there a
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lakewarden.events import DEFAULT_PREFIX, PROTOCOL, ConflictDetected, Topics
-from lakewarden.spark_jobs.jobs.options import add_format, add_master, session_for
+from lakewarden.spark_jobs.jobs.options import add_format, add_kafka_options, add_master, session_for
 from lakewarden.spark_jobs.jobs.program_logs import log_warnings_to_stderr
 from lakewarden.spark_jobs.jobs.schemas import struct_of
 from lakewarden.spark_jobs.jobs.table_formats import Format, start_writing
@@ -144,12 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", required=True, help="folder or URI of Spark's checkpoint")
     parser.add_argument("--once", action="store_true", help="read the records that exist now, then exit")
     parser.add_argument("--topic-prefix", default=DEFAULT_PREFIX, help="default: %(default)s")
-    parser.add_argument(
-        "--kafka-options",
-        type=json.loads,
-        default={},
-        help="JSON object of Kafka client settings, for TLS and SASL",
-    )
+    add_kafka_options(parser, "settings of Spark's Kafka source without their prefix `kafka.`")
     add_master(parser)
     return parser
 

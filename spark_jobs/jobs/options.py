@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.jobs.spark_session import LOCAL_MASTER, spark_session
@@ -47,8 +49,42 @@ def session_for(
 
 
 def setting(text: str) -> tuple[str, str]:
-    """Return the name and the value of `NAME=VALUE`."""
+    """Return the name and the value of `NAME=VALUE`. The error doesn't show the value, which may be a secret."""
     name, separator, value = text.partition("=")
     if not separator:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE")
+        named, colon, _ = text.partition(":")
+        raise argparse.ArgumentTypeError(
+            f"{named + ':…' if colon else 'the value'} is not of the form NAME=VALUE"
+        )
     return name, value
+
+
+def add_kafka_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option of Kafka's client settings. `what`: whose names they have."""
+    parser.add_argument(
+        "--kafka-options",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help=f"JSON object of {what}, for TLS and SASL; @FILE reads it from a file, so that no process list shows it",
+    )
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object, or that in `@FILE`. The errors don't show it, because it may contain secrets."""
+    where = "the value"
+    if text.startswith("@"):
+        where = text[1:]
+        try:
+            text = Path(where).read_text()
+        except OSError as error:
+            raise argparse.ArgumentTypeError(f"{where} can't be read: {error.strerror}") from None
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(
+            f"{where} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        ) from None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{where} is not a JSON object")
+    return found
