@@ -148,6 +148,8 @@ class HudiFiles:
 
     def _newest_first(self, table: HudiTable) -> Iterator[Commit]:
         completed = [each for each in self._instants(table) if each.state == "completed" and each.writes]
+        present = {file.name for each in completed if (file := each.file("completed")) is not None}
+        self._commits = {name: commit for name, commit in self._commits.items() if name in present}
         for each in sorted(completed, key=_completion, reverse=True):
             file = each.file("completed")
             assert file is not None, "a completed instant has a completed file"

@@ -314,7 +314,10 @@ class _Function:
 
 
 class _Repeated:
-    """Calls a function again and again in a thread, until it raises or is stopped."""
+    """Calls a function again and again in a thread, until the transaction is aborted or it is stopped.
+
+    After an error, it is called again: a store or the JVM may answer the next time. Of errors in a row, the first is logged.
+    """
 
     def __init__(self, name: str, function: Any, seconds: float) -> None:
         self._function = function
@@ -333,14 +336,17 @@ class _Repeated:
             self._thread.join()
 
     def _run(self) -> None:
+        failed = False
         while not self._stopped.wait(self._seconds):
             try:
                 self._function()
+                failed = False
             except CommitAborted:
                 return  # the write's own thread raises it
             except Exception as error:  # noqa: BLE001 - the same is done again before the commit, and raises there
-                log.warning("hudi.not-read", thread=self._thread.name, error=repr(error))
-                return
+                if not failed:
+                    log.warning("hudi.not-read", thread=self._thread.name, error=repr(error))
+                failed = True
 
 
 def _first_line(error: BaseException) -> str:

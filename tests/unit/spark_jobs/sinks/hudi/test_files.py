@@ -111,6 +111,18 @@ def test_a_batch_is_the_instant_that_has_its_writer_and_number(hudi: Table) -> N
     assert hudi.files.committed("absent", 0) is None
 
 
+def test_of_commits_that_left_the_timeline_nothing_is_kept(hudi: Table) -> None:
+    """A driver runs for months beside writers that commit all the time."""
+    old = hudi.commit(10, "other", 0)
+    hudi.files.committed("w", 0)
+    old.unlink()
+    hudi.commit(20, "other", 1)
+
+    hudi.files.committed("w", 0)
+
+    assert len(hudi.files._commits) == 1
+
+
 def test_a_commit_by_sql_has_its_entry_under_another_key(hudi: Table) -> None:
     path = hudi.commit(10, "w", 0)
     path.write_bytes(metadata("w", 0, key="hoodie._lakewarden"))
