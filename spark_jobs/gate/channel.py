@@ -68,6 +68,7 @@ READ_RETRY_SECONDS = 0.5
 
 MAX_READ_BACK = 200_000
 """Records that `read_back` reads at most, in about 20 s. The rest is left out."""
+READ_BACK_POLL_MS = 200
 
 MAX_TERM_SEARCH = 100_000
 """Decisions in which the last `partition-taken` is looked for: a few seconds' reading."""
@@ -422,11 +423,13 @@ class Channel:
             consumer.seek(where, start)
             position = start
             while position < min(end, start + MAX_READ_BACK):
-                record = await consumer.getone()
-                position = record.offset + 1
-                event = decode(WRITER_EVENT, record.value)
-                if not isinstance(event, Undecodable):
-                    found.append(event)
+                batches = await consumer.getmany(where, timeout_ms=READ_BACK_POLL_MS)
+                for record in batches.get(where, ()):
+                    event = decode(WRITER_EVENT, record.value)
+                    if not isinstance(event, Undecodable):
+                        found.append(event)
+                # Beyond the last record there may be offsets without one: the ends of a client's Kafka transactions.
+                position = await consumer.position(where)
         finally:
             await stop_quietly(consumer)
         return found

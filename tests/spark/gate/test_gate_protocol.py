@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import (
@@ -18,7 +21,9 @@ from lakewarden.events import (
     DecisionEventUnion,
     DecisionRecord,
     Marker,
+    TransactionAbandoned,
     WriterEventUnion,
+    encode,
 )
 from lakewarden.spark_jobs import (
     AgentUnreachable,
@@ -602,3 +607,37 @@ def test_an_immediate_answer_is_not_missed(harness: Harness) -> None:
     for number in range(10):
         with harness.gate().transaction(table=f"{TABLE}{number}", writer="w") as txn, txn.commit():
             pass
+
+
+def test_a_log_that_ends_with_the_marker_of_a_kafka_transaction_is_read_back_to_its_end(
+    harness: Harness,
+) -> None:
+    """No consumer gets that marker, which a client in another language may have written."""
+    harness.agent(grant_everything)
+    gate = harness.gate()
+    with gate.transaction(table=TABLE, writer="w", batch_id=1) as txn:
+        txn.touch(MINE.partition, MINE.file_group, MINE.operation)
+        with txn.commit():
+            pass
+    ended = TransactionAbandoned(
+        event_id="e", table=TABLE, transaction="t", writer="other", at=datetime.now(UTC), reason="it failed"
+    )
+
+    async def send() -> None:
+        """Return once Kafka has written the marker."""
+        servers = {"bootstrap_servers": harness.kafka.bootstrap_servers}
+        async with (
+            AIOKafkaConsumer(**servers) as consumer,
+            AIOKafkaProducer(**servers, transactional_id=harness.prefix) as producer,
+        ):
+            async with producer.transaction():
+                sent = await producer.send_and_wait(
+                    f"{harness.prefix}.writers", encode(ended), key=TABLE.encode()
+                )
+            where = TopicPartition(sent.topic, sent.partition)
+            while (await consumer.end_offsets([where]))[where] < sent.offset + 2:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(send())
+
+    assert gate._channel.read_back(TABLE, 0, PATIENCE_SECONDS)[-1] == ended
