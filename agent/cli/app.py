@@ -417,11 +417,11 @@ def _print_table(view: TableView) -> None:
     if lock is None:
         text = f"lock: not used in the last {AUDIT_WINDOW.total_seconds() / 60:.0f} minutes"
     elif lock.held:
-        text = f"lock: held by agent {lock.agent} until {lock.valid_until}"
-    elif lock.last_step in ("lock-acquired", "lock-renewed"):
-        text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}"
+        text = f"lock: held by agent {lock.agent} until {lock.valid_until}{lock.note}"
+    elif lock.ends_with_lease:
+        text = f"lock: lapsed; agent {lock.agent} held it until {lock.valid_until}{lock.note}"
     else:
-        text = f"lock: {lock.last_step.removeprefix('lock-')}" + (f" ({lock.detail})" if lock.detail else "")
+        text = f"lock: {lock.last_step.removeprefix('lock-')}{lock.note}"
     tree = Tree(view.table)
     tree.add(text)
     if view.stopped is not None:

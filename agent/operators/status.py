@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -42,8 +42,6 @@ from lakewarden.events import (
     AuditEventUnion,
     ConflictDetected,
     DecisionRecord,
-    LockAcquired,
-    LockRenewed,
     PartitionTaken,
     Undecodable,
     decode,
@@ -107,6 +105,24 @@ class LockHolder:
     valid_until: str
     last_step: str
     detail: str | None
+
+    @property
+    def ends_with_lease(self) -> bool:
+        """Whether its end is that of the lease: nobody has released it, or the release was not confirmed (`detail` says why)."""
+        return self.last_step in ("lock-acquired", "lock-renewed") or self._unconfirmed
+
+    @property
+    def _unconfirmed(self) -> bool:
+        return self.last_step == "lock-released" and self.detail is not None
+
+    @property
+    def note(self) -> str:
+        """What else there is to say about it, in parentheses, or nothing."""
+        if self.detail is None:
+            return ""
+        return (
+            f" (its release was not confirmed, {self.detail})" if self._unconfirmed else f" ({self.detail})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,13 +328,13 @@ async def last_lock_steps(settings: KafkaSettings) -> dict[str, AuditEventUnion]
 def lock_holder(step: AuditEventUnion) -> LockHolder:
     """Who holds the lock by its last step."""
     until = datetime.fromtimestamp(step.valid_until / 1000, tz=utc_now().tzinfo)
-    held = isinstance(step, LockAcquired | LockRenewed) and until > utc_now()
-    return LockHolder(
-        held,
-        step.lock,
-        step.agent,
-        step.owner or step.holder or "",
-        until.isoformat(timespec="milliseconds"),
-        step.type,
-        step.detail,
+    holder = LockHolder(
+        held=False,
+        lock=step.lock,
+        agent=step.agent,
+        owner=step.owner or step.holder or "",
+        valid_until=until.isoformat(timespec="milliseconds"),
+        last_step=step.type,
+        detail=step.detail,
     )
+    return replace(holder, held=holder.ends_with_lease and until > utc_now())
