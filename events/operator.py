@@ -15,7 +15,7 @@ from lakewarden.events.writer import ConflictRule
 class ConflictDetected(EventBase):
     """Two transactions overlap, and the agent aborted `victim`. `transaction` and `writer` are the victim's.
 
-    Between two observed transactions, nobody is aborted: the victim is the later one.
+    Between two observed transactions, none is aborted: the victim is the later one.
     """
 
     type: Literal["conflict-detected"] = "conflict-detected"

@@ -108,7 +108,7 @@ class LockHolder:
 
     @property
     def ends_with_lease(self) -> bool:
-        """Whether its end is that of the lease: nobody has released it, or the release was not confirmed (`detail` says why)."""
+        """Whether its end is that of the lease: it was not released, or the release was not confirmed (`detail` says why)."""
         return self.last_step in ("lock-acquired", "lock-renewed") or self._unconfirmed
 
     @property

@@ -489,7 +489,8 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         for client in self._clients:
             for name, end in ended_tasks(client).items():
                 raise TaskEndedError(
-                    f"the task {name} of an {type(client).__name__} has ended ({end}); without it the agent would be deaf or mute"
+                    f"the task {name} of an {type(client).__name__} has ended ({end}); without it the agent would read or "
+                    "publish nothing"
                 )
 
 

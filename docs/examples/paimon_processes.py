@@ -1,6 +1,6 @@
 """Four processes without Spark add to the same rows of one Paimon table on S3, and no addition is lost.
 
-    pip install lakewarden 'pypaimon>=2.1,<2.2'
+    pip install . 'pypaimon>=2.1,<2.2'
     export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… AWS_ENDPOINT_URL=http://localhost:7070
     python paimon_processes.py kafka:9092 s3://bucket/warehouse
 

@@ -1,6 +1,6 @@
 """Two clients, one lock, and a pause that is longer than the lease: what a lock prevents, and what it can't prevent.
 
-    pip install 'lakewarden[agent]'
+    pip install '.[agent]'
     python pause.py
 
 Each client is a process. It uses the lock of lakewarden's agent (`LockKeeper`) on a local folder. SIGSTOP and SIGCONT pause it

@@ -11,7 +11,7 @@ An agent is ready if all of these conditions hold:
 | `checked` | the last periodic check has ended some seconds ago or later |
 
 The log's end is known from the periodic check alone, so the limit of each condition leaves room for one check. A process that
-answers a request and is deaf, mute or replaced is therefore not ready.
+answers a request, and reads or publishes nothing or was replaced, is therefore not ready.
 """
 
 from __future__ import annotations

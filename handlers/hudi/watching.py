@@ -16,8 +16,8 @@ Rules:
 
 1. **No clock is compared with another one.** An instant is alive when the store's own time of modification of one of its files
    moves. How long it may be silent is the agent's business.
-2. **The first round** is where a watcher begins. Instants that are pending then may be corpses, so each is reported when it
-   moves. The last `MAX_REPEATED` commits are reported as completed: the agent ignores those that it doesn't know as open.
+2. **The first round** is where a watcher begins. The writers of pending instants may have ended before, so each is reported when
+   it moves. The last `MAX_REPEATED` commits are reported as completed: the agent ignores those that it doesn't know as open.
 3. **No guess.** A completed file that is empty or can't be read completes nothing; it is read again in each round. If the table
    is gone, nothing has ended; it may come back between the two requests of a round, so one round proves nothing. An instant
    that is gone and older than the whole timeline may have been archived: nothing is reported of its end, and the agent finds

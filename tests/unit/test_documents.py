@@ -17,7 +17,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "deploy").rglo
 MOST_LINES, MOST_COLUMNS = 150, 100
 
 AVOIDED = re.compile(
-    r"\b(whoever|somebody|nobody|anew|tells?|told|hears?|heard|whisper\w*|mend(s|ed|ing)?|(gives?|gave|given|giving) up"
+    r"\b(whoever|somebody|anybody|nobody|anew|corpses?|deaf|mute"
+    r"|tells?|told|hears?|heard|whisper\w*|mend(s|ed|ing)?|(gives?|gave|given|giving) up"
     r"|stands? still|stood still|standing still|in (its |their |our )?hands|what it lost to|take[ns]? up)\b",
     re.IGNORECASE,
 )

@@ -63,7 +63,7 @@ async def test_an_agent_aborts_what_is_open_if_decisions_lost_their_beginning(
 async def test_an_agent_serves_writers_after_their_topic_was_created_again(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
-    """Before, it ignored every event below the committed offset: deaf, without a word."""
+    """Before, it ignored every event below the committed offset, without a line in the log."""
     with scene.process() as process:
         await process.ready()
         await scene.writer("before").begin()

@@ -59,7 +59,7 @@ def test_what_is_no_marker_is_refused(path: str) -> None:
 
 @given(st.text() | st.from_regex(r"(.*/)?\.?[^_]+_[0-9-]+_[0-9]+\.\w+\.marker\.(MERGE|CREATE)"))
 def test_no_marker_raises_another_error(path: str) -> None:
-    """Anybody may put a file into the folder."""
+    """Any program may put a file into the folder."""
     try:
         marker = parse_marker(path)
     except UnreadableHudi:

@@ -63,7 +63,7 @@ def test_other_names_are_no_files_of_the_timeline(name: str, layout: Layout) -> 
 
 @given(st.text() | st.from_regex(r"[0-9]+(_[0-9]+)?(\.[a-z]+)*"), st.sampled_from((1, 2)))
 def test_no_name_raises(name: str, layout: Layout) -> None:
-    """Anybody may put a file into the folder."""
+    """Any program may put a file into the folder."""
     file = parse_name(name, layout)
 
     assert file is None or file.name == name

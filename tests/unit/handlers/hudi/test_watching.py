@@ -242,7 +242,7 @@ def test_an_instant_is_alive_when_the_time_of_one_of_its_files_moves() -> None:
     assert store.put(f".hoodie/.heartbeat/{A}").look() == []
 
 
-def test_a_corpse_that_was_there_before_the_watcher_is_not_reported() -> None:
+def test_a_pending_instant_whose_writer_ended_before_the_watcher_began_is_not_reported() -> None:
     store = Store().write(f"{A}.commit.requested", f"{A}.inflight").put(f".hoodie/.heartbeat/{A}")
 
     assert store.look() == []

@@ -79,7 +79,7 @@ def test_a_forged_abandonment_starts_no_second_grant() -> None:
     w = world().intent("A").intent("B").lock().request("A").request("B")
     assert w.phase("A") is Phase.GRANTED
 
-    w.abandon("A", writer="anybody")
+    w.abandon("A", writer="stranger")
 
     assert w.granted == []
     assert w.phase("B") is Phase.WAITING
