@@ -19,7 +19,6 @@ from typing import Annotated, NoReturn
 import structlog
 import typer
 from aiokafka.errors import KafkaError
-from rich.console import Console
 from rich.table import Table
 from rich.tree import Tree
 
@@ -37,6 +36,7 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
+from lakewarden.agent.cli.output import print_rows
 from lakewarden.agent.cli.overview import agents_command, losses_command, refused_command
 from lakewarden.agent.cli.requests import abort_command, ledger_app
 from lakewarden.agent.cli.web import web_command
@@ -55,8 +55,6 @@ from lakewarden.events import ConflictDetected, canonical_table
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-UNLIMITED_COLUMNS = 2_000
-"""The width for output that goes to a file or a pipe."""
 
 app = typer.Typer(
     name="lakewarden",
@@ -411,7 +409,7 @@ def _print_table(view: TableView) -> None:
             tree.add(f"REFUSED by agents: {view.refused}")
         for missing in view.incomplete:
             tree.add(f"LOG INCOMPLETE: {missing}")
-        _print_tree(tree)
+        print_rows(tree)
         return
     lock = view.lock
     if lock is None:
@@ -455,12 +453,7 @@ def _print_table(view: TableView) -> None:
                 tree.add(f"the grant of {each.writer} is withdrawn, its lease still runs: {each.revoked}")
     else:
         tree.add("no open transaction")
-    _print_tree(tree)
-
-
-def _print_tree(tree: Tree) -> None:
-    # Lines in a file or a pipe are not cut.
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(tree)
+    print_rows(tree)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lakewarden.agent.cli.options import BootstrapServers, Config, Output, OutputFormat, run
+from lakewarden.agent.cli.output import print_rows
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.migrate import Migration, migrate
 from lakewarden.agent.settings import Settings
 
 MAX_PARTITIONS = 10_000
-UNLIMITED_COLUMNS = 2_000
 
 
 def migrate_command(
@@ -75,7 +74,7 @@ def _print(done: Migration, *, dry_run: bool) -> None:
     counts = (str(done.tables), str(done.batches), str(done.losses))
     rows.add_row(done.from_prefix, str(done.from_partitions), *counts)
     rows.add_row(done.to_prefix, str(done.to_partitions), *(counts if done.complete else ("", "", "")))
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(rows)
+    print_rows(rows)
     if done.already_there and not done.complete:
         typer.echo(f"an interrupted run has copied {done.already_there} entries already")
     typer.echo(

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lakewarden.agent.cli.options import (
@@ -21,6 +20,7 @@ from lakewarden.agent.cli.options import (
     run,
     show_help_without_command,
 )
+from lakewarden.agent.cli.output import print_rows
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
@@ -33,7 +33,6 @@ MAX_REASON = 500
 """Characters: the agent repeats the reason in an abort."""
 MAX_OPERATOR_BYTES = 512
 NO_BATCH = "none"
-UNLIMITED_COLUMNS = 2_000
 
 ledger_app = typer.Typer(
     help="Print or correct the ledger: the last committed batch of each writer.",
@@ -234,4 +233,4 @@ def _print_lines(lines: list[LedgerLine]) -> None:
             str(each.losses),
             each.transaction or "",
         )
-    Console(soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED_COLUMNS).print(rows)
+    print_rows(rows)

@@ -27,8 +27,6 @@ from pydantic import ValidationError
 from lakewarden.events import Marker, Operation
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 
-MARKERS_TYPE = "MARKERS.type"
-
 _MARKERS_FILE = re.compile(r"MARKERS[0-9]{1,6}")
 _BASE_FILE = re.compile(r"(?P<group>[^_]+)_[0-9]+-[0-9]+-[0-9]+_[0-9]+\.\w+")
 _LOG_FILE = re.compile(r"\.(?P<group>.+?)_[0-9]+\.log\.[0-9]+(_[0-9]+-[0-9]+-[0-9]+)?(\.cdc)?")

@@ -44,8 +44,6 @@ class Metadata:
     """The file groups that it writes or replaces, each once."""
     extra: Mapping[str, str]
     """The extra metadata of a commit, where a writer can put its own entries."""
-    unnamed_inserts: int = 0
-    """Entries of an inflight that name a partition but no file group (rule 1)."""
 
 
 def read_metadata(body: bytes) -> Metadata:
@@ -74,14 +72,12 @@ def read_metadata(body: bytes) -> Metadata:
 
 def _commit(record: dict[str, Any]) -> Metadata:
     markers: list[Marker] = []
-    unnamed = 0
     overwrites = record.get("operationType") in _OVERWRITES
     for partition, stats in (record["partitionToWriteStats"] or {}).items():
         for stat in stats:
             file_group, path, before = stat.get("fileId"), stat.get("path"), stat.get("prevCommit")
             operation: Operation = "create" if before in (None, "", "null") else "merge"
             if not file_group:
-                unnamed += 1
                 if overwrites:
                     markers.append(touched(partition, ALL_FILE_GROUPS, "delete"))
                 continue
@@ -93,7 +89,7 @@ def _commit(record: dict[str, Any]) -> Metadata:
     for partition, file_groups in (record.get("partitionToReplaceFileIds") or {}).items():
         markers += [touched(partition, each, "delete") for each in file_groups]
     extra = {key: value for key, value in (record.get("extraMetadata") or {}).items() if value is not None}
-    return Metadata(record.get("operationType"), each_once(markers), extra, unnamed)
+    return Metadata(record.get("operationType"), each_once(markers), extra)
 
 
 def _clustered(record: dict[str, Any]) -> Iterator[Mapping[str, Any]]:

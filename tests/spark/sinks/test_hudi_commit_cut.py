@@ -68,6 +68,7 @@ def test_an_agent_that_is_suspended_during_the_commit_leaves_the_batch_once(
     assert case.flights() == [1]
     ((writer, batch, transaction),) = case.commits()
     assert (writer, batch) == ("w", 0)
+    assert len(suspended) == 1, "the agent was suspended within the commit section"
     assert lapsed or [transaction] == suspended
     assert case.orphans() == set()
 
