@@ -127,7 +127,6 @@ def demo_command(
     if primary_key:
         for given, other in (
             (form is not TableFormat.PAIMON, f"--format {form.value}"),
-            (s3_endpoint is not None, "--s3-endpoint"),
             (without_agent, "--without-agent"),
         ):
             if given:

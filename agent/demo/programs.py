@@ -93,9 +93,13 @@ class Commands:
         return [*self.programs.conflicts_job, "--bootstrap-servers", bootstrap_servers, *folders]
 
     def compactor(self, place: TablePlace, bootstrap_servers: str) -> list[str]:
-        """The compaction of one table, every few seconds."""
-        kafka = ["--bootstrap-servers", bootstrap_servers]
-        return [*self.programs.compactor, *kafka, "--table", place.uri, "--every", f"{COMPACTION_SECONDS:g}"]
+        """The compaction of one table, every few seconds. Credentials of a store are in the environment."""
+        return [
+            *self.programs.compactor,
+            *("--bootstrap-servers", bootstrap_servers, "--table", place.uri),
+            *("--every", f"{COMPACTION_SECONDS:g}"),
+            *(word for option in place.public_options for word in ("--catalog-option", option)),
+        ]
 
     def writer(
         self, role: str, feed: Path, events: Path, arena: Arena, bootstrap_servers: str | None

@@ -159,10 +159,11 @@ class Demo:
             stop_all(child for child in self.children if child.name == "dev")
 
     def _place(self) -> TablePlace:
+        keyed = self.settings.primary_key
         if self.settings.s3_endpoint is None:
-            keyed = self.settings.primary_key
             return local_place(self.folder / "warehouse", self.settings.form, primary_key=keyed)
-        return s3_place(self.settings.s3_endpoint, self.settings.s3_bucket, self.folder.name)
+        bucket, prefix = self.settings.s3_bucket, self.folder.name
+        return s3_place(self.settings.s3_endpoint, bucket, prefix, primary_key=keyed)
 
     def _start(self, name: str, argv: list[str]) -> Child:
         child = Child(name, argv, self.folder / "logs", environment())

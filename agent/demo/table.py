@@ -25,6 +25,8 @@ _DATABASE = "demo"
 
 _SQL_TYPES = {pa.int32(): "int", pa.string(): "string"}
 
+_PUBLIC = ("s3.endpoint", "s3.region", "s3.path-style-access")
+
 _MERGED = {
     "bucket": "1",
     "file.format": "parquet",
@@ -50,6 +52,11 @@ class TablePlace:
     """Whether the table has a primary key. Only of Paimon."""
 
     @property
+    def public_options(self) -> tuple[str, ...]:
+        """The options without credentials: `s3.region=eu-central-1`."""
+        return tuple(f"{name}={self.options[name]}" for name in _PUBLIC if name in self.options)
+
+    @property
     def identifier(self) -> str:
         """The table's name in Paimon's catalog."""
         return f"{_DATABASE}.{self.name}"
@@ -68,7 +75,7 @@ def local_place(
     return TablePlace(f"file://{folder.resolve()}", form=form, primary_key=primary_key)
 
 
-def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
+def s3_place(endpoint: str, bucket: str, prefix: str, *, primary_key: bool = False) -> TablePlace:
     """A warehouse below `prefix` in a bucket, which is created if missing. Credentials come from the environment."""
     key, secret = (_credential(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -96,7 +103,7 @@ def s3_place(endpoint: str, bucket: str, prefix: str) -> TablePlace:
     }
     if token := os.environ.get("AWS_SESSION_TOKEN"):
         options["s3.session-token"] = token
-    return TablePlace(f"s3://{bucket}/{prefix}", options)
+    return TablePlace(f"s3://{bucket}/{prefix}", options, primary_key=primary_key)
 
 
 def create_table(place: TablePlace) -> None:

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.demo.test_run import processes_with
+from tests.servers.s3 import S3Server
 
 DAYS = 3
 FLIGHTS = 2_699
@@ -95,8 +96,16 @@ def test_the_same_on_a_table_of_another_format(form: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.matrix
-def test_the_same_on_a_table_with_a_primary_key_beside_a_compactor(tmp_path: Path) -> None:
-    done = demo(tmp_path, "--primary-key")
+@pytest.mark.parametrize("store", ["disk", "s3"])
+def test_the_same_on_a_table_with_a_primary_key_beside_a_compactor(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    places: list[str] = []
+    if store == "s3":
+        server: S3Server = request.getfixturevalue("s3_credentials")
+        places = ["--s3-endpoint", server.endpoint, "--s3-bucket", server.bucket()]
+
+    done = demo(tmp_path, "--primary-key", *places)
 
     assert done.returncode == 0
     report = the_report(done)

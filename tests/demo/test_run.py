@@ -94,6 +94,9 @@ def test_the_command_line_of_the_compactor_of_a_table_with_a_primary_key(tmp_pat
     assert " ".join(commands.compactor(place, "127.0.0.1:9092")) == (
         "compactor --bootstrap-servers 127.0.0.1:9092 --table file:///w/demo.db/flights --every 3"
     )
+    options = {"s3.endpoint": "http://s3", "s3.access-key": "k", "s3.secret-key": "s", "s3.region": "r"}
+    on_s3 = commands.compactor(TablePlace("s3://b", options, primary_key=True), "127.0.0.1:9092")
+    assert on_s3[-4:] == ["--catalog-option", "s3.endpoint=http://s3", "--catalog-option", "s3.region=r"]
 
 
 def test_a_table_that_spark_cant_create_ends_the_demo_with_its_programs_last_line(tmp_path: Path) -> None:

@@ -79,7 +79,6 @@ def test_help_begins_with_the_usage_and_the_purpose(
         (("--format", "delta", "--without-agent"), "only with --format paimon, not delta"),
         (("--format", "hudi", "--s3-endpoint", "http://s3"), "only with --format paimon, not hudi"),
         (("--primary-key", "--format", "iceberg"), "--primary-key: not with --format iceberg"),
-        (("--primary-key", "--s3-endpoint", "http://s3"), "--primary-key: not with --s3-endpoint"),
         (("--primary-key", "--without-agent"), "--primary-key: not with --without-agent"),
     ],
     ids=" ".join,
