@@ -144,7 +144,7 @@ def simulated(
             (session_module, "AIOKafkaConsumer", clients.SimConsumer),
             (agent_module, "Stores", SimStores),
             (session_module, "PartitionOwner", make_owner),
-            (agent_module, "KafkaSession", partial(ObservedSession, oracles)),
+            (agent_module, "KafkaSession", partial(ObservedSession, broker, oracles)),
             (
                 session_module,
                 "ended_tasks",
@@ -202,15 +202,19 @@ class _ObservedPublisher:
 
 
 class ObservedSession(KafkaSession):
-    """A session that must have recorded a lost ledger again at its end, if Kafka answers in time."""
+    """A session that must have recorded a lost ledger again at its end, if Kafka answers in time.
 
-    def __init__(self, oracles: Oracles, *arguments: Any) -> None:
+    If other agents have written beyond what an owner knows of the ledger, it can't see that entries before are lost.
+    """
+
+    def __init__(self, broker: Broker, oracles: Oracles, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self._broker = broker
         self._oracles = oracles
 
     async def _restore_ledgers(self) -> None:
         read = [each for each in self._owners.values() if each.phase in ("replaying", "live", "paused")]
-        known = [(each, each.position) for each in read]
+        known = [(each, each.position) for each in read if each.ledger_lost or not self._is_hidden(each)]
         node, ledger = current_process().node, self._oracles.knowledge.ledger
         lost_at, began = dict(ledger.lost_at), node.now()
         await super()._restore_ledgers()
@@ -224,6 +228,10 @@ class ObservedSession(KafkaSession):
                     "an incomplete log is noticed",
                     f"{node.name} knows batch {batch} of {writer} and doesn't record it again in the ledger",
                 )
+
+    def _is_hidden(self, owner: PartitionOwner) -> bool:
+        where, (beginning, end) = TopicPartition(TOPICS.ledger, owner.number), owner.ledger_extent
+        return self._broker.beginnings[where] <= beginning and self._broker.ends([where])[where] >= end
 
 
 class ObservedOwner(PartitionOwner):
