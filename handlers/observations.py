@@ -1,10 +1,13 @@
-"""What a watcher reports of a commit that it finds in a table: docs/decisions/0046-observed-commits.md has the rules."""
+"""The files of a watched table, and what a watcher reports of a commit that it finds there.
+
+docs/decisions/0046-observed-commits.md has the rules.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from lakewarden.events import Marker, Operation
 from lakewarden.events.base import MAX_PATH
@@ -20,6 +23,18 @@ ADDS: Final[Operation] = "create"
 
 class UnreadableCommit(Exception):
     """A file of the table says something that this version doesn't understand, or is damaged. The text is for people."""
+
+
+class File(NamedTuple):
+    """One file of a listing. Thousands are made a second, which a tuple makes cheap."""
+
+    path: str
+    """Relative to the table's root."""
+    size: int
+    version: str
+    """Changes with the content: an ETag."""
+    modified: float
+    """By the store's clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

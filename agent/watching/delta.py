@@ -20,8 +20,7 @@ from lakewarden.handlers.delta.log import (
     newest_version,
     read_checksum,
 )
-from lakewarden.handlers.hudi.watching import File
-from lakewarden.handlers.observations import ObservedCommit
+from lakewarden.handlers.observations import File, ObservedCommit
 
 MAX_COMMITS_BACK = 50
 """Commits that are read in search of the table's metadata, if there is no checksum file."""

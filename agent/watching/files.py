@@ -23,7 +23,7 @@ from lakewarden.agent.stores.locations import parse_location
 from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import shorten
 from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
-from lakewarden.handlers.hudi.watching import File
+from lakewarden.handlers.observations import File
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Credential

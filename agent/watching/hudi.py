@@ -13,7 +13,8 @@ from lakewarden.agent.watching.files import AbsentFileError, TableFiles, Unreada
 from lakewarden.agent.watching.follower import RECHECK_SECONDS, Look
 from lakewarden.handlers.hudi.properties import HudiTable, read_properties
 from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES
-from lakewarden.handlers.hudi.watching import File, Round, WatchedTable
+from lakewarden.handlers.hudi.watching import Round, WatchedTable
+from lakewarden.handlers.observations import File
 
 log = structlog.get_logger(__name__)
 

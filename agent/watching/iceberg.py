@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import TableFiles, UnreadableTableError
 from lakewarden.agent.watching.numbered import NumberedFollower
-from lakewarden.handlers.hudi.watching import File
 from lakewarden.handlers.iceberg.metadata import (
     METADATA_FOLDER,
     Snapshot,
@@ -22,7 +21,7 @@ from lakewarden.handlers.iceberg.metadata import (
     relative_path,
     version_path,
 )
-from lakewarden.handlers.observations import ObservedCommit
+from lakewarden.handlers.observations import File, ObservedCommit
 
 
 class IcebergFollower(NumberedFollower):

@@ -16,8 +16,7 @@ import structlog
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.follower import ACTIVE_SECONDS, MAX_COMMITS, RECHECK_SECONDS, Look
-from lakewarden.handlers.hudi.watching import File
-from lakewarden.handlers.observations import LogPosition, ObservedCommit, UnreadableCommit
+from lakewarden.handlers.observations import File, LogPosition, ObservedCommit, UnreadableCommit
 
 log = structlog.get_logger(__name__)
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from lakewarden.agent.watching.files import AbsentFileError, TableFiles, UnreadableTableError
 from lakewarden.agent.watching.numbered import NumberedFollower
-from lakewarden.handlers.hudi.watching import File
-from lakewarden.handlers.observations import ObservedCommit, Place
+from lakewarden.handlers.observations import File, ObservedCommit, Place
 from lakewarden.handlers.paimon.snapshots import (
     SNAPSHOT_FOLDER,
     Snapshot,

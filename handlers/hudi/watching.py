@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from lakewarden.events import ConflictRule, Marker
 from lakewarden.handlers.hudi.errors import UnreadableHudi
@@ -52,6 +52,7 @@ from lakewarden.handlers.hudi.timeline import (
     TimelineFile,
     instants,
 )
+from lakewarden.handlers.observations import File
 
 MAX_REPEATED = 10
 """Commits of the first round that are reported. A watcher that is restarted within so many commits misses none."""
@@ -59,18 +60,6 @@ BEAT_SECONDS = 15.0
 """Between two `Alive` of one instant. The agent waits for three minutes before an outcome is unknown."""
 MAX_PENDING = 1_000
 """Pending instants per table, as many as the agent keeps open. The oldest ones are reported."""
-
-
-class File(NamedTuple):
-    """One file of a listing. Thousands are made a second, which a tuple makes cheap."""
-
-    path: str
-    """Relative to the table's root."""
-    size: int
-    version: str
-    """Changes with the content: an ETag."""
-    modified: float
-    """By the store's clock, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)

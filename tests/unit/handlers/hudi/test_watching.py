@@ -14,13 +14,13 @@ from lakewarden.handlers.hudi.watching import (
     Alive,
     Completed,
     Ended,
-    File,
     Observation,
     Opened,
     Round,
     Touched,
     WatchedTable,
 )
+from lakewarden.handlers.observations import File
 from tests.recorded_hudi import recorded
 
 FIRST, SECOND = "a1079540-5309-48af-8815-49d4dc51cc56-0", "3a5185c7-b28a-4e0c-aaeb-b156e59295e7-0"
