@@ -6,7 +6,7 @@ over.
 
 from __future__ import annotations
 
-from tests.monitoring.failures import AT_A, JOB_A
+from tests.monitoring.failures import AT_A, JOB_A, JOB_BOTH
 from tests.monitoring.recording import Alerts
 
 TABLE = ({"table": "s3://lake/orders"},)
@@ -24,9 +24,51 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
         "after": {"LakewardenOutcomeUnknown": TABLE},
     },
     "an agent is killed": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}},
+    "all agents are killed": {
+        "before": {},
+        "during": {"LakewardenNoAgent": ({},), "LakewardenAgentDown": JOB_BOTH},
+        "after": {},
+    },
     # It doesn't answer, as if it were down. When it goes on, it reports the locks that it has lost, for 15 minutes.
     "an agent is suspended": {"before": {}, "during": {"LakewardenAgentDown": JOB_A}, "after": {}},
+    "an agent is suspended again and again": {
+        "before": {},
+        "during": {"LakewardenSessionsEnd": AT_A},
+        "after": {},
+    },
+    # For half a lease, then for longer than one, and both again.
+    "a store hangs again and again": {
+        "before": {},
+        "during": {
+            "LakewardenLocksLost": AT_A,
+            "LakewardenRenewalsLate": AT_A,
+            "LakewardenStoreFails": AT_A,
+        },
+        "after": {},
+    },
     "Kafka does not answer": {"before": {}, "during": {"LakewardenNotReady": JOB_A}, "after": {}},
+    # The loss is shown for seven days.
+    "Kafka has lost records": {
+        "before": {},
+        "during": {"LakewardenLogIncomplete": JOB_A},
+        "after": {"LakewardenLogIncomplete": JOB_A},
+    },
+    # There is no newer agent any more, so the operator deletes its decisions, and the log lacks them.
+    "a newer agent has decided": {
+        "before": {},
+        "during": {
+            "LakewardenPartitionRefused": ({"instance": "a", "job": "lakewarden", "phase": "refused"},),
+            "LakewardenNotReady": JOB_A,
+        },
+        "after": {"LakewardenLogIncomplete": JOB_A},
+    },
+    # The events of its writers are refused.
+    "a table is stopped": {
+        "before": {},
+        "during": {"LakewardenTableStopped": JOB_A, "LakewardenDeadLetters": ({},)},
+        "after": {},
+    },
+    "writers compute in vain": {"before": {}, "during": {"LakewardenComputedInVain": TABLE}},
     "a stranger publishes": {"before": {}, "during": {"LakewardenDeadLetters": ({},)}, "after": {}},
     "an agent is overloaded": {
         "before": {},
@@ -46,8 +88,16 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
     },
 }
 UNCERTAIN: dict[str, set[str]] = {
+    # It depends on how fast the machine rebuilds a session, and on what a grant or a lock was at that moment.
+    "an agent is suspended again and again": {
+        "LakewardenNotReady",
+        "LakewardenLocksLost",
+        "LakewardenOutcomeUnknown",
+    },
     # The agent aborts what has waited for `refusal_seconds`, so it depends on the moments of the scrapes.
     "a store refuses": {"LakewardenNoGrants"},
+    # A transaction may be granted at that moment. It loses its grant.
+    "a table is stopped": {"LakewardenOutcomeUnknown"},
     # An agent tries again ever more rarely. Kafka may end between a grant and the report of its commit.
     "Kafka does not answer": {"LakewardenSessionsEnd", "LakewardenOutcomeUnknown"},
 }

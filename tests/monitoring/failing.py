@@ -6,6 +6,7 @@ The agents' times are shortened by about as much as a scrape is stretched (`reco
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
@@ -20,11 +21,24 @@ from typing import Any, ClassVar
 import aiohttp
 import anyio
 import anyio.to_thread
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
+from lakewarden.events import Abort, CommitGranted, CommitRequested
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
 from tests.monitoring.recording import Recording, Selectors
-from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
+from tests.real.writers import (
+    AGENT_PROGRAM,
+    PATIENCE_SECONDS,
+    AgentProcess,
+    World,
+    Writer,
+    environment,
+    markers,
+    world,
+)
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
 from tests.servers.program import free_port
 from tests.servers.s3 import S3Server
@@ -42,6 +56,8 @@ WRITERS = 2
 PAUSE_SECONDS = 0.3
 SUSPENDED_SECONDS, RUNNING_SECONDS = 1.2, 0.15
 """Of an agent whose machine is overloaded."""
+COMPUTING_SECONDS = 40.0
+"""Of each batch that is computed in vain."""
 FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
 """So many events with so many markers in each period. A tenth of a processor decides fewer."""
 
@@ -66,10 +82,14 @@ class Failing:
     wanted: Selectors
     """The series that are kept."""
     recording: Recording
+    patience_seconds: float = PATIENCE_SECONDS
+    """How long a writer waits for an agent before it begins again."""
     agents: dict[str, AgentProcess] = field(default_factory=dict)
     """By instance. The agent `a` owns the table."""
     commits: int = 0
     """Of the writers, so far."""
+    _values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The settings of each agent."""
     _ports: dict[str, int] = field(default_factory=dict)
     _writing: threading.Event = field(default_factory=threading.Event)
 
@@ -80,24 +100,37 @@ class Failing:
 
     # -- agents and writers ------------------------------------------------------------------------------------------
 
-    async def start_agents(self, count: int) -> None:
+    async def start_agents(self, count: int, program: str = AGENT_PROGRAM) -> None:
         """Start agents, and name the one that owns the table `a`."""
-        started: list[tuple[AgentProcess, int]] = []
+        started: list[tuple[AgentProcess, dict[str, Any], int]] = []
         for number in range(count):
             port = free_port()
             values = self.scene.values(agent_id=f"agent-{number}", http_listen=f"127.0.0.1:{port}")
-            agent = AgentProcess(values, self.scene.root / f"agent-{number}.log")
-            started.append((agent, port))
+            agent = AgentProcess(values, self.scene.root / f"agent-{number}.log", program)
+            started.append((agent, values, port))
             self.agents[f"started-{number}"] = agent
             await agent.ready()
         await self.commit()
-        others: list[tuple[AgentProcess, int]] = []
-        owners: list[tuple[AgentProcess, int]] = []
+        others: list[tuple[AgentProcess, dict[str, Any], int]] = []
+        owners: list[tuple[AgentProcess, dict[str, Any], int]] = []
         for each in started:
-            (owners if await self._has_granted(each[1]) else others).append(each)
+            (owners if await self._has_granted(each[2]) else others).append(each)
         self.agents.clear()
-        for name, (agent, port) in zip("abc", owners + others, strict=False):
-            self.agents[name], self._ports[name] = agent, port
+        for name, (agent, values, port) in zip("abc", owners + others, strict=False):
+            self.agents[name], self._values[name], self._ports[name] = agent, values, port
+
+    async def stop(self, instance: str) -> None:
+        """Stop an agent in order: it releases its locks."""
+        self.agents[instance].popen.terminate()
+        await self.agents[instance].ended()
+
+    async def start_again(self, *instances: str) -> None:
+        """Start agents that have ended, with the same settings."""
+        for name in instances:
+            log = self.agents[name].log.with_suffix(".again.log")
+            self.agents[name] = AgentProcess(self._values[name], log)
+        for name in instances:
+            await self.agents[name].ready()
 
     async def _has_granted(self, port: int) -> bool:
         async with aiohttp.ClientSession() as session:
@@ -105,13 +138,13 @@ class Failing:
         return text is not None and "lakewarden_grants_total{" in text
 
     def gate(self) -> CommitGate:
-        """A gate that waits for agents as long as a test may."""
+        """A gate that waits for agents as long as the writers do."""
         return CommitGate(
             self.scene.bootstrap_servers,
             topic_prefix=self.scene.prefix,
             heartbeat_seconds=1.0,
-            admission_timeout_seconds=PATIENCE_SECONDS,
-            grant_timeout_seconds=PATIENCE_SECONDS,
+            admission_timeout_seconds=self.patience_seconds,
+            grant_timeout_seconds=self.patience_seconds,
         )
 
     async def commit(self, writer: str = "first") -> None:
@@ -241,6 +274,20 @@ class Failing:
             tasks.cancel_scope.cancel()
         await writer.abandon()
 
+    @asynccontextmanager
+    async def computing_in_vain(self, count: int) -> AsyncGenerator[None]:
+        """So many writers compute at once, and name what they have touched when they request the grant: one of them commits."""
+
+        async def compute(name: str) -> None:
+            for batch in itertools.count(1):
+                await self._compute_in_vain(self.scene.writer(name, self.table), batch)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(count):
+                tasks.start_soon(compute, f"late-{number}")
+            yield
+            tasks.cancel_scope.cancel()
+
     # -- recording ---------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
@@ -271,11 +318,37 @@ class Failing:
 
     async def shows(self, metric: str, holds: Callable[[float], bool], *, scrapes: int = 1) -> None:
         """Wait until the last samples of each series of a metric are so."""
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with anyio.fail_after(PATIENCE_SECONDS * 2):
             while not (found := self.recording.last(metric, scrapes)) or not all(
                 each is not None and holds(each) for each in found
             ):
                 await anyio.sleep(0.1)
+
+    async def _compute_in_vain(self, writer: Writer, batch: int) -> None:
+        """Compute a batch. Commit it if the writer is granted."""
+        await writer.begin(batch_id=batch)
+        await anyio.sleep(COMPUTING_SECONDS)
+        await self.scene.send(writer.event(CommitRequested, seq=1, markers=markers("hot")))
+        [answer, *_] = await self.scene.wait_for(
+            object, lambda event: isinstance(event, Abort | CommitGranted) and writer.mine(event)
+        )
+        if isinstance(answer, CommitGranted):
+            await writer.complete()
+
+    # -- Kafka -------------------------------------------------------------------------------------------------------
+
+    async def delete_records(self, topic: str, partition: int | None = None) -> None:
+        """Delete what a topic has now, or one partition of it."""
+        chosen = range(self.scene.settings().partitions) if partition is None else [partition]
+        ends = await self.scene.consumer.end_offsets([TopicPartition(topic, each) for each in chosen])
+        client = AIOKafkaAdminClient(bootstrap_servers=self.scene.bootstrap_servers)
+        await client.start()
+        try:
+            await client.delete_records(
+                {each: RecordsToDelete(before_offset=end) for each, end in ends.items()}
+            )
+        finally:
+            await client.close()
 
     # -- an operator -------------------------------------------------------------------------------------------------
 
@@ -315,9 +388,13 @@ async def failing(
     *,
     recording: Recording,
     wanted: Selectors,
+    patience_seconds: float = PATIENCE_SECONDS,
     **settings: Any,
 ) -> AsyncGenerator[Failing]:
-    """A world without agents. Its tables' locks are on S3, behind a proxy that injects faults. `settings`: of the agents."""
+    """A world without agents. Its tables' locks are on S3, behind a proxy that injects faults.
+
+    `patience_seconds`: of the writers. `settings`: of the agents.
+    """
     bucket = s3.bucket()
     async with (
         fault_proxy(s3.endpoint, seed=1, request_timeout_seconds=1.0) as proxy,
@@ -331,7 +408,7 @@ async def failing(
             s3_endpoint=proxy.endpoint,
         ) as scene,
     ):
-        made = Failing(scene, proxy, bucket, wanted, recording)
+        made = Failing(scene, proxy, bucket, wanted, recording, patience_seconds)
         try:
             yield made
         finally:

@@ -248,8 +248,11 @@ FAILURES = (
     ),
     Failure(
         "an unexpected error stops a table",
-        {_series("lakewarden_stopped_tables"): f"0x20 1x{LENGTH}"},
-        {"4m": {}, "6m": {"LakewardenTableStopped": JOB_A}},
+        {
+            _series("lakewarden_stopped_tables"): f"0x20 1x{LENGTH}",
+            _series("lakewarden_published_records_total", topic="dead-letters"): f"0x20 5x{LENGTH}",
+        },
+        {"4m": {}, "6m": {"LakewardenTableStopped": JOB_A, "LakewardenDeadLetters": ({},)}},
     ),
     Failure(
         "Kafka has lost records",

@@ -42,3 +42,9 @@ def test_each_recorded_failure_fires_its_alerts_and_no_others(tmp_path: Path) ->
 
     assert {each["failure"] for each in found} == EXPECTED.keys()
     check_alerts(tmp_path, {each["failure"]: (each["series"], each["marks"]) for each in found})
+
+
+def test_each_alert_is_fired_by_a_recorded_failure() -> None:
+    fired = {alert for marks in EXPECTED.values() for alerts in marks.values() for alert in alerts}
+
+    assert fired == {each["alert"] for each in ALERTS}

@@ -1,7 +1,8 @@
 """Records what real agents show while something fails, and follows the run-book of the alert meanwhile.
 
-A minute to three for each failure: `make test-matrix` runs them, and compares the alerts that a fresh recording fires with those
-that are expected. `make record-alerts` also replaces the recordings, on which `test_recorded_alerts.py` runs in `make test`.
+Two to eight minutes for each failure on a busy machine: `make test-matrix` runs them, and compares the alerts that a fresh
+recording fires with those that are expected. `make record-alerts` also replaces the recordings, on which
+`test_recorded_alerts.py` runs in `make test`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, free_port
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
+from tests.monitoring import defective_agent
 from tests.monitoring.expected_alerts import EXPECTED
 from tests.monitoring.failing import Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
+from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
+from tests.real.writers import AGENT_PROGRAM, QUICK
 from tests.servers.fault_proxy import CALM, Fault, Weather
 from tests.servers.s3 import S3Server
 
@@ -40,18 +45,31 @@ PATIENT: dict[str, Any] = {
     "ready_seconds": 20.0,
 }
 """Times that an agent keeps on a busy machine, for failures that depend on none of them."""
+SUSPENSIONS = 3
+"""In a quarter of an hour of the alert's time: as many as it needs."""
+IN_VAIN_WRITERS = 20
+IN_VAIN_SECONDS, IN_VAIN_SCRAPES = 1_000.0, 64
+"""Computed in vain in half an hour, for 16 minutes: more than in the alert."""
 BEHIND_SECONDS = 30.0
 """As in the alert."""
 
 
 @asynccontextmanager
 async def recorded(
-    failure: str, kafka: str, prefix: str, root: Path, s3: S3Server, *, agents: int = 1, **settings: Any
+    failure: str,
+    kafka: str,
+    prefix: str,
+    root: Path,
+    s3: S3Server,
+    *,
+    agents: int = 1,
+    program: str = AGENT_PROGRAM,
+    **settings: Any,
 ) -> AsyncGenerator[Failing]:
     """Agents, writers and the recording. At the end of the block, the recording must fire the expected alerts."""
     recording, wanted = Recording(failure), selectors_of(alerts_on(failure))
     async with failing(kafka, prefix, root, s3, recording=recording, wanted=wanted, **settings) as scene:
-        await scene.start_agents(agents)
+        await scene.start_agents(agents, program)
         async with scene.writing():
             await scene.next_commits()
             async with scene.recorded():
@@ -112,6 +130,22 @@ async def test_an_agent_is_killed(
         scene.recording.mark("during")
 
 
+async def test_all_agents_are_killed(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Writers wait. Once agents run again, nothing is left to do."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("all agents are killed", *arguments, agents=2) as scene:
+        began = scene.recording.scrapes
+        for agent in scene.agents.values():
+            agent.kill()
+        await scene.scrapes(15, since=began)
+        scene.recording.mark("during")
+        members = await scene.run("agents")
+        await scene.start_again("a", "b")
+        assert "nothing is granted" in members
+
+
 async def test_an_agent_is_suspended(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:
@@ -126,6 +160,125 @@ async def test_an_agent_is_suspended(
         agent.popen.send_signal(signal.SIGCONT)
         waiting = await agent.logged("kafka.waiting")
         assert "suspended" in waiting["problem"]
+
+
+async def test_an_agent_is_suspended_again_and_again(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Each time for longer than its session with Kafka, as on a machine that swaps."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("an agent is suspended again and again", *arguments) as scene:
+        agent = scene.agents["a"]
+        for _ in range(SUSPENSIONS):
+            sessions = sum(line["event"] == "partitions.live" for line in agent.lines())
+            agent.popen.send_signal(signal.SIGSTOP)
+            await anyio.sleep(QUICK["session_timeout_seconds"] + 1.0)
+            agent.popen.send_signal(signal.SIGCONT)
+            await agent.logged("partitions.live", count=sessions + 1)
+        await scene.scrapes(3)
+        scene.recording.mark("during")
+        waits = [line["problem"] for line in agent.lines() if line["event"] == "kafka.waiting"]
+        assert sum("suspended" in each for each in waits) >= SUSPENSIONS
+
+
+async def test_a_store_hangs_again_and_again(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """For half a lease and for longer than one, as in the chaos tests. Other tables have open transactions, and so locks."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a store hangs again and again", *arguments) as scene:
+        others = [scene.scene.writer(name, f"s3://{scene.bucket}/{name}") for name in ("x", "y", "z")]
+        for each in others:
+            await each.begin()
+        for lost in (1, 2):
+            with scene.proxy.hanging():
+                await scene.scrapes(6)
+            await scene.next_commits()
+            await scene.scrapes(3)
+            with scene.proxy.hanging():
+                await scene.agents["a"].logged("lock.lost", count=lost * len(others))
+            await scene.next_commits()
+        scene.recording.mark("during")
+        await scene.run("lock", "audit")
+        for each in others:
+            await each.abandon()
+
+
+async def test_kafka_has_lost_records(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """Those of the writers, while no agent ran. The agent aborts what was open, and the writers begin again by themselves."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("Kafka has lost records", *arguments) as scene:
+        scene.agents["a"].kill()
+        await scene.delete_records(scene.scene.settings().topics.writers)
+        shown = await scene.run("status", check=True)
+        await scene.start_again("a")
+        line = await scene.agents["a"].logged("log.incomplete")
+        await scene.next_commits()
+        await scene.scrapes(5)
+        scene.recording.mark("during")
+        assert "LOG INCOMPLETE" in shown
+        assert line["topic"] == scene.scene.settings().topics.writers
+
+
+async def test_a_newer_agent_has_decided(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """After a rollback. An operator who has no newer agent any more deletes the partition's decisions."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a newer agent has decided", *arguments, patience_seconds=30.0) as scene:
+        decisions = scene.scene.settings().topics.decisions
+        await scene.scene.producer.send_and_wait(decisions, FROM_A_LATER_VERSION, key=scene.table.encode())
+        scene.agents["a"].kill()
+        await scene.start_again("a")
+        began = scene.recording.scrapes
+        refused = await scene.agents["a"].logged("partition.refused")
+        await scene.scrapes(15, since=began)
+        scene.recording.mark("during")
+        shown = await scene.run("status")
+        scene.agents["a"].kill()
+        await scene.delete_records(decisions, refused["partition"])
+        await scene.start_again("a")
+        assert "REFUSED" in shown
+
+
+async def test_a_table_is_stopped(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """The agent has a defect, which a conflict of the table enters. One without it serves the table again."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded(
+        "a table is stopped", *arguments, program=defective_agent.__name__, **PATIENT
+    ) as scene:
+        began = scene.recording.scrapes
+        first, second = (scene.scene.writer(name, scene.table) for name in ("daily", "hourly"))
+        for each in (first, second):
+            await each.begin()
+            await each.touch("f")
+        stopped = await scene.agents["a"].logged("table.stopped")
+        await scene.scrapes(10, since=began)
+        scene.recording.mark("during")
+        shown = await scene.status()
+        await scene.stop("a")
+        await scene.start_again("a")
+        assert stopped["reason"] == defective_agent.DEFECT
+        assert shown["stopped"].startswith(defective_agent.DEFECT)
+
+
+async def test_writers_compute_in_vain(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """They name what they have touched only when they have computed. Half an hour of this fires the alert after 15 minutes."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("writers compute in vain", *arguments, **PATIENT) as scene:
+        async with scene.computing_in_vain(IN_VAIN_WRITERS):
+            lost = "lakewarden_lost_compute_seconds_total"
+            await scene.shows(lost, lambda seconds: seconds > IN_VAIN_SECONDS)
+            await scene.scrapes(IN_VAIN_SCRAPES)
+            scene.recording.mark("during")
+        conflicts = await scene.run("conflicts")
+        assert "late-0" in conflicts
 
 
 async def test_a_stranger_publishes(

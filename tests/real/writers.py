@@ -49,6 +49,7 @@ from lakewarden.events import (
 
 PATIENCE_SECONDS = 120.0
 """A time limit that ends a test which hangs. No test measures time with it; a busy machine may use most of it."""
+AGENT_PROGRAM = "lakewarden.agent"
 QUICK: dict[str, Any] = {
     "partitions": 2,
     "replication": 1,
@@ -297,13 +298,13 @@ class Writer:
 
 
 class AgentProcess:
-    """A process of `lakewarden agent`."""
+    """A process of `lakewarden agent`. `program`: the module that runs as `lakewarden`."""
 
-    def __init__(self, values: dict[str, Any], log: Path) -> None:
+    def __init__(self, values: dict[str, Any], log: Path, program: str = AGENT_PROGRAM) -> None:
         self.log = log
         with log.open("wb") as out:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "lakewarden.agent", "agent"],
+                [sys.executable, "-m", program, "agent"],
                 env=environment(values),
                 stdout=out,
                 stderr=subprocess.STDOUT,
