@@ -152,9 +152,10 @@ class PartitionObserver:
                 case Admit(transaction=transaction):
                     times = self._open.get((uri, transaction))
                     if times is not None and times.began is not None:
-                        metrics.admission_wait.labels(metrics.tables.of(uri)).observe(
-                            max(0.0, now - times.began)
-                        )
+                        table = metrics.tables.of(uri)
+                        metrics.admission_wait.labels(table).observe(max(0.0, now - times.began))
+                        for outcome in ("stopped", "in-vain"):  # from 0 on, or `rate` misses the first loss
+                            metrics.lost_seconds.labels(table, outcome)
                 case GrantCommit(transaction=transaction):
                     self._on_grant(uri, transaction, now)
                 case SkipBatch(transaction=transaction):

@@ -93,6 +93,17 @@ def test_a_loser_that_computes_is_stopped_and_one_that_has_computed_did_so_in_va
     assert table.value("lakewarden_transactions_total", outcome="aborted") == 2
 
 
+def test_lost_seconds_are_0_from_the_first_admission_on_so_that_a_rate_has_the_first_loss(
+    table: Counted,
+) -> None:
+    table.intent("t1")
+
+    for outcome in ("stopped", "in-vain"):
+        labels = {"table": TABLE, "outcome": outcome}
+        found = table.metrics.registry.get_sample_value("lakewarden_lost_compute_seconds_total", labels)
+        assert found == 0.0
+
+
 def test_a_loser_to_two_winners_is_two_conflicts_and_its_time_is_counted_once(table: Counted) -> None:
     table.intent("w1").intent("w2").intent("loser")
     table.touch("w1", m("p/f")).touch("w2", m("p/g"))
