@@ -6,8 +6,10 @@ import getpass
 import json
 import socket
 import sys
+from contextlib import aclosing
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -24,6 +26,7 @@ from lakewarden.agent.cli.output import print_rows
 from lakewarden.agent.logs import configure_logging
 from lakewarden.agent.operators.ledger import LedgerLine, ledger
 from lakewarden.agent.operators.requests import AbortOutcome, Requester, abort, correct
+from lakewarden.agent.operators.restore import read_backup, restore
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.events import canonical_table
 
@@ -35,7 +38,7 @@ MAX_OPERATOR_BYTES = 512
 NO_BATCH = "none"
 
 ledger_app = typer.Typer(
-    help="Print or correct the ledger: the last committed batch of each writer.",
+    help="Print, correct or restore the ledger: the last committed batch of each writer.",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -156,13 +159,60 @@ def correct_command(
     only_table, requester = _table(table), _requester(operator, reason, timeout)
     before, after = run(lambda: correct(settings, only_table, writer, number, requester))
     if output is Output.JSON:
-        typer.echo(json.dumps({"before": None if before is None else asdict(before), "after": asdict(after)}))
-        return
+        typer.echo(json.dumps(_correction(before, after)))
+    else:
+        typer.echo(_correction_line(before, after))
+
+
+@ledger_app.command(name="restore", short_help="State the last committed batches of a backup again.")
+def restore_command(
+    backup: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What lakewarden ledger show --output json printed.")
+    ],
+    *,
+    reason: Reason,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="T", help="URI of a table: restore only its writers.")
+    ] = None,
+    operator: Operator = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
+    output: OutputFormat = Output.TEXT,
+    bootstrap_servers: BootstrapServers = None,
+    config: Config = None,
+) -> None:
+    """State the last committed batch of each writer in a backup of the ledger, as lakewarden ledger correct does for one.
+
+    Stop the writers first; an agent must run. The first writer that fails ends the command, which can be run again; --timeout
+    holds for each. A writer that isn't in the backup keeps what the ledger has.
+
+    Exit codes: 0 the ledger has all of them; 1 no agent recorded one in time, or another failure; 2 usage error.
+    """
+    settings = _settings(config, bootstrap_servers)
+    only_table, requester = _table(table), _requester(operator, reason, timeout)
+    lines = read_backup(backup, only_table)
+    done: list[dict[str, Any]] = []
+
+    async def restore_all() -> None:
+        async with aclosing(restore(settings, lines, requester)) as restored:
+            async for before, after in restored:
+                done.append(_correction(before, after))
+                if output is not Output.JSON:
+                    typer.echo(_correction_line(before, after))
+
+    run(restore_all)
+    typer.echo(
+        json.dumps(done) if output is Output.JSON else f"{len(done)} writers are restored from {backup}"
+    )
+
+
+def _correction(before: LedgerLine | None, after: LedgerLine) -> dict[str, Any]:
+    return {"before": None if before is None else asdict(before), "after": asdict(after)}
+
+
+def _correction_line(before: LedgerLine | None, after: LedgerLine) -> str:
     was = "no batch" if before is None or before.batch_id is None else f"batch {before.batch_id}"
     now = "no batch" if after.batch_id is None else f"batch {after.batch_id}"
-    typer.echo(
-        f"writer {after.writer}, table {after.table}: the ledger had {was} as committed; now it has {now}"
-    )
+    return f"writer {after.writer}, table {after.table}: the ledger had {was} as committed; now it has {now}"
 
 
 def _settings(config: Config, bootstrap_servers: BootstrapServers) -> KafkaSettings:

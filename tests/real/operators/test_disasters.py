@@ -20,7 +20,6 @@ from tests.real.writers import PATIENCE_SECONDS, World, environment, world
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, *TAKES_KAFKA_AWAY]
 
-RESTORE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "restore_ledger.sh"
 BIN = Path(sys.executable).parent
 
 
@@ -43,7 +42,7 @@ async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:
 
     with EmbeddedKafka(tmp_path / "another-kafka") as second:
         async with world(second.bootstrap_servers, topic_prefix, root) as scene, scene.agent():
-            await command(scene, "sh", str(RESTORE), str(backup), "Kafka was lost")
+            await restore(scene, backup, "Kafka was lost")
 
             repeated = scene.writer("orders")
             await repeated.send_intent(batch_id=7)
@@ -77,7 +76,7 @@ async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path)
         await lost.send_intent(batch_id=2)
         assert (await lost.wait_for(AlreadyCommitted)).committed_batch_id == 3
 
-        await command(scene, "sh", str(RESTORE), str(backup), "bucket restored from yesterday")
+        await restore(scene, backup, "bucket restored from yesterday")
         for batch_id in (2, 3):
             await commit(scene, "orders", batch_id)
 
@@ -94,6 +93,12 @@ async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
     await writer.complete()
     await scene.settle()
     return grant
+
+
+async def restore(scene: World, backup: Path, reason: str) -> None:
+    """Follow step 3 of both run-books."""
+    printed = await command(scene, "lakewarden", "ledger", "restore", str(backup), "--reason", reason)
+    assert printed.splitlines()[-1] == f"1 writers are restored from {backup}"
 
 
 async def command(scene: World, program: str, *arguments: str) -> str:

@@ -24,7 +24,7 @@ COMMANDS = [
     ("migrate",),
     ("status",),
     ("ledger",),
-    *(("ledger", name) for name in ("correct", "show")),
+    *(("ledger", name) for name in ("correct", "restore", "show")),
     ("lock",),
     *(("lock", name) for name in ("audit", "hold", "probe", "release", "show")),
 ]

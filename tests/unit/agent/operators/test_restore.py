@@ -1,0 +1,85 @@
+"""A backup of the ledger is read whole, or refused: a part of it would let writers repeat committed batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lakewarden.agent.errors import AgentError
+from lakewarden.agent.operators import restore as restoring
+from lakewarden.agent.operators.ledger import LedgerLine
+from lakewarden.agent.operators.requests import Requester
+from lakewarden.agent.operators.restore import BackupLine, read_backup, restore
+from lakewarden.agent.settings import KafkaSettings
+
+pytestmark = [pytest.mark.unit]
+LARGE = 2**60 + 1
+LINES = [
+    {"table": "s3://lake/a", "writer": r"job\1:q", "batch_id": LARGE, "transaction": "t", "losses": 0},
+    {"table": "s3://lake/a", "writer": "loser", "batch_id": None, "transaction": None, "losses": 2},
+    {"table": "s3://lake/b", "writer": "w", "batch_id": 0, "transaction": "t", "losses": 0},
+]
+
+
+def backup(folder: Path, text: str) -> Path:
+    path = folder / "ledger.json"
+    path.write_text(text)
+    return path
+
+
+def test_a_backup_has_the_writers_with_a_batch_as_they_were_printed(tmp_path: Path) -> None:
+    path = backup(tmp_path, json.dumps(LINES))
+
+    assert read_backup(path, None) == [
+        BackupLine(table="s3://lake/a", writer=r"job\1:q", batch_id=LARGE),
+        BackupLine(table="s3://lake/b", writer="w", batch_id=0),
+    ]
+    assert [each.writer for each in read_backup(path, "s3://lake/b")] == ["w"]
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        (json.dumps(LINES)[:-20], "is not a backup of the ledger"),
+        ("", "is not a backup of the ledger"),
+        ('[{"table": "s3://lake/a"}]', "0.writer: Field required"),
+        (json.dumps(LINES[1:2]), "has no committed batch"),
+    ],
+)
+def test_a_backup_that_is_cut_off_or_empty_restores_nothing(
+    text: str, complaint: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AgentError) as caught:
+        read_backup(backup(tmp_path, text), None)
+
+    assert complaint in str(caught.value)
+    assert str(caught.value).endswith("nothing was restored")
+
+
+def test_a_backup_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AgentError, match=r"absent\.json can't be read: No such file or directory"):
+        read_backup(tmp_path / "absent.json", None)
+
+
+async def test_the_first_writer_that_fails_ends_it_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def correct(
+        _settings: KafkaSettings, table: str, writer: str, batch_id: int, _requester: Requester
+    ) -> tuple[None, LedgerLine]:
+        if writer == "w":
+            raise AgentError("no agent recorded it")
+        return None, LedgerLine(table, writer, batch_id, "t", None, None, 0, 0)
+
+    monkeypatch.setattr(restoring, "correct", correct)
+    lines = read_backup(backup(tmp_path, json.dumps(LINES)), None)
+    settings = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1"})
+    restored = []
+
+    with pytest.raises(AgentError, match="1 of 2 writers are restored, then: no agent recorded it"):
+        async for _, after in restore(settings, lines, Requester("me", "test", 1.0)):
+            restored.append(after.writer)
+
+    assert restored == [r"job\1:q"]
