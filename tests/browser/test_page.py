@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 import pytest_asyncio
-from playwright.async_api import Page, Request, ViewportSize, async_playwright, expect
+from playwright.async_api import Page, expect
 
 from lakewarden.agent.web.foreground import running_page
 from lakewarden.events import Abort
-from tests.browser.chromium import find_chromium
+from tests.browser.browsing import fits_a_phone, opened
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
 
@@ -22,12 +21,9 @@ pytestmark = [pytest.mark.real]
 
 TABLE = "s3://lake/air.db/flights"
 HOSTILE = """"><img src=x onerror="window.hostile=1"><script>window.hostile=2</script>\u202e"""
-PATIENCE_MS = PATIENCE_SECONDS * 1000
 SCREENSHOTS = os.environ.get("LAKEWARDEN_TEST_SCREENSHOTS")
 """A folder for the screenshots of the documentation."""
 DOCUMENTED = ("web-table", "web-transaction")
-PHONE: ViewportSize = {"width": 360, "height": 740}
-DESK: ViewportSize = {"width": 1180, "height": 760}
 
 
 @pytest_asyncio.fixture
@@ -36,33 +32,10 @@ async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncI
         yield made
 
 
-@asynccontextmanager
-async def opened(address: str) -> AsyncIterator[tuple[Page, list[str]]]:
-    """A browser's page, and what it complains about: errors, and what the Content-Security-Policy has blocked."""
-    complaints: list[str] = []
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=find_chromium(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        try:
-            page = await browser.new_page(base_url=address, viewport=DESK)
-            page.set_default_timeout(PATIENCE_MS)
-            page.on("pageerror", lambda error: complaints.append(str(error)))
-            page.on(
-                "console",
-                lambda message: complaints.append(message.text) if message.type == "error" else None,
-            )
-            page.on("requestfailed", lambda request: complaints.extend(_failure(request)))
-            yield page, complaints
-        finally:
-            await browser.close()
-
-
 async def test_every_view_is_live_escaped_and_fits_a_phone_and_stays_when_the_agent_is_killed(
     scene: World,
 ) -> None:
     """One browser for all of it, because its start is what takes longest."""
-    expect.set_options(timeout=PATIENCE_MS)
     # The views may take longer than a short grant lease on a busy machine.
     leases = {"validity_seconds": 300.0, "renew_seconds": 30.0, "grant_seconds": 200.0}
     places = {"allow": ("s3://lake/*",), "lock_places": ("s3://lake/*=>usual",)}
@@ -145,17 +118,8 @@ async def look_at(page: Page, path: str, text: str) -> None:
     await page.goto(path)
     await expect(page.locator("main")).to_contain_text(text)
     await screenshot(page, f"web-{path.strip('/').partition('?')[0] or 'tables'}")
-    await page.set_viewport_size(PHONE)
-    wide = await page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    assert wide <= 0, f"{path} is {wide} pixels wider than a phone"
-    await page.set_viewport_size(DESK)
+    await fits_a_phone(page, path)
     assert await page.evaluate("window.hostile") is None, path
-
-
-def _failure(request: Request) -> list[str]:
-    """Why a request failed. A stream ends with its page."""
-    ended = request.failure is not None and "ERR_ABORTED" in request.failure
-    return [] if ended else [f"{request.url}: {request.failure}"]
 
 
 async def screenshot(page: Page, name: str) -> None:
