@@ -30,6 +30,7 @@ import anyio.lowlevel
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.structs import ConsumerRecord
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import (
@@ -385,14 +386,27 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
                 raise SuspendedError(
                     f"nothing was consumed for {gap:.0f} s: the process or its machine was suspended"
                 )
-            for partition, records in batches.items():
-                owner = self._owners.get(partition.partition)
-                if owner is not None:
-                    await self._require_no_hole(owner, partition, records[0].offset)
-                    owner.consume(records, read_at)
-                    owner.finish_replay(records[-1].offset + 1)
+            await self._pass_to_owners(batches, read_at)
             at_once = _next_size(at_once, monotonic() - read_at)
             await anyio.lowlevel.checkpoint()
+
+    async def _pass_to_owners(
+        self, batches: Mapping[TopicPartition, list[ConsumerRecord]], read_at: float
+    ) -> None:
+        """Pass fetched records to the owners that the partitions had when they were fetched.
+
+        A partition may be revoked and assigned again while this waits for Kafka. Its former owner, which is paused or released,
+        ignores the records. The next one gets them from the consumer, after those before them.
+        """
+        fetched = [
+            (self._owners.get(partition.partition), partition, records)
+            for partition, records in batches.items()
+        ]
+        for owner, partition, records in fetched:
+            if owner is not None:
+                await self._require_no_hole(owner, partition, records[0].offset)
+                owner.consume(records, read_at)
+                owner.finish_replay(records[-1].offset + 1)
 
     async def _load_owners(self) -> bool:
         """Load the owners of newly assigned partitions. False if there are none."""
