@@ -426,7 +426,10 @@ class Settings(KafkaSettings):
         "the page doesn't know who waits for whom in the largest table",
     )
 
-    shutdown_seconds: Seconds = Field(default=10.0, description="time limit of an orderly shutdown")
+    shutdown_seconds: Seconds = Field(
+        default=10.0,
+        description="time limit of an orderly shutdown; recording a lost ledger again may take 60 s more",
+    )
     log_format: Literal["auto", "text", "json"] = Field(
         default="auto", description="log format; auto: text on a terminal, else JSON"
     )

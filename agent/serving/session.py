@@ -14,9 +14,10 @@ A session ends when Kafka does not accept a decision, does not answer, has lost 
 partitions to another agent. It also ends when one of its tasks, or a background task of a Kafka client, has ended without a
 request (`unrequested.py`): the session would stay in the group and decide nothing.
 
-Its end takes these steps, each with a time limit: stop consuming, record a ledger again that Kafka has lost, publish the
-decisions, release the locks under which no grant runs, commit the checkpoints, close the clients. A lock that is not released in
-time expires.
+Its end takes these steps: stop consuming, ask whether Kafka has lost a ledger, publish the decisions, release the locks under
+which no grant runs, commit the checkpoints, close the clients. All together take at most `shutdown_seconds`, also if Kafka
+doesn't answer. A lock that is not released in time expires. A lost ledger is recorded again before the other steps, and this may
+take `RESTORE_SECONDS` more, because only this process knows the entries.
 """
 
 from __future__ import annotations
@@ -81,10 +82,14 @@ HEARTBEAT_SHARE = 0.3
 MAX_HEARTBEAT_SECONDS = 1.0
 """An agent learns of a rebalance with its next heartbeat, and the other agents wait for it until then."""
 LEDGER_QUESTION_SECONDS = 3.0
-"""How long the end of a session waits for the extent of the ledger: Kafka may be what has ended it. The broker answers each
-of the two requests after a running fetch."""
+LEDGER_QUESTION_SHARE = 0.3
+"""How long the end of a session waits for the extent of the ledger, and the share of `shutdown_seconds` that it takes at most:
+Kafka may be what has ended the session. The broker answers each of the two requests after a running fetch."""
+RELEASE_SHARE = 0.7
+"""Of the time that is left then: the time limit for publishing, releasing the locks and committing. The rest is the clients'."""
 RESTORE_SECONDS = 60.0
-"""How long it may take to record a lost ledger again: about 500,000 entries."""
+"""How long it may take to record a lost ledger again: about 500,000 entries. The grace periods in deploy/ and in
+docker-compose.yml include it."""
 REVOKE_SHARE = 0.5
 """Of the session timeout: the time limit for releasing revoked partitions, before the group stops waiting."""
 
@@ -169,27 +174,31 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
     async def close(self) -> None:
         """Run the steps of an orderly stop, as listed at the top of the file."""
         self._check = None
-        await self._restore_ledgers()
         seconds = self._settings.shutdown_seconds
-        await self._release_partitions(list(self._owners), seconds * 0.7)
-        for client in self._clients:
-            await stop_client(client, seconds * 0.1)
+        ends_at = monotonic() + seconds
+        ends_at += await self._restore_ledgers(min(LEDGER_QUESTION_SECONDS, seconds * LEDGER_QUESTION_SHARE))
+        await self._release_partitions(list(self._owners), (ends_at - monotonic()) * RELEASE_SHARE)
+        for index, client in enumerate(self._clients):
+            left = max(0.0, ends_at - monotonic()) / (len(self._clients) - index)
+            await stop_client(client, left / 2)  # it may take that twice
 
-    async def _restore_ledgers(self) -> None:
+    async def _restore_ledgers(self, seconds: float) -> float:
         """Record again what the owners know of a ledger that has lost entries, before others take over (decision record 50).
 
-        With a producer of its own: Kafka may refuse what the session's publishes after a loss.
+        With a producer of its own: Kafka may refuse what the session's publishes after a loss. `seconds`: the time limit for the
+        question what the ledgers have. Returns how long the recording took.
         """
         owners = {
             TopicPartition(self._settings.topics.ledger, number): owner
             for number, owner in self._owners.items()
             if owner.phase in ("replaying", "live", "paused")
         }
-        with anyio.move_on_after(LEDGER_QUESTION_SECONDS):
+        with anyio.move_on_after(seconds):
             await self._compare_ledgers(owners)
         lost = [owner for owner in owners.values() if owner.ledger_lost]
         if not lost:
-            return
+            return 0.0
+        began = monotonic()
         problem: str | None = f"Kafka has not acknowledged all entries for {RESTORE_SECONDS:g} s"
         sender = producer(self._settings)
         self._clients.append(sender)
@@ -205,6 +214,7 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             log.warning("ledger.restored", partitions=numbers, batches=batches)
         else:
             log.error("ledger.not-restored", partitions=numbers, problem=problem)
+        return monotonic() - began
 
     async def _record_again(self, owners: Iterable[PartitionOwner], sender: AIOKafkaProducer) -> int:
         publisher, count = Publisher(sender, batch_bytes=BATCH_BYTES), 0

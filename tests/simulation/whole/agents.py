@@ -36,7 +36,7 @@ from lakewarden.agent.serving.partition import owner as owner_module
 from lakewarden.agent.serving.partition import tables as tables_module
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.serving.partition.tables import Tables
-from lakewarden.agent.serving.session import LEDGER_QUESTION_SECONDS, KafkaSession
+from lakewarden.agent.serving.session import KafkaSession
 from lakewarden.agent.settings import Settings
 from lakewarden.events import (
     DECISION_RECORD,
@@ -212,14 +212,14 @@ class ObservedSession(KafkaSession):
         self._broker = broker
         self._oracles = oracles
 
-    async def _restore_ledgers(self) -> None:
+    async def _restore_ledgers(self, seconds: float) -> float:
         read = [each for each in self._owners.values() if each.phase in ("replaying", "live", "paused")]
         known = [(each, each.position) for each in read if each.ledger_lost or not self._is_hidden(each)]
         node, ledger = current_process().node, self._oracles.knowledge.ledger
         lost_at, began = dict(ledger.lost_at), node.now()
-        await super()._restore_ledgers()
-        if node.now() - began >= LEDGER_QUESTION_SECONDS:
-            return
+        recording = await super()._restore_ledgers(seconds)
+        if node.now() - began - recording >= seconds:
+            return recording
         for owner, position in known:
             lacking = ledger.unrecorded(owner.term, position)
             if lacking is not None and lost_at.get(owner.number) == ledger.lost_at[owner.number]:
@@ -228,6 +228,7 @@ class ObservedSession(KafkaSession):
                     "an incomplete log is noticed",
                     f"{node.name} knows batch {batch} of {writer} and doesn't record it again in the ledger",
                 )
+        return recording
 
     def _is_hidden(self, owner: PartitionOwner) -> bool:
         where, (beginning, end) = TopicPartition(TOPICS.ledger, owner.number), owner.ledger_extent

@@ -342,8 +342,8 @@ def _a_lost_ledger_not_noticed() -> list[Patch]:
 
 
 def _a_lost_ledger_not_restored() -> list[Patch]:
-    async def forget(_: KafkaSession) -> None:
-        return
+    async def forget(_: KafkaSession, __: float) -> float:
+        return 0.0
 
     return [(KafkaSession, "_restore_ledgers", forget)]
 
