@@ -560,8 +560,7 @@ def _back_off(work: Work, at: Moment, settings: LeaseSettings, why: str) -> Step
 def _retry(work: Work, at: Moment, settings: LeaseSettings) -> Waiting:
     """Retry after a back-off that grows with the tries."""
     tries = work.tries + 1
-    wait = min(settings.renew_interval, 0.05 * 2 ** min(tries, 8)) * (0.5 + at.jitter / 2)
-    return Waiting(replace(work, tries=tries), at.now + wait)
+    return Waiting(replace(work, tries=tries), at.now + settings.next_wait(tries, at.jitter))
 
 
 def _on_refused(work: Work, at: Moment, settings: LeaseSettings, refused: Refused) -> Step:
@@ -569,14 +568,13 @@ def _on_refused(work: Work, at: Moment, settings: LeaseSettings, refused: Refuse
         return _found_unusable(work, at, settings, refused.why)
     if work.releasing:
         return _back_off(work, at, settings, refused.why)
-    before = work.refusal or Refusal(at.now, 0, "")
-    refusal = Refusal(before.since, before.requests + 1, refused.why)
-    lasted = at.now - refusal.since
-    if work.acquiring and refusal.requests >= settings.min_refusals and lasted >= settings.refusal_seconds:
-        why = f"the store has refused {refusal.requests} requests in {lasted:.0f} s: {refused.why}"
+    refusal = Refusal.after(work.refusal, at.now, refused.why)
+    if work.acquiring and refusal.lasts(at.now, settings):
+        seconds = at.now - refusal.since
+        why = f"the store has refused {refusal.requests} requests in {seconds:.0f} s: {refused.why}"
         return _retry(replace(work, refusal=None), at, settings), (LockDenied(why, "lasting", work.cost),)
     reports: tuple[Effect, ...] = ()
-    if before.requests % settings.failures_per_report == 0:
+    if (refusal.requests - 1) % settings.failures_per_report == 0:
         what = "not acquired yet" if work.lease is None else "not renewed yet"
         reports = (LockDenied(f"{what}: {refused.why}", "refused", work.cost),)
     return _retry(replace(work, refusal=refusal), at, settings), reports

@@ -156,15 +156,12 @@ def judge_look_up(
         case Throttled(why=why) | Unknown(why=why):
             refusal, lasting = None, False
         case Refused(why=why):
-            before = look_up.refusal or Refusal(now, 0, "")
-            refusal = Refusal(before.since, before.requests + 1, why)
-            lasting = (
-                refusal.requests >= settings.min_refusals and now - refusal.since >= settings.refusal_seconds
-            )
+            refusal = Refusal.after(look_up.refusal, now, why)
+            lasting = refusal.lasts(now, settings)
         case _:
             assert_never(outcome)
     failures = look_up.failures + 1
-    seconds = min(settings.renew_interval, 0.05 * 2 ** min(failures, 8)) * (0.5 + jitter / 2)
+    seconds = settings.next_wait(failures, jitter)
     reported = look_up.failures % settings.failures_per_report == 0
     return LookAgain(LookUp(failures, None if lasting else refusal), seconds, why, reported, lasting)
 

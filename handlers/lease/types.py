@@ -1,5 +1,7 @@
 """The inputs, effects and states of the lock's automaton. Its rules are in `machine.py`.
 
+Two rules that `placement.py` has, too, are here: how long to wait after a failure, and when a refusal lasts.
+
 Time and randomness are part of the inputs (`Moment`). A request is outstanding in exactly the states `Reading` and `Writing`.
 """
 
@@ -43,6 +45,10 @@ class LeaseSettings:
     def drift_ms(self) -> int:
         """The drift in milliseconds, the unit of the lock object."""
         return round(self.drift * 1000)
+
+    def next_wait(self, tries: int, jitter: float) -> float:
+        """Seconds before the next request, after so many in a row that failed. `jitter`: uniform in [0, 1)."""
+        return min(self.renew_interval, 0.05 * 2.0 ** min(tries, 8)) * (0.5 + jitter / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +255,15 @@ class Refusal:
     requests: int
     why: str
     """The last answer."""
+
+    @classmethod
+    def after(cls, before: Refusal | None, now: float, why: str) -> Refusal:
+        """The series with one more refused request; a new one if there is none."""
+        return cls(now, 1, why) if before is None else cls(before.since, before.requests + 1, why)
+
+    def lasts(self, now: float, settings: LeaseSettings) -> bool:
+        """Whether it is long enough to be reported as lasting, and not as something that is corrected elsewhere."""
+        return self.requests >= settings.min_refusals and now - self.since >= settings.refusal_seconds
 
 
 @dataclass(frozen=True, slots=True)
