@@ -8,6 +8,10 @@ with those after `?` (`?region=eu-central-1`). It returns the token, or a tuple 
 does; or it is a coroutine function. It may also return an object whose method `token` does so (aiokafka's
 `AbstractTokenProvider`); that object is made once.
 
+**A source that hangs delays only the connects to Kafka.** Each call has a thread of its own, which the event loop's other users
+don't share, and connects that come during a call wait for the same one. After `TOKEN_SECONDS` they fail; the thread goes on, and
+the next connect makes another call, up to `MAX_CALLS`.
+
 **Every failure is a `TokenError`** with its cause in words. aiokafka treats it like a connection that failed: it retries.
 """
 
@@ -25,6 +29,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, quote_plus, urlencode
 
@@ -38,6 +44,8 @@ REQUEST_SECONDS = 10.0
 """For each step of a request to the token endpoint."""
 TOKEN_SECONDS = 20.0
 """For a token, from any source. Shorter than a client's own timeouts, so that the cause is reported."""
+MAX_CALLS = 5
+"""Calls of one source that run at the same time: all but the last one hang."""
 DEFAULT_LIFETIME_SECONDS = 300.0
 """Of a token whose endpoint doesn't say how long it lives."""
 RENEW_SHARE = 0.2
@@ -61,9 +69,10 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
     """What aiokafka calls at each connect. `problem` is why it got no token the last time, or None."""
 
     def __init__(self, source: Callable[[], Any], name: str) -> None:
-        self._source = source
+        self._source = _Calls(source)
         self._name = name
         self._made: Any = None
+        self._made_tokens: _Calls | None = None
         self.problem: str | None = None
 
     async def token(self) -> str:
@@ -89,13 +98,13 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]
         return dict(self._made.extensions()) if hasattr(self._made, "extensions") else {}
 
     async def _find(self) -> Any:
-        if self._made is not None:
-            return await _called(self._made.token)
-        found = await _called(self._source)
-        if hasattr(found, "token"):
-            self._made = found
-            return await _called(found.token)
-        return found
+        if self._made_tokens is None:
+            found = await self._source.result()
+            if not hasattr(found, "token"):
+                return found
+            if self._made_tokens is None:
+                self._made, self._made_tokens = found, _Calls(found.token)
+        return await self._made_tokens.result()
 
 
 @functools.lru_cache(maxsize=16)
@@ -208,12 +217,63 @@ def _checked(found: Any) -> str:
     return token
 
 
-async def _called(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread, or a coroutine function here."""
-    if inspect.iscoroutinefunction(function):
-        return await function()
-    found = await asyncio.to_thread(function)
-    return await found if inspect.isawaitable(found) else found
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call in a thread."""
+
+    result: Future[Any]
+    began: float
+    """Monotonic seconds."""
+
+
+class _Calls:
+    """The calls of a function, in threads, or of a coroutine function, on the loop. For any thread and event loop."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._lock = threading.Lock()
+        self._running: list[_Call] = []
+
+    async def result(self) -> Any:
+        """The result of a new call, or of the one that runs."""
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function()
+        while True:
+            call, is_own = self._join_or_start()
+            found = await asyncio.wrap_future(call.result)
+            if not inspect.isawaitable(found):
+                return found
+            if is_own:  # only one task can await it, and each of the others needs one of its own
+                return await found
+
+    def _join_or_start(self) -> tuple[_Call, bool]:
+        with self._lock:
+            now = time.monotonic()
+            self._running = [each for each in self._running if not each.result.done()]
+            if self._running and (
+                now - self._running[-1].began < TOKEN_SECONDS or len(self._running) >= MAX_CALLS
+            ):
+                return self._running[-1], False
+            call = _Call(_in_thread(self._function), now)
+            self._running.append(call)
+            return call, True
+
+
+def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+    """Call a function in a thread of its own, which doesn't keep the process from its end."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # so that a waiter that is cancelled doesn't cancel it for the others
+
+    def call() -> None:
+        try:
+            found = function()
+        except BaseException as error:  # noqa: BLE001 - each waiter raises it
+            future.set_exception(error)
+        else:
+            future.set_result(found)
+
+    threading.Thread(target=call, name="lakewarden-token", daemon=True).start()
+    return future
 
 
 def _provider(name: str) -> Callable[[], Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import pytest
 from aiokafka.errors import KafkaError
 
 from lakewarden.events.access import Access, AccessError, TokenError
+from lakewarden.events.access import tokens as tokens_module
 from lakewarden.events.access.tokens import ClientCredentials, Tokens, guarded_provider, tokens
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 
 SECRET = "the secret: + & 100 %"
+PATIENCE_SECONDS = 60.0
 HERE = "tests.unit.events.access.test_tokens"
 
 
@@ -228,6 +233,75 @@ async def test_an_object_that_the_caller_passes_is_guarded_too() -> None:
 
     with pytest.raises(TokenError, match="no access token from Broken: ZeroDivisionError"):
         await guarded_provider(Broken()).token()
+
+
+class Hanging:
+    """A source whose calls return when a test lets them. Only the first `hanging` calls wait."""
+
+    def __init__(self, hanging: int = 1_000) -> None:
+        self.calls = 0
+        self.hanging = hanging
+        self.released = threading.Event()
+
+    def __call__(self) -> str:
+        self.calls += 1
+        number = self.calls
+        if number <= self.hanging:
+            self.released.wait(60)
+        return f"token-{number}"
+
+
+@pytest.fixture
+def hanging() -> Iterator[Hanging]:
+    source = Hanging()
+    yield source
+    source.released.set()
+
+
+async def test_a_source_that_hangs_occupies_no_thread_of_the_event_loop(hanging: Hanging) -> None:
+    """The loop resolves host names in these threads, for the stores too. All connects wait for one call."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    source = Tokens(hanging, "it")
+    connects = [asyncio.ensure_future(source.token()) for _ in range(10)]
+    await asyncio.sleep(0.05)
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await asyncio.to_thread(lambda: "resolved") == "resolved"
+
+    connects.pop().cancel()
+    await asyncio.sleep(0)
+    hanging.released.set()
+    assert await asyncio.gather(*connects) == ["token-1"] * 9
+    assert hanging.calls == 1
+
+
+async def test_after_a_call_that_hangs_another_one_is_made(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that was lost on its way may never return. The number of those is bounded."""
+    monkeypatch.setattr(tokens_module, "TOKEN_SECONDS", 0.02)
+    source = Tokens(hanging, "it")
+    more = 3
+    while more:
+        with pytest.raises(TokenError, match=r"no access token from it within 0.02 s"):
+            await source.token()
+        more -= hanging.calls == tokens_module.MAX_CALLS
+    assert hanging.calls == tokens_module.MAX_CALLS
+
+    monkeypatch.setattr(tokens_module, "TOKEN_SECONDS", PATIENCE_SECONDS)
+    hanging.released.set()
+    assert (await source.token()).startswith("token-")
+
+
+async def test_a_function_that_returns_a_coroutine_serves_connects_at_the_same_time() -> None:
+    """Each coroutine can be awaited by one of them only."""
+
+    def function() -> Any:
+        return a_coroutine()
+
+    source = Tokens(function, "it")
+
+    assert await asyncio.gather(*(source.token() for _ in range(5))) == ["awaited"] * 5
 
 
 @pytest.mark.parametrize("name", [f"{HERE}:nothing", "no_such_module:x", f"{HERE}:HERE"])
