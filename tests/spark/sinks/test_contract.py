@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitIntent, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, OutcomeUnknown
-from tests.spark.fake_agent import aborted, grant_everything, wait_until
+from lakewarden.spark_jobs.streaming import cancelling
+from tests.spark.fake_agent import PATIENCE_SECONDS, aborted, grant_everything, wait_until
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import COLUMNS, SinkCase, batch_of
 from tests.spark.sinks.cases import case as case  # noqa: PLC0414 - a fixture
@@ -111,9 +112,10 @@ def test_an_abort_leaves_nothing_behind_and_the_retry_commits(
 
 
 def test_an_abort_while_tasks_run_leaves_nothing_behind_and_the_retry_commits(
-    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path
+    harness: Harness, spark: SparkSession, case: SinkCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt's tasks block until they are cancelled."""
+    """The first attempt's tasks block until they are cancelled. On a busy machine they need long to end."""
+    monkeypatch.setattr(cancelling, "STOPPED_TIMEOUT_SECONDS", PATIENCE_SECONDS)
     running, go = tmp_path / "running", tmp_path / "go"
 
     def held(batches: Iterable[Any]) -> Iterator[Any]:
