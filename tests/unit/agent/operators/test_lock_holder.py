@@ -10,11 +10,12 @@ from lakewarden.agent.operators.status import lock_holder
 from lakewarden.events import AuditEventUnion, LockAcquired, LockReleased, LockRenewed
 
 pytestmark = [pytest.mark.unit]
+HOUR = 3600.0
 UNCONFIRMED = "left to lapse: no complete answer arrived"
 
 
 def step(
-    kind: type[LockAcquired | LockReleased | LockRenewed], seconds: float, detail: str | None = None
+    kind: type[LockAcquired | LockReleased | LockRenewed], seconds: float, detail: str | None
 ) -> AuditEventUnion:
     """A step whose lease ends in so many seconds."""
     return kind(
@@ -32,20 +33,24 @@ def step(
 
 
 @pytest.mark.parametrize(
-    "last, held, ends_with_lease",
+    "kind, seconds, detail, held, ends_with_lease",
     [
-        (step(LockAcquired, 600), True, True),
-        (step(LockRenewed, -1), False, True),
-        (step(LockReleased, 600), False, False),
-        (step(LockReleased, 600, UNCONFIRMED), True, True),
-        (step(LockReleased, -1, UNCONFIRMED), False, True),
+        (LockAcquired, HOUR, None, True, True),
+        (LockRenewed, -1, None, False, True),
+        (LockReleased, HOUR, None, False, False),
+        (LockReleased, HOUR, UNCONFIRMED, True, True),
+        (LockReleased, -1, UNCONFIRMED, False, True),
     ],
 )
 def test_a_lock_whose_release_was_not_confirmed_is_held_until_its_lease_ends(
-    last: AuditEventUnion, held: bool, ends_with_lease: bool
+    kind: type[LockAcquired | LockReleased | LockRenewed],
+    seconds: float,
+    detail: str | None,
+    held: bool,
+    ends_with_lease: bool,
 ) -> None:
-    holder = lock_holder(last)
+    holder = lock_holder(step(kind, seconds, detail))
 
     assert (holder.held, holder.ends_with_lease) == (held, ends_with_lease)
-    if last.detail is not None:
-        assert holder.note == f" (its release was not confirmed, {UNCONFIRMED})"
+    if detail is not None:
+        assert holder.note == f" (its release was not confirmed, {detail})"
