@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from lakewarden.agent.operators.status import LockHolder
 from lakewarden.agent.web.views import View, command
 
 MENU = (
@@ -35,7 +36,9 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters.update(clock=clock, seconds_clock=seconds_clock)
+        self._environment.filters.update(
+            clock=clock, seconds_clock=seconds_clock, lock_holder=lambda fields: LockHolder(**fields)
+        )
         self._environment.globals.update(link=self.link, command=command, menu=MENU, at=at)
 
     def link(self, path: str, **parameters: str | None) -> str:
