@@ -10,39 +10,16 @@ import argparse
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Any
-
-from pyarrow import fs
+from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs import CommitGate, HudiSink
-from lakewarden.spark_jobs.jobs.spark_session import spark_session
-from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+from tests.spark.hudi_s3 import LOCK, PLAIN, SHARED, filesystem_on_s3, session_on_s3
 from tests.spark.sinks.cases import HUDI_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HADOOP_AWS = "org.apache.hadoop:hadoop-aws:3.3.4"
 BATCHES = 3
-PLAIN = {
-    **HUDI_OPTIONS,
-    "hoodie.table.name": "trips",
-    "hoodie.datasource.write.recordkey.field": "flight",
-    "hoodie.datasource.write.partitionpath.field": "month",
-    "hoodie.datasource.write.hive_style_partitioning": "true",
-}
-LOCK = {
-    "hoodie.write.lock.storage.validity.timeout.secs": "30",
-    "hoodie.write.lock.storage.renew.interval.secs": "3",
-}
-SHARED = {
-    **PLAIN,
-    **LOCK,
-    "hoodie.write.lock.provider": STORAGE_LOCK,
-    "hoodie.write.concurrency.mode": "optimistic_concurrency_control",
-    "hoodie.clean.failed.writes.policy": "LAZY",
-}
 
 
 def rows(spark: SparkSession, month: int, flight: int) -> DataFrame:
@@ -58,34 +35,14 @@ def write_plainly(spark: SparkSession, table: str, written: list[int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("bootstrap-servers", "topic-prefix", "bucket", "jars", "events"):
+    for name in ("bootstrap-servers", "topic-prefix", "bucket", "jars", "result"):
         parser.add_argument(f"--{name}", required=True)
     options = parser.parse_args()
     endpoint = os.environ["AWS_ENDPOINT_URL_S3"]
-    key, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-    s3a = {
-        "endpoint": endpoint,
-        "endpoint.region": os.environ["AWS_DEFAULT_REGION"],
-        "access.key": key,
-        "secret.key": secret,
-        "path.style.access": "true",
-        "connection.ssl.enabled": "false",
-        "directory.marker.retention": "keep",
-    }
-    settings: dict[str, Any] = {f"spark.hadoop.fs.s3a.{name}": value for name, value in s3a.items()}
-    settings["spark.jars"] = options.jars
-    settings["spark.jars.packages"] = f"{BUNDLE},{HADOOP_AWS}"
-    spark = spark_session("hudi-s3", master="local[2,4]", memory="1g", hudi=True, **settings)
+    spark = session_on_s3("hudi-s3", options.jars, endpoint)
     table = f"s3a://{options.bucket}/trips"
     rows(spark, 1, 0).write.format("hudi").options(**PLAIN).mode("append").save(table)
-    filesystem = fs.S3FileSystem(
-        endpoint_override=endpoint.partition("//")[2],
-        scheme="http",
-        access_key=key,
-        secret_key=secret,
-        region=os.environ["AWS_DEFAULT_REGION"],
-    )
-    sink = HudiSink(table, options=HUDI_OPTIONS | LOCK, filesystem=filesystem)
+    sink = HudiSink(table, options=HUDI_OPTIONS | LOCK, filesystem=filesystem_on_s3(endpoint))
     written: list[int] = []
     other = threading.Thread(target=write_plainly, args=(spark, table, written))
     with CommitGate(
@@ -103,7 +60,7 @@ def main() -> None:
         "versions": [sink.committed("w", batch) for batch in range(BATCHES + 1)],
         "written": written,
     }
-    with open(options.events, "w", encoding="utf-8") as file:  # noqa: PTH123 - a plain program
+    with open(options.result, "w", encoding="utf-8") as file:  # noqa: PTH123 - a plain program
         json.dump(result, file)
     spark.stop()
 

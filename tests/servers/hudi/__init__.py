@@ -19,6 +19,7 @@ import json
 import os
 import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,17 @@ def hudi_class_path() -> str:
 def hudi_jars() -> Path:
     """The folder with Hudi's jars, of the modules that its locks need. Downloads them first if necessary."""
     return jars(f"hudi-{HUDI_VERSION}/jars", alone=_HUDI, with_dependencies=[_SDK], left_out=_LEFT_OUT)
+
+
+def lock_client_jars(folder: Path) -> list[str]:
+    """The jars that a Spark session with Hudi's bundle lacks for Hudi's lock on S3. One of them is written to `folder`."""
+    classes = hudi_class_path().partition(":")[0]
+    jar = folder / "client.jar"
+    with zipfile.ZipFile(jar, "w") as archive:
+        for file in sorted((Path(classes) / "org").rglob("*.class")):
+            archive.write(file, file.relative_to(classes))
+    sdk = (path for path in sorted(hudi_jars().glob("*.jar")) if not path.name.startswith("hudi-"))
+    return [str(jar), *map(str, sdk)]
 
 
 def _compile(classes: Path, libraries: Iterable[Path]) -> None:

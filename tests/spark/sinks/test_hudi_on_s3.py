@@ -6,15 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from lakewarden.agent.embedded.bound_child import bound
 from tests.kafka_fixture import KafkaServer
-from tests.servers.hudi import hudi_class_path, hudi_jars
+from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
-from tests.spark import hudi_s3_driver
+from tests.spark import hudi_cut_driver, hudi_s3_driver
 from tests.spark.agents import running_agent
+from tests.spark.hudi_cut_driver import CUTS, GRANT_SECONDS
 from tests.spark.hudi_s3_driver import BATCHES
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, pytest.mark.timeout(1500)]
@@ -23,13 +28,35 @@ DRIVER_SECONDS = 1200
 """It only ends a hang. The first run downloads 280 MB: Hadoop's S3 client."""
 
 
-def client_jars(folder: Path) -> list[str]:
-    """The jars of Hudi's lock client for S3."""
-    classes = hudi_class_path().partition(":")[0]
-    jar = folder / "client.jar"
-    subprocess.run(["jar", "cf", str(jar), "-C", classes, "org"], check=True)
-    sdk = (path for path in sorted(hudi_jars().glob("*.jar")) if not path.name.startswith("hudi-"))
-    return [str(jar), *map(str, sdk)]
+def run_driver(module: ModuleType, folder: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run the program to its end; return what it has written."""
+    result = folder / "result.json"
+    program = [sys.executable, str(module.__file__), *arguments, "--result", str(result)]
+    program += ["--jars", ",".join(lock_client_jars(folder))]
+    log = folder / "driver.log"
+    with log.open("wb") as errors:
+        done = subprocess.run(
+            bound(program),
+            stdout=errors,
+            stderr=errors,
+            timeout=DRIVER_SECONDS,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            check=False,
+        )
+    assert done.returncode == 0, log.read_text()[-5000:]
+    found: dict[str, Any] = json.loads(result.read_text())
+    return found
+
+
+def audit_of(kafka: KafkaServer, topic_prefix: str, lock: str) -> dict[str, Any]:
+    """What `lakewarden lock audit` says of one lock."""
+    command = [str(Path(sys.executable).with_name("lakewarden")), "lock", "audit", "--output", "json"]
+    command += ["--bootstrap-servers", kafka.bootstrap_servers]
+    environment = os.environ | {"LAKEWARDEN_TOPIC_PREFIX": topic_prefix}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    (found,) = [each for each in json.loads(done.stdout)["locks"] if each["lock"] == lock]
+    return dict(found)
 
 
 def test_batches_and_an_unmodified_writer_share_hudis_own_lock(
@@ -41,33 +68,53 @@ def test_batches_and_an_unmodified_writer_share_hudis_own_lock(
 ) -> None:
     server = s3_credentials
     bucket = server.bucket()
-    result = tmp_path / "result.json"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
-    program = [sys.executable, str(hudi_s3_driver.__file__)]
-    program += ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
-    program += ["--bucket", bucket, "--jars", ",".join(client_jars(tmp_path)), "--events", str(result)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
+    arguments += ["--bucket", bucket]
 
     with running_agent(kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS="20"):
-        done = subprocess.run(
-            program, capture_output=True, text=True, timeout=DRIVER_SECONDS, env=environment, check=False
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
-        command = [str(Path(sys.executable).with_name("lakewarden")), "lock", "audit", "--output", "json"]
-        command += ["--bootstrap-servers", kafka.bootstrap_servers]
-        environment["LAKEWARDEN_TOPIC_PREFIX"] = topic_prefix
-        audit = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, env=environment, check=False
-        )
+        found = run_driver(hudi_s3_driver, tmp_path, arguments)
+        lock = audit_of(kafka, topic_prefix, found["lock"])
 
-    found = json.loads(result.read_text())
     flights = [[1, flight] for flight in range(BATCHES + 1)] + [[2, flight] for flight in found["written"]]
     assert found["rows"] == flights
     assert len(found["written"]) == BATCHES
     assert None not in found["versions"][:BATCHES]
     assert found["versions"][BATCHES] is None
     assert found["lock"] == f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json"
-    assert audit.returncode == 0, audit.stderr
-    (lock,) = [each for each in json.loads(audit.stdout)["locks"] if each["lock"] == found["lock"]]
     assert lock["violations"] == 0
     assert lock["acquisitions"] >= BATCHES
+
+
+def test_a_driver_that_is_cut_off_from_s3_in_its_commits_leaves_each_batch_once(
+    kafka: KafkaServer,
+    topic_prefix: str,
+    tmp_path: Path,
+    s3_credentials: S3Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cut before Hudi looks for conflicts, and before and after the store has the completed instant; also beyond the lease."""
+    server = s3_credentials
+    bucket = server.bucket()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
+    arguments = ["--bootstrap-servers", kafka.bootstrap_servers, "--topic-prefix", topic_prefix]
+    arguments += ["--bucket", bucket]
+
+    with running_agent(
+        kafka, topic_prefix, tmp_path, S3_ENDPOINT=server.endpoint, GRANT_SECONDS=str(GRANT_SECONDS)
+    ):
+        found = run_driver(hudi_cut_driver, tmp_path, arguments)
+        lock = audit_of(kafka, topic_prefix, f"s3://{bucket}/trips/.hoodie/.locks/table_lock.json")
+
+    print(f"errors of the query: {found['died']}")
+    transactions = dict(found["commits"])
+    assert found["cuts"] == len(CUTS), "the network was cut in a commit of each batch"
+    assert found["flights"] == list(range(len(CUTS) + 1))
+    assert sorted(batch for batch, _ in found["commits"]) == list(range(len(CUTS)))
+    for batch, cut in enumerate(CUTS):
+        if cut.answered:
+            assert transactions[batch] == found["cut"][batch], (
+                "what the store had is found, not written again"
+            )
+    assert found["pending"] == []
+    assert lock["violations"] == 0

@@ -1,0 +1,123 @@
+"""A proxy before an S3 server that cuts the network of its clients for a while, at a request that a test names.
+
+Unlike `fault_proxy` it forwards bytes as they come and keeps connections open, so that a JVM and pyarrow work through it as
+without it. While the network is cut, it resets each connection, old or new. It runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+_CHUNK_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What cuts the network, and for how long."""
+
+    request: re.Pattern[bytes]
+    """Matched against the first line of a request."""
+    answered: bool
+    """Whether the server has acted on that request and answered. The client never learns of it either way."""
+    seconds: float
+
+
+class CutProxy:
+    """Runs inside the `with`. Its methods may be called from any thread."""
+
+    def __init__(self, upstream: str) -> None:
+        address = urlsplit(upstream)
+        assert address.hostname is not None
+        self._address = (address.hostname, address.port or 80)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cut-proxy", daemon=True)
+        self._open: set[asyncio.StreamWriter] = set()
+        self._armed: Cut | None = None
+        self._cut_until = 0.0
+        self.endpoint = ""
+        self.cuts: list[Cut] = []
+        """Those that have happened."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        serving = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+        )
+        self._server = serving.result()
+        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def arm(self, cut: Cut) -> None:
+        """Cut the network at the next request that matches, once."""
+        self._armed = cut
+
+    async def _stop(self) -> None:
+        self._server.close()
+        self._reset_all()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if time.monotonic() < self._cut_until:
+            writer.transport.abort()
+            return
+        answers, server = await asyncio.open_connection(*self._address)
+        self._open |= {writer, server}
+        # The cut that waits for the answer of this connection's request.
+        pending: list[Cut] = []
+        relaying = asyncio.create_task(self._relay(answers, writer, pending))
+        try:
+            while chunk := await reader.read(_CHUNK_BYTES):
+                cut = self._armed
+                if cut is not None and cut.request.match(chunk.partition(b"\r\n")[0]):
+                    self._armed = None
+                    if not cut.answered:
+                        self._begin(cut)
+                        return
+                    pending.append(cut)
+                server.write(chunk)
+                await server.drain()
+        except ConnectionError:
+            pass  # either side closed the connection, or it is cut
+        finally:
+            relaying.cancel()
+            self._open -= {writer, server}
+            server.close()
+            writer.close()
+
+    async def _relay(
+        self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, pending: list[Cut]
+    ) -> None:
+        while chunk := await answers.read(_CHUNK_BYTES):
+            if pending and not chunk.startswith(b"HTTP/1.1 100"):
+                self._begin(pending.pop())
+                return
+            writer.write(chunk)
+            await writer.drain()
+        writer.close()
+
+    def _begin(self, cut: Cut) -> None:
+        self._cut_until = time.monotonic() + cut.seconds
+        self.cuts.append(cut)
+        self._reset_all()
+
+    def _reset_all(self) -> None:
+        for each in self._open:
+            each.transport.abort()
