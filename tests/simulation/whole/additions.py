@@ -23,6 +23,8 @@ LEDGER_FAULTS_EVERY, LEDGER_FAULTS_FROM = 20, 4
 """None of the seeds that failed before there were any has faults of the ledger."""
 ORDERED_EVERY, ORDERED_FROM = 20, 12
 """None of the seeds that failed before there were any has `ordered` transactions."""
+WATCHED_EVERY, WATCHED_FROM = 20, 8
+"""None of the seeds that failed before there were any has writers without the gate."""
 REQUESTS_EVERY, REQUESTS_FROM = 20, 1
 """None of the seeds that failed before there were any has these requests and limits."""
 MEMORY_MB = (0.03, 0.045)
@@ -42,6 +44,8 @@ def scenario_of(seed: int, stream: Callable[[str], Random]) -> Scenario:
         return _with_later_additions(stream, scenario)
     if seed % ORDERED_EVERY == ORDERED_FROM:
         return draw_ordered(stream("ordered"), scenario)
+    if seed % WATCHED_EVERY == WATCHED_FROM:
+        return draw_watched(stream("watched"), scenario)
     if seed % REQUESTS_EVERY == REQUESTS_FROM:
         additions = draw_requests(stream, scenario)
         limits = {"memory_mb": additions.memory_mb} if additions.memory_mb else {}
@@ -163,6 +167,14 @@ def draw_ordered(random: Random, scenario: Scenario) -> Scenario:
             replace(table, fenced=True, records_batches=True, lock=None, hudi=None, writers=writers)
         )
     return replace(scenario, tables=tuple(tables), additions=Additions(ordered=True))
+
+
+def draw_watched(random: Random, scenario: Scenario) -> Scenario:
+    """Let each table have a writer that doesn't use the gate. Only the tables' own check protects it, so all have one."""
+    tables = tuple(
+        replace(table, fenced=True, records_batches=True, lock=None, hudi=None) for table in scenario.tables
+    )
+    return replace(scenario, tables=tables, additions=Additions(watched=random.choice((2.0, 6.0))))
 
 
 def draw_requests(stream: Callable[[str], Random], scenario: Scenario) -> Additions:

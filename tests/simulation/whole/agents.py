@@ -43,12 +43,14 @@ from lakewarden.events import (
     WRITER_EVENT,
     Abort,
     AlreadyCommitted,
+    CommitCompleted,
     CommitGranted,
     CommitIntent,
     CommitRequested,
     DecisionEventUnion,
     LocksHandedOver,
     PartitionTaken,
+    TransactionAbandoned,
     Undecodable,
     WriterEventUnion,
     decode,
@@ -56,6 +58,7 @@ from lakewarden.events import (
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableState
 from lakewarden.handlers.table.stopping import NO_STEP, FailedStep
+from lakewarden.handlers.table.transactions import OPEN, Phase
 from tests.all_states import all_states
 from tests.simulation.node import Node
 from tests.simulation.store import StoreClient
@@ -268,7 +271,8 @@ class ObservedOwner(PartitionOwner):
         self._granted: set[str] = set()
         """Transactions that this owner has granted, likewise."""
         self._ignored: set[int] = set()
-        """Offsets of strangers' intents that this owner ignored, because it knew the transaction."""
+        """Offsets of strangers' intents that this owner ignored, because it knew the transaction, and of reports that a second
+        watcher repeats after the end of their transaction."""
         self._stale: set[int] = set()
         """Offsets of lost events that this owner has read."""
         self._replayed_requests: dict[str, bool] = {}
@@ -298,6 +302,8 @@ class ObservedOwner(PartitionOwner):
             event.transaction in state.transactions or event.transaction in state.closed
         )
         if known and isinstance(event, CommitIntent) and event.writer == STRANGER:
+            self._ignored.add(record.offset)
+        if state is not None and _is_repeated(state, event):
             self._ignored.add(record.offset)
         if self.phase == "replaying" and isinstance(event, CommitIntent | CommitRequested):
             self._replayed_requests[event.transaction] = isinstance(
@@ -488,12 +494,22 @@ def _replayed(owner: ObservedOwner) -> tuple[PartitionOwner, list[bytes]]:
 
 
 def _without_ignored(owner: ObservedOwner, records: Iterable[Record]) -> list[Any]:
-    """The records with rubbish in place of strangers' intents that the owner ignored.
+    """The records with rubbish in place of those that the owner ignored.
 
     A stranger used the id of a transaction that had ended. A replay from a later checkpoint doesn't know that transaction, so
-    it opens one of the stranger (docs/recovery.md), which can conflict with others as any transaction of the stranger can.
+    it opens one of the stranger (docs/recovery.md), which can conflict with others as any transaction of the stranger can. A
+    report that a second watcher repeats opens the observed transaction again (decision 33).
     """
     return [each._replace(value=b"") if each.offset in owner._ignored else each for each in records]
+
+
+def _is_repeated(state: TableState, event: WriterEventUnion) -> bool:
+    """Whether it reports an observed transaction that has ended, and changes nothing. A commit counts late, too, but once."""
+    known = state.transactions.get(event.transaction) or state.closed.get(event.transaction)
+    if known is None or not known.observed or known.phase in OPEN:
+        return False
+    reports_end = isinstance(event, CommitCompleted | TransactionAbandoned)
+    return known.phase is Phase.COMMITTED or not reports_end
 
 
 def _comparable(tables: dict[str, TableState]) -> dict[str, dict[str, object]]:

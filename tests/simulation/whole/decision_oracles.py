@@ -11,6 +11,7 @@ from lakewarden.events import (
     Admitted,
     AlreadyCommitted,
     CommitGranted,
+    ConflictDetected,
     DecisionEventUnion,
     GrantRenewed,
 )
@@ -40,6 +41,9 @@ class DecisionOracles:
     def check(self, event: DecisionEventUnion, history: History) -> None:
         """Judge a decision that counts, about this transaction."""
         name = event.transaction
+        if history.observed:
+            self._check_observed(event, history)
+            return
         self._check_operator(event, history)
         match event:
             case Admitted():
@@ -59,6 +63,7 @@ class DecisionOracles:
                 self._check_seq(event, history)
                 self._check_grant(event, history)
                 self._check_turn(event, history)
+                self._check_beside_observed(event, history)
                 history.granted = history.granted or event
             case Abort():
                 self._check_abort(event, history)
@@ -132,6 +137,31 @@ class DecisionOracles:
                 self._violated(
                     "granted in turn", f"{event.transaction} is granted; {name}, admitted before it, is open"
                 )
+
+    def _check_observed(self, event: DecisionEventUnion, history: History) -> None:
+        """An observed one reads no decision: the agent only says when it is silent, or reports what it conflicts with."""
+        if isinstance(event, ConflictDetected):
+            return
+        if not isinstance(event, Abort) or event.reason != "outcome-unknown":
+            what = event.reason if isinstance(event, Abort) else event.type
+            self._violated("observed ones win", f"{event.transaction} is observed, and gets {what}")
+        elif history.ended is None:
+            history.ended = event
+
+    def _check_beside_observed(self, event: CommitGranted, history: History) -> None:
+        """Check those whose rule permits nothing beside them, by what was known of them when this was granted."""
+        cause, early = event.cause_offset, self._settings.early_detection
+        for name, other in self._knowledge.histories.items():
+            if not (other.observed and other.strict and other.table == history.table):
+                continue
+            if other.sequence > cause or not history.meets(other, cause):
+                continue
+            gone = other.gone_at is not None and other.gone_at <= cause
+            if not gone and early and self._settings.policy == "first-intent":
+                self._violated("observed ones win", f"{event.transaction} is granted; {name} is open")
+            committed = other.completed is not None and history.begins_at <= other.completed <= cause
+            if committed and not other.abandoned:
+                self._violated("observed ones win", f"{event.transaction} is granted; {name} has committed")
 
     def _check_abort(self, event: Abort, history: History) -> None:
         name = event.transaction
@@ -232,7 +262,7 @@ class DecisionOracles:
             history.lost_to.add(entry.other_transaction)
             if event.transaction in other.lost_to:
                 self._violated("one victim", f"{event.transaction} and {entry.other_transaction} both lose")
-            if entry.kind == "marker" and other.granted is None:
+            if entry.kind == "marker" and other.granted is None and not other.observed:
                 self._check_order(event, history, entry.other_transaction, other)
 
     def _check_order(self, event: Abort, history: History, name: str, other: History) -> None:

@@ -29,6 +29,12 @@ class History:
     order: int
     """Its place among all transactions, in the order of their intents."""
     opened_at: float
+    observed: bool = False
+    """Whether a watcher reports it."""
+    strict: bool = True
+    """Whether its rule is `file-group`."""
+    begins_at: int = 0
+    """The end of `writers` when it was admitted: a commit from there on is missing in its base."""
     ordered: bool = False
     """Whether its rule is `ordered`."""
     other_lock: bool = False
@@ -63,6 +69,8 @@ class History:
     skipped: bool = False
     completed: int | None = None
     abandoned: bool = False
+    gone_at: int | None = None
+    """Of an observed one: offset in `writers` of what ended it, or of the end when the log had its abort."""
 
     def touch(self, markers: Iterable[Marker], offset: int) -> None:
         """Add markers to its footprint, known from this offset in `writers` on."""

@@ -71,6 +71,8 @@ class LogKnowledge:
                     event.priority,
                     len(self.histories),
                     record.at,
+                    observed=event.observed,
+                    strict=event.conflict_rule == "file-group",
                     ordered=event.conflict_rule == "ordered",
                     other_lock=event.lock not in (None, self._tables[event.table].lock),
                 ),
@@ -85,11 +87,13 @@ class LogKnowledge:
         history.events.append((record.offset, record.at))
         if isinstance(event, CommitRequested | WriterHeartbeat):
             history.seqs.append((record.offset, event.seq))
-        if isinstance(event, CommitRequested | MarkerCreated):
+        if isinstance(event, CommitRequested | MarkerCreated | CommitCompleted):
             history.touch(event.markers, record.offset)
         if isinstance(event, CommitRequested) and history.requested is None:
             history.requested = record.offset
         history.abandoned = history.abandoned or isinstance(event, TransactionAbandoned)
+        if isinstance(event, TransactionAbandoned | CommitCompleted) and history.gone_at is None:
+            history.gone_at = record.offset
         if isinstance(event, CommitCompleted):
             history.completed = history.completed or record.offset
             overlooked = event.transaction in self.overlooked or history.granted_at == -1

@@ -26,6 +26,7 @@ a conflict. They never ask the code under test. G7 is the exception: it compares
 | an incomplete log is noticed | after a loss, an owner grants what was open, aborts nothing, hides it, or restores nothing |
 | one partition per table | an owner decides about a table of another partition, except that an event is not allowed there |
 | requests are answered | an agent goes live and has not answered a request of an open transaction whose intent the log has lost |
+| observed ones win | one is granted that conflicts with an observed one, open or committed since it began, or that is ended |
 | operators are obeyed | a transaction is granted, extended or ended otherwise after its owner has read an operator's request |
 | the memory budget holds | what an agent can abort exceeds it, or it aborts one transaction while another touches far more |
 | priorities are limited | a transaction with a priority above `max_priority` is admitted |
@@ -115,6 +116,8 @@ class Oracles(ViolationRecorder):
         self._settings = settings
         self._refusals = refusals
         self._tables = tables
+        self._writers_end: dict[int, int] = defaultdict(int)
+        """By partition: the end of `writers`."""
         self.knowledge = LogKnowledge(timeline, tables, partition_of)
         self._decisions = DecisionOracles(settings, tables, self.knowledge, self.violated)
         self.windows = 0
@@ -153,6 +156,7 @@ class Oracles(ViolationRecorder):
 
     def _on_writer_record(self, record: Record) -> None:
         event = decode(WRITER_EVENT, record.value)
+        self._writers_end[record.partition] = record.offset + 1
         if FORGED.encode() in record.value or isinstance(event, Undecodable):
             self._timeline.log("log", f"writers-{record.partition} {record.offset}: forged")
             return
@@ -207,8 +211,11 @@ class Oracles(ViolationRecorder):
                 history.granted_at = record.offset
             if isinstance(event, Admitted) and not history.admitted:
                 history.admitted_at = record.offset
+                history.begins_at = self._writers_end[record.partition]
             ended = history.ended
             self._decisions.check(event, history)
+            if history.observed and history.ended is not ended and history.gone_at is None:
+                history.gone_at = self._writers_end[record.partition]
             if history.ended is not ended:
                 history.ended_at, history.answered = record.offset, True
 
@@ -332,7 +339,7 @@ class Oracles(ViolationRecorder):
         if history is None or history.ended is not None or not (lapse or event.reason == "writer-lost"):
             return
         for offset, at in history.events:
-            if lapse and offset != history.completed:
+            if lapse and offset != history.completed and not history.observed:
                 continue
             if offset > event.cause_offset and at < read_until:
                 old = self._timeline.now - at
@@ -411,8 +418,7 @@ class Oracles(ViolationRecorder):
         self._timeline.log(
             "table", f"{table.uri} {landed.version}: {commit.transaction}{', late' if late else ''}"
         )
-        history = self.knowledge.histories[commit.transaction]
-        if history.granted is None:
+        if not commit.watched and self.knowledge.histories[commit.transaction].granted is None:
             self.violated("no commit without grant", f"{commit.transaction} lands without a grant")
         if late and not table.fenced:
             self.windows += 1

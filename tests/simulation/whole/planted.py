@@ -39,6 +39,7 @@
 | an error ends the session | an error stops one table | an unexpected exception concerns one table |
 | writers of a stopped table not answered | an error stops one table | a stopped table's open transactions are aborted |
 | requests in a replay not answered | requests are answered | a request that was published while no agent ran gets its answer |
+| observed ones ignored | observed ones win | a transaction that conflicts with an observed one is aborted |
 | operators ignored | operators are obeyed | an operator's request ends a transaction, or the extension of its grant |
 | budget ignored | the memory budget holds | at the agent's memory budget, open transactions are aborted |
 | small transactions aborted | the memory budget holds | the largest open transaction is aborted first |
@@ -109,6 +110,17 @@ def _terms_ignored() -> list[Patch]:
         return True
 
     return [(replay_rules, "counts", any_decision), (writers, "counts", any_decision)]
+
+
+def _observed_ones_ignored() -> list[Patch]:
+    def among_the_gates(overlaps: Iterable[Overlap]) -> list[Overlap]:
+        return [
+            each
+            for each in conflicting(overlaps)
+            if not (each.mine.transaction.observed or each.other.transaction.observed)
+        ]
+
+    return [(detection, "conflicting", among_the_gates)]
 
 
 def _unfenced_publish() -> list[Patch]:
@@ -473,6 +485,7 @@ BUGS: Bugs = {
         _writers_of_a_stopped_table_not_told,
     ),
     "requests in a replay not answered": ("requests are answered", _requests_in_a_replay_not_answered),
+    "observed ones ignored": ("observed ones win", _observed_ones_ignored),
     "operators ignored": ("operators are obeyed", _operators_ignored),
     "budget ignored": ("the memory budget holds", _budget_ignored),
     "small transactions aborted": ("the memory budget holds", _small_transactions_aborted),
@@ -508,6 +521,7 @@ REVEALED_BY_ADDITION: dict[str, str] = {
     "an error ends the session": "errors",
     "writers of a stopped table not answered": "errors",
     "requests in a replay not answered": "losses",
+    "observed ones ignored": "watched",
     "operators ignored": "operators",
     "budget ignored": "memory_mb",
     "small transactions aborted": "memory_mb",

@@ -55,6 +55,7 @@ from tests.simulation.whole.scenario import (
 from tests.simulation.whole.strangers import Misplaced, Strangers, UsedIds
 from tests.simulation.whole.table import LakeTable
 from tests.simulation.whole.upgrade import RolledBackUpgrade
+from tests.simulation.whole.watched import WatchedWriters
 from tests.simulation.whole.writers import Driver, Job, WriterTiming
 
 MANY_MARKERS_CHANCE = 0.4
@@ -178,6 +179,16 @@ class World:
         self._comparisons: list[asyncio.Task[None]] = []
         for table in self.tables.values():
             table.on_landed = self.oracles.on_landed
+        self._watched = WatchedWriters(
+            self.timeline,
+            self.broker,
+            stream(seed, "watched writers"),
+            pause=scenario.additions.watched,
+            until=scenario.fault_free_from,
+            tables=self.tables,
+            places={plan.uri: plan.writers[0][1].places for plan in scenario.tables},
+            partition_of=self._partition_of,
+        )
 
     def run(self) -> CountedOutcome:
         """Run until every batch is in its table, or until a violation."""

@@ -60,10 +60,13 @@ Every twentieth seed, beginning with 1, has these additions (`draw_requests`):
 | memory | the agents' memory budget is small, and some transactions touch more than all others together |
 | rolled back | a newer agent owns a partition for a moment, and the older ones return, until they are upgraded (`upgrade.py`) |
 
+Every twentieth seed, beginning with 8, has no such faults. But each table also has a writer that doesn't use the gate, and
+watchers that report it (`watched.py`, drawn by `draw_watched`).
+
 `VERSION` counts the changes of what seeds mean, as for the lock. A seed without additions means what it meant in version 2, one
 of the first kind what it meant in version 3, one of the second kind what it meant in version 4, one with losses of other topics
 what it meant in version 5, one with other faults of the log what it meant in version 6, one with faults of the ledger what it
-meant in version 7, and one with `ordered` transactions what it meant in version 8.
+meant in version 7, one with `ordered` transactions what it meant in version 8, and one with requests what it meant in version 9.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ from tests.simulation import scenario as lock
 from tests.simulation.faults import FaultPeriod, FaultProfile
 from tests.simulation.whole.connection import Lag
 
-VERSION = 9
+VERSION = 10
 TOPICS = Topics("sim")
 STRANGER = "stranger"
 """The writer of forged events, unless they bear another's name."""
@@ -206,6 +209,8 @@ class Additions:
     """The agents' memory budget; 0: that of the default."""
     rolled_back: tuple[float, float] | None = None
     """When a newer agent is tried, and when all agents are upgraded."""
+    watched: float = 0.0
+    """Mean time between the beginnings of two writes without the gate on a table; 0: there are none. This is no fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ class Commit:
     """Deadline of its grant at its last check, in true time."""
     number: tuple[int, int] | None = None
     """Of an `ordered` one: by which its rows are newer or older than others. The version that it read, and its turn."""
+    watched: bool = False
+    """Whether its writer doesn't use the gate, and a watcher reports it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from tests.simulation.whole.additions import (
     MEMORY_MB,
     ORDERED_FROM,
     REQUESTS_FROM,
+    WATCHED_FROM,
     scenario_of,
 )
 from tests.simulation.whole.drawing import SHARES, draw
@@ -133,11 +134,12 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
 
     losses = [loss for each in drawn.values() for loss in each.losses]
 
-    residues = {0, REQUESTS_FROM, 2, 4, 5, LATER_ADDITIONS_FROM, LOG_FAULTS_FROM}
+    residues = {0, REQUESTS_FROM, 2, 4, 5, LATER_ADDITIONS_FROM, WATCHED_FROM, LOG_FAULTS_FROM}
     assert {seed % 10 for seed, each in drawn.items() if each != Additions()} == residues
     assert len({(loss.topic, loss.what) for loss in losses}) == 9
     assert any(each.checkpoints_restored for each in drawn.values())
     assert any(each.ordered for each in drawn.values())
+    assert {each.watched for each in drawn.values()} == {0.0, 2.0, 6.0}
     assert {each.copied_again is None for each in drawn.values()} == {False, True}
     assert {each.misplaced for each in drawn.values()} == {0.0, 0.3}
     assert {loss.restart is None for loss in losses} == {False, True}
@@ -162,6 +164,7 @@ def test_the_seeds_of_the_suite_have_every_addition() -> None:
         LEDGER_FAULTS_FROM,
         ORDERED_FROM,
         REQUESTS_FROM + 60,
+        WATCHED_FROM,
     ],
 )
 def test_a_seed_with_additions_gives_the_same_run_again(seed: int) -> None:
