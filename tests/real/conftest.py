@@ -16,6 +16,8 @@ from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
 from tests.real.chaos import Chaos, chaos
 from tests.real.lock_places import QUICK, Place
+from tests.servers.azure import AzureServer
+from tests.servers.gcs import GcsServer
 from tests.servers.s3 import S3Server
 
 SEED_VARIABLE = "LAKEWARDEN_TEST_CHAOS_SEED"
@@ -34,6 +36,18 @@ def on_s3(s3_credentials: S3Server) -> Place:
     table = f"s3://{s3_credentials.bucket()}/warehouse/orders"
     lock = getattr(Settings(allow=(table,)).placement().place(table, hudi=False), "uri", "")
     return Place(table, lock, {**QUICK, "s3_endpoint": s3_credentials.endpoint}, s3_credentials)
+
+
+@pytest.fixture
+def on_google(gcs_credentials: GcsServer) -> Place:
+    table = f"gs://{gcs_credentials.bucket()}/warehouse/orders"
+    return Place(table, "", {**QUICK, "gcs_endpoint": gcs_credentials.endpoint})
+
+
+@pytest.fixture
+def on_azure(azure_credentials: AzureServer) -> Place:
+    table = f"az://{azure_credentials.container()}/warehouse/orders"
+    return Place(table, "", {**QUICK, "azure_endpoint": azure_credentials.endpoint})
 
 
 @pytest.fixture(params=["local", "on_s3"])

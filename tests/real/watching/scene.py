@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
+import obstore
+from obstore.store import AzureStore, GCSStore
 
 from lakewarden.agent.watching.foreground import publishing
 from lakewarden.agent.watching.watcher import Watcher
@@ -17,11 +19,16 @@ from tests.real.lock_places import Place
 from tests.real.writers import PATIENCE_SECONDS, World, world
 from tests.recorded_hudi import recorded
 
+if TYPE_CHECKING:
+    from obstore.store import AzureConfig, ClientConfig
+
 FIRST = "a1079540-5309-48af-8815-49d4dc51cc56-0"
 TIME = "20261122135643314"
 DONE = "20261122135643314_20261122135847753.commit"
 OBSERVED = f"hudi:{TIME}"
 QUICK_LOOKS = {"watch_seconds": 0.1, "watch_idle_seconds": 0.1, "watch_grace_seconds": 0.0}
+
+UNENCRYPTED: ClientConfig = {"allow_http": True}
 
 Reported = TypeVar("Reported", bound=WriterEvent)
 
@@ -35,6 +42,11 @@ class WatchedScene:
 
     def put(self, path: str, body: bytes = b"") -> None:
         """Write a file of the table, whole at once."""
+        scheme, _, location = self.place.table.partition("://")
+        bucket, _, key = location.partition("/")
+        if scheme in ("gs", "az"):
+            obstore.put(self._cloud(scheme, bucket), f"{key}/{path}", body)
+            return
         if self.place.server is None:
             file = Path(self.place.table.removeprefix("file://"), path)
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -42,12 +54,19 @@ class WatchedScene:
             written.write_bytes(body)
             written.rename(file)
             return
-        bucket, _, key = self.place.table.removeprefix("s3://").partition("/")
         client = self.place.server.new_client()
         try:
             client.put_object(Bucket=bucket, Key=f"{key}/{path}", Body=body)
         finally:
             client.close()
+
+    def _cloud(self, scheme: str, bucket: str) -> GCSStore | AzureStore:
+        if scheme == "gs":
+            endpoint = self.place.settings["gcs_endpoint"]
+            return GCSStore(bucket, config={"base_url": endpoint}, client_options=UNENCRYPTED)
+        endpoint = self.place.settings["azure_endpoint"]
+        config: AzureConfig = {"endpoint": endpoint, "container_name": bucket}
+        return AzureStore(config=config, client_options=UNENCRYPTED)
 
     def settings(self) -> dict[str, Any]:
         """The settings of agents, watchers and commands for this table."""

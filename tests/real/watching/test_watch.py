@@ -72,6 +72,24 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
     assert {each.winner for each in conflicts} == {OBSERVED}
 
 
+@pytest.mark.parametrize("place", ["on_google", "on_azure"], indirect=True)
+async def test_a_writer_of_hudi_on_a_cloud_store_stops_a_writer_of_the_gate(scene: HudiScene) -> None:
+    w = scene.world
+    async with w.agent(**scene.settings()), scene.watched():
+        writer = w.writer("writer", scene.place.table)
+        await writer.begin()
+        await writer.touch(FIRST, partition="p=d1")
+
+        scene.request()
+        scene.start()
+        abort = await writer.wait_for(Abort)
+        scene.complete()
+        (completed,) = await scene.reported(CommitCompleted)
+
+    assert [entry.other_transaction for entry in abort.conflicts] == [OBSERVED]
+    assert completed.version == TIME
+
+
 async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: HudiScene) -> None:
     """The second one finds a commit that happened while no watcher ran. The third one has nothing new to say."""
     w = scene.world

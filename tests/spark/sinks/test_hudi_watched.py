@@ -14,6 +14,8 @@ from lakewarden.agent.settings import Settings
 from lakewarden.agent.watching.watcher import Watcher
 from lakewarden.events import CommitCompleted, CommitIntent, Marker, MarkerCreated, WriterEventUnion
 from lakewarden.handlers.hudi.metadata import read_metadata
+from lakewarden.handlers.hudi.properties import read_properties
+from lakewarden.handlers.hudi.timeline import PROPERTIES, instants
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 
 pytestmark = [pytest.mark.real]
@@ -63,14 +65,16 @@ def places(markers: tuple[Marker, ...]) -> set[tuple[str, str]]:
     return {(each.partition, each.file_group) for each in markers}
 
 
+@pytest.mark.parametrize("version", [9, 8, 6])
 @pytest.mark.parametrize("kind", ["COPY_ON_WRITE", "MERGE_ON_READ"])
 def test_each_write_of_an_unmodified_job_is_reported_with_what_it_touched(
-    spark: SparkSession, tmp_path: Path, kind: str
+    spark: SparkSession, tmp_path: Path, kind: str, version: int
 ) -> None:
     """An upsert is announced by its inflight file. Compaction is reported beside it, and permits appends."""
     table = tmp_path / "trips"
     compaction = {"hoodie.compact.inline": "true", "hoodie.compact.inline.max.delta.commits": "2"}
     options = OPTIONS | {"hoodie.datasource.write.table.type": kind}
+    options |= {"hoodie.write.table.version": str(version), "hoodie.write.auto.upgrade": "false"}
     options |= compaction if kind == "MERGE_ON_READ" else {}
     reports = Reports(table)
 
@@ -88,10 +92,13 @@ def test_each_write_of_an_unmodified_job_is_reported_with_what_it_touched(
         commits = reports.completed(3 if kind == "MERGE_ON_READ" else 2)
         watching.cancel()
 
-    files = HudiFiles(f"file://{table}")
-    assert [each.version for each in commits] == [each.time for each in files.instants() if each.writes]
-    for commit, instant in zip(commits, [each for each in files.instants() if each.writes], strict=True):
-        body = (table / ".hoodie/timeline" / instant.files[-1].name).read_bytes()
+    place = read_properties((table / PROPERTIES).read_bytes())
+    timeline = table / place.timeline
+    writes = [each for each in instants([each.name for each in timeline.iterdir()], place.layout) if each.writes]
+    assert place.version == version
+    assert [each.version for each in commits] == [each.time for each in writes]
+    for commit, instant in zip(commits, writes, strict=True):
+        body = (timeline / instant.files[-1].name).read_bytes()
         assert places(commit.markers) >= places(read_metadata(body).touched)
     intents = {each.transaction: each for each in reports.events if isinstance(each, CommitIntent)}
     rules = [intents[each.transaction].conflict_rule for each in commits]
