@@ -140,7 +140,8 @@ class DecisionOracles:
 
     def _check_observed(self, event: DecisionEventUnion, history: History) -> None:
         """An observed one reads no decision: the agent only says when it is silent, or reports what it conflicts with."""
-        if isinstance(event, ConflictDetected):
+        repeated = isinstance(event, Abort) and event.reason == "unknown-transaction" and not history.is_open()
+        if isinstance(event, ConflictDetected) or repeated:
             return
         if not isinstance(event, Abort) or event.reason != "outcome-unknown":
             what = event.reason if isinstance(event, Abort) else event.type

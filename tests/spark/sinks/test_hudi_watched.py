@@ -16,7 +16,6 @@ from lakewarden.events import CommitCompleted, CommitIntent, Marker, MarkerCreat
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import read_properties
 from lakewarden.handlers.hudi.timeline import PROPERTIES, instants
-from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 
 pytestmark = [pytest.mark.real]
 
@@ -65,7 +64,7 @@ def places(markers: tuple[Marker, ...]) -> set[tuple[str, str]]:
     return {(each.partition, each.file_group) for each in markers}
 
 
-@pytest.mark.parametrize("version", [9, 8, 6])
+@pytest.mark.parametrize("version", [9, *(pytest.param(each, marks=pytest.mark.matrix) for each in (8, 6))])
 @pytest.mark.parametrize("kind", ["COPY_ON_WRITE", "MERGE_ON_READ"])
 def test_each_write_of_an_unmodified_job_is_reported_with_what_it_touched(
     spark: SparkSession, tmp_path: Path, kind: str, version: int
@@ -94,7 +93,9 @@ def test_each_write_of_an_unmodified_job_is_reported_with_what_it_touched(
 
     place = read_properties((table / PROPERTIES).read_bytes())
     timeline = table / place.timeline
-    writes = [each for each in instants([each.name for each in timeline.iterdir()], place.layout) if each.writes]
+    writes = [
+        each for each in instants([each.name for each in timeline.iterdir()], place.layout) if each.writes
+    ]
     assert place.version == version
     assert [each.version for each in commits] == [each.time for each in writes]
     for commit, instant in zip(commits, writes, strict=True):
