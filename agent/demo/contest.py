@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lakewarden.agent.attempts.trace import Outcome, Trace
 from lakewarden.agent.demo import figures
 from lakewarden.agent.demo.figures import Stops, Waste
 from lakewarden.agent.demo.log import ConflictLog
 from lakewarden.agent.demo.table import TablePlace
-from lakewarden.agent.demo.trace import Outcome, Trace
 from lakewarden.agent.demo.verification import TableCheck
 
 

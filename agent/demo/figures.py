@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from lakewarden.agent.attempts.trace import Attempt, Outcome, Trace
 from lakewarden.agent.demo.log import ConflictLog
-from lakewarden.agent.demo.trace import Attempt, Outcome, Trace
 from lakewarden.events import ALL_FILE_GROUPS, CommitRequested, ConflictDetected, MarkerCreated
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lakewarden.agent.demo.trace import Attempt, Step, short_name
+from lakewarden.agent.attempts.trace import Attempt, Step, short_name
 from lakewarden.events import ALL_FILE_GROUPS
 
 _SHOWN_OVERLAPS = 2

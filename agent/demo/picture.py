@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from lakewarden.agent.attempts.segments import segments
+from lakewarden.agent.attempts.trace import Attempt, Outcome, Trace
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.flights import FEEDS
-from lakewarden.agent.demo.segments import segments
-from lakewarden.agent.demo.trace import Attempt, Outcome, Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

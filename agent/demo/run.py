@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 from rich.console import Console
 
+from lakewarden.agent.attempts.trace import Trace
 from lakewarden.agent.demo import figures
 from lakewarden.agent.demo.compactor import Compactor
 from lakewarden.agent.demo.contest import Arena, Contest
@@ -41,7 +42,6 @@ from lakewarden.agent.demo.table import (
     read_table,
     s3_place,
 )
-from lakewarden.agent.demo.trace import Trace
 from lakewarden.agent.demo.verification import compare
 from lakewarden.agent.demo.writers import Restarted, Writer, follow
 from lakewarden.agent.embedded.jdk import JdkMissing, find_java

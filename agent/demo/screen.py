@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from lakewarden.agent.attempts.trace import Attempt, Outcome, Step, Trace
 from lakewarden.agent.demo.narration import Line, line_for_step
-from lakewarden.agent.demo.trace import Attempt, Outcome, Step, Trace
 
 COLOURS = {"departures": "blue", "arrivals": "magenta"}
 """The colour of each writer's name."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lakewarden.agent.attempts.trace import Step, StepsFile
 from lakewarden.agent.demo.errors import DemoError
 from lakewarden.agent.demo.flights import Feed
 from lakewarden.agent.demo.processes import Child
-from lakewarden.agent.demo.trace import Step, StepsFile
 
 QUIET_SECONDS = 600.0
 """Limit for the time in which neither writer records a step. Beside other work, a batch may take minutes."""

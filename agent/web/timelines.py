@@ -10,8 +10,8 @@ from typing import Any
 
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.demo.segments import segments
-from lakewarden.agent.demo.trace import Attempt, Outcome, Step
+from lakewarden.agent.attempts.segments import segments
+from lakewarden.agent.attempts.trace import Attempt, Outcome, Step
 from lakewarden.events import (
     DECISION_RECORD,
     WRITER_EVENT,

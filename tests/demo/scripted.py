@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from lakewarden.agent.demo.trace import Step
+from lakewarden.agent.attempts.trace import Step
 from lakewarden.events import ConflictDetected, ConflictEntry, Marker, MarkerCreated
 
 TABLE = "file:///lake/demo.db/flights"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lakewarden.agent.attempts.trace import Trace
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.figures import (
     Stops,
@@ -17,7 +18,6 @@ from lakewarden.agent.demo.figures import (
 )
 from lakewarden.agent.demo.log import ConflictLog
 from lakewarden.agent.demo.report import Report
-from lakewarden.agent.demo.trace import Trace
 from lakewarden.agent.demo.verification import TableCheck
 from tests.demo.scripted import BEGAN, committed, conflict, lost, marked, step
 

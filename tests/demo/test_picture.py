@@ -6,11 +6,11 @@ from typing import Any
 
 from PIL import Image
 
+from lakewarden.agent.attempts.segments import COMMITTING, COMPUTING, WAITING, segments
+from lakewarden.agent.attempts.trace import Outcome, Step, Trace
 from lakewarden.agent.demo.contest import Contest
 from lakewarden.agent.demo.log import ConflictLog
 from lakewarden.agent.demo.picture import caption, draw, title
-from lakewarden.agent.demo.segments import COMMITTING, COMPUTING, WAITING, segments
-from lakewarden.agent.demo.trace import Outcome, Step, Trace
 from lakewarden.agent.demo.verification import TableCheck
 from tests.demo.scripted import BEGAN, committed, conflict, lost, step
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from lakewarden.agent.attempts.trace import Outcome, Step, StepsFile, Trace
 from lakewarden.agent.demo.narration import line_for_step, overlaps
-from lakewarden.agent.demo.trace import Outcome, Step, StepsFile, Trace
 from tests.demo.scripted import BEGAN, committed, lost, step
 
 

@@ -18,8 +18,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from lakewarden.agent.demo.segments import COMPUTING, NAMES
-from lakewarden.agent.demo.trace import Outcome
+from lakewarden.agent.attempts.segments import COMPUTING, NAMES
+from lakewarden.agent.attempts.trace import Outcome
 from lakewarden.agent.errors import KafkaUnreachableError
 from lakewarden.agent.operators import explain as explain_module
 from lakewarden.agent.operators.explain import Search

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lakewarden.agent.demo.trace import Attempt, Outcome
+from lakewarden.agent.attempts.trace import Attempt, Outcome
 
 WAITING = "#d5dae0"
 COMMITTING = "#1b5e3b"
