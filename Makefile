@@ -89,7 +89,7 @@ test-pythons: jdk $(STAMP)
 			$(UV) pip install --quiet --python $$venv/bin/python --no-deps --no-build-isolation --editable .; \
 			touch $$venv/.set-up; \
 		fi; \
-		$$venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "unit or real" tests/unit tests/simulation tests/spark $(ARGS); \
+		$$venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "(unit or real) and not matrix" tests/unit tests/simulation tests/spark $(ARGS); \
 	done
 
 # What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
