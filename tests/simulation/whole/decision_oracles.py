@@ -11,7 +11,6 @@ from lakewarden.events import (
     Admitted,
     AlreadyCommitted,
     CommitGranted,
-    ConflictDetected,
     DecisionEventUnion,
     GrantRenewed,
 )
@@ -139,10 +138,9 @@ class DecisionOracles:
                 )
 
     def _check_observed(self, event: DecisionEventUnion, history: History) -> None:
-        """An observed one reads no decision: the agent only says when it is silent, or reports what it conflicts with."""
-        repeated = isinstance(event, Abort) and event.reason == "unknown-transaction" and not history.is_open()
-        if isinstance(event, ConflictDetected) or repeated:
-            return
+        """An observed one reads no decision: the agent only says when it is silent."""
+        if isinstance(event, Abort) and event.reason == "unknown-transaction" and not history.is_open():
+            return  # the answer to a repeated report of one that has ended
         if not isinstance(event, Abort) or event.reason != "outcome-unknown":
             what = event.reason if isinstance(event, Abort) else event.type
             self._violated("observed ones win", f"{event.transaction} is observed, and gets {what}")
