@@ -18,19 +18,26 @@ READY_SECONDS = 120
 """It only ends a hang."""
 
 
-@contextmanager
-def running_agent(
-    kafka: KafkaServer, topic_prefix: str, folder: Path, **settings: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an agent that answers. `settings` are its environment variables without `LAKEWARDEN_`. It must exit with 0."""
+def start_agent(
+    kafka: KafkaServer, topic_prefix: str, folder: Path, *, name: str = "agent", **settings: str
+) -> subprocess.Popen[bytes]:
+    """Start an agent that writes its log to `folder`. `settings` are its environment variables without `LAKEWARDEN_`."""
     command = [str(Path(sys.executable).with_name("lakewarden")), "agent"]
     command += ["--bootstrap-servers", kafka.bootstrap_servers]
     command += ["--allow", "file:///*", "--allow", "s3://*", "--lock-root", (folder / "locks").as_uri()]
     variables = {"TOPIC_PREFIX": topic_prefix, "GROUP": topic_prefix, "REPLICATION": "1"} | settings
-    environment = os.environ | {f"LAKEWARDEN_{name}": value for name, value in variables.items()}
+    environment = os.environ | {f"LAKEWARDEN_{key}": value for key, value in variables.items()}
+    with (folder / f"{name}.log").open("ab") as log:
+        return subprocess.Popen(bound(command), stdout=log, stderr=log, env=environment)
+
+
+@contextmanager
+def running_agent(
+    kafka: KafkaServer, topic_prefix: str, folder: Path, **settings: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an agent that answers, as `start_agent` does. It must exit with 0."""
+    agent = start_agent(kafka, topic_prefix, folder, **settings)
     log_file = folder / "agent.log"
-    with log_file.open("wb") as log:
-        agent = subprocess.Popen(bound(command), stdout=log, stderr=log, env=environment)
     try:
         _wait_until_ready(kafka, topic_prefix, agent, folder)
         yield agent

@@ -32,6 +32,7 @@ MakeTable = Callable[..., str]
 
 _HUDI_TESTS = (
     "test_hudi_commit_cut.py",
+    "test_hudi_contention.py",
     "test_hudi_contest.py",
     "test_hudi_on_s3.py",
     "test_hudi_sink.py",

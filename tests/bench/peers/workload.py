@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,18 @@ class Workload:
         rows += [(days[each % len(days)], identity) for each, identity in enumerate(inserted)]
         return _table((day, identity, writer, number) for day, identity in rows)
 
-    def expected(self) -> Counter[tuple[int, int]]:
-        """Return the number of rows by writer and batch that wrote them last."""
+    def expected(self, committed: Sequence[int] | None = None) -> Counter[tuple[int, int]]:
+        """Return the number of rows by writer and batch that wrote them last.
+
+        `committed` has the number of committed batches of each writer; by default all are.
+        """
         half = self.rows_per_batch // 2
-        counts = Counter({(w, b): half for w in range(self.writers) for b in range(self.batches)})
-        for writer in range(self.writers):
-            counts[writer, self.batches - 1] += half
-        counts[AT_THE_START, AT_THE_START] = self.days * self.rows_per_day - self.writers * half
+        counts = Counter({(AT_THE_START, AT_THE_START): self.days * self.rows_per_day})
+        for writer, batches in enumerate(committed or [self.batches] * self.writers):
+            counts.update({(writer, batch): half for batch in range(batches)})
+            if batches:
+                counts[writer, batches - 1] += half
+                counts[AT_THE_START, AT_THE_START] -= half
         return counts
 
     def write_files(self, folder: Path) -> None:
