@@ -106,7 +106,7 @@ test-matrix: jdk $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
 
-# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does one minute of it.
+# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does two minutes of it.
 soak: jdk $(STAMP)
 	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 
