@@ -85,7 +85,7 @@ async def test_hostile_records_end_no_agent_lose_nothing_and_fill_no_memory(stor
         ([100.0] * 20 + [130.0] * 10, False),
     ],
 )
-def test_growth_is_told_from_a_warm_up_and_from_peaks(samples: list[float], expected: bool) -> None:
+def test_growth_is_distinguished_from_a_warm_up_and_from_peaks(samples: list[float], expected: bool) -> None:
     assert memory.levels_off(samples) is expected
 
 
