@@ -31,8 +31,6 @@ State: TypeAlias = Literal["requested", "inflight", "completed"]
 META_FOLDER = ".hoodie/"
 """Below the table's root. Everything that this package reads is in there."""
 PROPERTIES = META_FOLDER + "hoodie.properties"
-LOCK = META_FOLDER + ".locks/table_lock.json"
-"""The object of Hudi's storage-based lock."""
 MARKER_FOLDER = META_FOLDER + ".temp/"
 """Has a folder per pending instant, with its markers."""
 HEARTBEAT_FOLDER = META_FOLDER + ".heartbeat/"

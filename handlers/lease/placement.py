@@ -36,12 +36,11 @@ from fnmatch import fnmatchcase
 from typing import Final, TypeAlias, assert_never
 
 from lakewarden.events import is_glob
-from lakewarden.handlers.hudi.timeline import LOCK, PROPERTIES
 from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
 from lakewarden.handlers.lease.types import LeaseSettings, Refusal
 
-HUDI_LOCK: Final = f"/{LOCK}"
-HUDI_PROPERTIES: Final = f"/{PROPERTIES}"
+HUDI_LOCK: Final = "/.hoodie/.locks/table_lock.json"
+HUDI_PROPERTIES: Final = "/.hoodie/hoodie.properties"
 """Every Hudi table has this file, and no other table does."""
 HUDI, USUAL = "hudi", "usual"
 """Locations in `lock_places` that depend on the table."""

@@ -40,7 +40,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import canonical_table
-from lakewarden.handlers.hudi.timeline import LOCK
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.contract import Sink
@@ -59,6 +58,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lakewarden.spark_jobs.gate.transaction import Transaction
+
+HUDI_LOCK = "/.hoodie/.locks/table_lock.json"
+"""Hudi's lock object, below the table."""
 
 _PLAIN_KEYS = frozenset(
     {"SIMPLE", "SIMPLE_AVRO", "COMPLEX", "COMPLEX_AVRO", "NON_PARTITION", "NON_PARTITION_AVRO"}
@@ -119,7 +121,7 @@ class HudiSink(Sink):
     @property
     def lock(self) -> str | None:
         """Hudi's lock object, if the table's other writers use it too."""
-        return f"{self._table}/{LOCK}" if self._shares_the_lock else None
+        return self._table + HUDI_LOCK if self._shares_the_lock else None
 
     def scope(self, batch: DataFrame, /) -> BatchScope | None:
         """Return the batch's partitions, by one Spark job. None if a key generator computes them."""
