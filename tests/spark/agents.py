@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lakewarden.agent.embedded.bound_child import bound
 from lakewarden.spark_jobs import AgentUnreachable, CommitGate
@@ -44,6 +46,16 @@ def running_agent(
     finally:
         agent.terminate()
         assert agent.wait(READY_SECONDS) == 0, log_file.read_text()[-3000:]
+
+
+def ask(kafka: KafkaServer, topic_prefix: str, *command: str) -> Any:
+    """What a command of `lakewarden` prints as JSON."""
+    program = [str(Path(sys.executable).with_name("lakewarden")), *command, "--output", "json"]
+    program += ["--bootstrap-servers", kafka.bootstrap_servers]
+    environment = os.environ | {"LAKEWARDEN_TOPIC_PREFIX": topic_prefix}
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def _wait_until_ready(

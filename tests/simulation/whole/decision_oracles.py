@@ -138,7 +138,7 @@ class DecisionOracles:
                 )
 
     def _check_observed(self, event: DecisionEventUnion, history: History) -> None:
-        """An observed one reads no decision: the agent only says when it is silent."""
+        """An observed transaction reads no decision. The agent ends it only when it has been silent for too long."""
         if isinstance(event, Abort) and event.reason == "unknown-transaction" and not history.is_open():
             return  # the answer to a repeated report of one that has ended
         if not isinstance(event, Abort) or event.reason != "outcome-unknown":
@@ -148,7 +148,7 @@ class DecisionOracles:
             history.ended = event
 
     def _check_beside_observed(self, event: CommitGranted, history: History) -> None:
-        """Check those whose rule permits nothing beside them, by what was known of them when this was granted."""
+        """Check that the granted transaction conflicts with no observed one of rule `file-group`, as the log was at the grant."""
         cause, early = event.cause_offset, self._settings.early_detection
         for name, other in self._knowledge.histories.items():
             if not (other.observed and other.strict and other.table == history.table):

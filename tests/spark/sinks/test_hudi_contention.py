@@ -30,7 +30,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_contender
-from tests.spark.agents import start_agent
+from tests.spark.agents import ask, start_agent
 
 SECONDS = float(os.environ.get("LAKEWARDEN_TEST_CONTENTION_SECONDS", "") or 600)
 END_SECONDS = 900.0
@@ -145,12 +145,7 @@ class Scene:
 
     def ask(self, *command: str) -> Any:
         """What a command of the agent's prints as JSON."""
-        program = [str(Path(sys.executable).with_name("lakewarden")), *command, "--output", "json"]
-        program += ["--bootstrap-servers", self._kafka.bootstrap_servers]
-        environment = os.environ | {"LAKEWARDEN_TOPIC_PREFIX": self._prefix}
-        done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return ask(self._kafka, self._prefix, *command)
 
     def wait_until_started(self, names: Sequence[str]) -> None:
         deadline = time.monotonic() + END_SECONDS

@@ -18,7 +18,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.servers.hudi import lock_client_jars
 from tests.servers.s3 import S3Server
 from tests.spark import hudi_cut_driver, hudi_s3_driver
-from tests.spark.agents import running_agent
+from tests.spark.agents import ask, running_agent
 from tests.spark.hudi_cut_driver import CUTS, GRANT_SECONDS
 from tests.spark.hudi_s3_driver import BATCHES
 
@@ -50,12 +50,7 @@ def run_driver(module: ModuleType, folder: Path, arguments: Sequence[str]) -> di
 
 def audit_of(kafka: KafkaServer, topic_prefix: str, lock: str) -> dict[str, Any]:
     """What `lakewarden lock audit` says of one lock."""
-    command = [str(Path(sys.executable).with_name("lakewarden")), "lock", "audit", "--output", "json"]
-    command += ["--bootstrap-servers", kafka.bootstrap_servers]
-    environment = os.environ | {"LAKEWARDEN_TOPIC_PREFIX": topic_prefix}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    (found,) = [each for each in json.loads(done.stdout)["locks"] if each["lock"] == lock]
+    (found,) = [each for each in ask(kafka, topic_prefix, "lock", "audit")["locks"] if each["lock"] == lock]
     return dict(found)
 
 
