@@ -60,7 +60,7 @@ async def measure(owners: Iterable[PartitionOwner], metrics: AgentMetrics, now: 
 def _visit(state: TableState, metrics: AgentMetrics, now: float, found: Measured) -> None:
     found.leases += state.lock is not None and state.lock.expires_at > now
     if state.lapsed:
-        waiting = sum(each.until >= now for each in state.lapsed.values())
+        waiting = sum(each.until >= now and not each.observed for each in state.lapsed.values())
         if waiting:
             found.unreported[metrics.tables.of(state.uri)] += waiting
     for each in state.transactions.values():

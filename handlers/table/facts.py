@@ -22,7 +22,8 @@ Observed transactions (docs/decisions/0033):
 
 1. An observed transaction is active from its intent on. Its batch, priority, admission and lock are ignored.
 2. Its completion is a commit of the table, whatever was decided about the transaction: if its outcome was unknown, or the
-   agent had forgotten it, its footprint counts as committed from the completion on.
+   agent had forgotten it, its footprint counts as committed from the completion on. The checkpoint holds its intent meanwhile,
+   as that of a lapsed transaction.
 3. A transaction of the gate may announce its `instant`, or name it as the `version` of its commit. What a watcher reports of that
    instant counts for nothing, whether it came before or after. The last `MAX_CLOSED` instants are remembered.
 
@@ -378,15 +379,18 @@ def _apply_observed_commit(
     state: TableState, event: CommitCompleted, transaction: Transaction | None, offset: int, now: float
 ) -> list[Overlap]:
     """Apply the commit of an observed transaction, open or ended (rule 2). A repeated one changes nothing."""
+    lapsed = state.lapsed.pop(event.transaction, None)
     if transaction is None:
         ended = state.closed[event.transaction]
         if ended.phase is Phase.COMMITTED:
             return []
         del state.closed[event.transaction]
+        # A replay needs the intent, and begins there if the checkpoint has not passed it.
+        held = None if lapsed is None or lapsed.until < now else lapsed.sequence
         transaction = Transaction(
             id=event.transaction,
             writer=event.writer,
-            sequence=offset,
+            sequence=offset if held is None else held,
             intent_id=event.event_id,
             batch_id=None,
             priority=0,
@@ -403,7 +407,6 @@ def _apply_observed_commit(
         state.transactions[transaction.id] = transaction
     if transaction.phase is Phase.COMMITTED:
         return []
-    state.lapsed.pop(event.transaction, None)
     overlaps = _add_markers(state, transaction, event.markers)
     transaction.phase, transaction.ended = Phase.COMMITTED, state.moment
     drop_old_evidence(state)
@@ -434,12 +437,15 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         state.unrecorded_losses[transaction.writer] = transaction.id
     closed = _closed_by(verdict, transaction.writer, transaction.batch_id)
     close(state, transaction, replace(closed, observed=transaction.observed))
+    if transaction.observed:
+        _await_late_completion(state, transaction, now)
 
 
 def _await_late_completion(state: TableState, transaction: Transaction, now: float) -> None:
-    while state.lapsed and next(iter(state.lapsed.values())).until < now:
+    while state.lapsed and (len(state.lapsed) >= MAX_CLOSED or next(iter(state.lapsed.values())).until < now):
         del state.lapsed[next(iter(state.lapsed))]
-    state.lapsed[transaction.id] = Lapsed(transaction.sequence, now + LATE_COMPLETION_SECONDS)
+    until = now + LATE_COMPLETION_SECONDS
+    state.lapsed[transaction.id] = Lapsed(transaction.sequence, until, transaction.observed)
 
 
 def _partitions_lost_on(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:

@@ -64,11 +64,12 @@ class LockView:
 
 @dataclass(frozen=True, slots=True)
 class Lapsed:
-    """A lapsed transaction whose writer may still report."""
+    """A lapsed transaction whose writer may still report, or an observed one whose watcher may."""
 
     sequence: int
     until: float
     """Until when the checkpoint holds its intent, in monotonic seconds."""
+    observed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class TableState:
     """Open transactions, and landed ones that an open one may still conflict with. In the order of the log."""
     closed: dict[str, Closed] = field(default_factory=dict)
     lapsed: dict[str, Lapsed] = field(default_factory=dict)
-    """Transactions without a report, in the order of their lapses."""
+    """The last `MAX_CLOSED` transactions without a report, in the order of their ends."""
     footprints: Footprints = field(default_factory=Footprints)
     ledger: CommittedBatches = field(default_factory=CommittedBatches)
     unrecorded_batches: set[str] = field(default_factory=set)
@@ -157,7 +158,7 @@ class TableState:
     def oldest_needed(self, now: float) -> int | None:
         """Offset of the oldest intent that a replay needs.
 
-        Intents of open transactions are needed, of landed ones that still matter, and of lapsed ones that may still be reported.
+        Intents of open transactions are needed, of landed ones that still matter, and of those in `lapsed`.
         """
         needed = [each.sequence for each in self.transactions.values()]
         needed += [each.sequence for each in self.lapsed.values() if each.until >= now]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lakewarden.events import CommitCompleted, Marker
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.memory import largest_transaction
+from lakewarden.handlers.table.state import LATE_COMPLETION_SECONDS
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import (
     FORGOTTEN,
@@ -348,6 +349,33 @@ def test_a_restarted_agent_has_the_same_observed_transactions() -> None:
     assert again.state.instants == w.state.instants
     assert again.replayed().effects == [AcquireLock()]
     assert again.touch("A", m("p/f")).aborted == {"A": "conflict"}
+
+
+@pytest.mark.parametrize("end", ["silent", "forgotten"])
+def test_a_late_commit_counts_after_a_restart_from_the_checkpoint(end: str) -> None:
+    """A completion counts only with its intent, so the checkpoint holds that: before the completion and after it."""
+    w = observe(world()).touch(HUDI, m("p/f"))
+    w = w.tick(16) if end == "silent" else w.request_abort(HUDI)
+    w.intent("A").touch("A", m("p/g"))
+    assert HUDI not in w.state.transactions
+    assert w.state.oldest_needed(w.now) == 0
+
+    land(w, HUDI, m("p/f"))
+
+    assert w.state.oldest_needed(w.now) == 0
+    again = w.rebuilt()
+    assert again.phase(HUDI) is Phase.COMMITTED
+    assert facts(again.state) == facts(w.state)
+
+
+def test_the_checkpoint_holds_the_intent_of_a_silent_observed_transaction_for_ten_minutes() -> None:
+    w = observe(world()).touch(HUDI, m("p/f")).tick(16)
+
+    w.intent("A").now += LATE_COMPLETION_SECONDS + 1
+    assert w.state.oldest_needed(w.now) == w.offset
+
+    land(w, HUDI, m("p/f")).touch("A", m("q/f"))
+    assert w.state.oldest_needed(w.now) == w.offset - 2
 
 
 def test_after_an_incomplete_log_an_observed_transaction_stays_open() -> None:
