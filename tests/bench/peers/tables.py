@@ -37,7 +37,7 @@ HUDI_CONCURRENCY = {
 HUDI_EARLY = {
     "hoodie.write.concurrency.early.conflict.detection.enable": "true",
     "hoodie.write.concurrency.early.conflict.detection.strategy": (
-        "org.apache.hudi.table.action.commit.SimpleDirectMarkerBasedDetectionStrategy"
+        "org.apache.hudi.table.marker.SimpleDirectMarkerBasedDetectionStrategy"
     ),
     "hoodie.write.markers.type": "DIRECT",
 }
@@ -88,11 +88,15 @@ def _iceberg(spark: SparkSession, path: Path) -> Table:
         spark.sql(f"CREATE TABLE {name} ({SCHEMA}) USING iceberg PARTITIONED BY (day)")
         rows.writeTo(name).append()
 
+    def read() -> DataFrame:
+        spark.catalog.refreshTable(name)  # the queries' sessions have a cache of their own
+        return spark.read.table(name)
+
     return Table(
         create,
         {"native": lambda batch: _merge(batch, name)},
         lambda: IcebergSink(name, mode="upsert", keys=["id"]),
-        lambda: spark.read.table(name),
+        read,
     )
 
 
