@@ -37,6 +37,7 @@ FILE_LOCK_MINUTES = "5"
 _PROVIDER = "hoodie.write.lock.provider"
 _CALLBACKS = "hoodie.client.init.callback.classes"
 _OPERATION = "hoodie.datasource.write.operation"
+HIVE_STYLE = "hoodie.datasource.write.hive_style_partitioning"
 _EXTRA_PREFIX = "hoodie.datasource.write.commitmeta.key.prefix"
 
 _OF_THE_TABLE = frozenset(
@@ -45,7 +46,7 @@ _OF_THE_TABLE = frozenset(
         _OPERATION,
         "hoodie.datasource.write.recordkey.field",
         "hoodie.datasource.write.partitionpath.field",
-        "hoodie.datasource.write.hive_style_partitioning",
+        HIVE_STYLE,
         "hoodie.datasource.write.precombine.field",
     }
 )
@@ -89,8 +90,12 @@ def table_options(
     operation: HudiOperation,
     options: Mapping[str, str],
     local: bool,
+    hive_style: bool = True,
 ) -> dict[str, str]:
-    """Return the options of every write of a sink, with the user's own. Raise `ValueError` for those that it refuses."""
+    """Return the options of every write of a sink, with the user's own. Raise `ValueError` for those that it refuses.
+
+    `hive_style` is what Hudi has recorded of a table that exists: it refuses a write with another value.
+    """
     given = {_OLD_NAMES.get(key, key): str(value) for key, value in options.items()}
     if operation not in get_args(HudiOperation):
         raise ValueError(
@@ -120,7 +125,7 @@ def table_options(
         own["hoodie.datasource.write.recordkey.field"] = ",".join(keys)
     if partition_by:
         own["hoodie.datasource.write.partitionpath.field"] = ",".join(partition_by)
-        own["hoodie.datasource.write.hive_style_partitioning"] = "true"
+        own[HIVE_STYLE] = str(hive_style).lower()
     if order_by is not None:
         own["hoodie.datasource.write.precombine.field"] = order_by
     return own | given | {key: value for key, (value, _) in _FIXED.items()}

@@ -45,6 +45,7 @@ from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.sinks.hudi.options import (
+    HIVE_STYLE,
     STORAGE_LOCK,
     HudiOperation,
     provider_of,
@@ -94,20 +95,22 @@ class HudiSink(Sink):
         self._partition_by = tuple(partition_by)
         name = self._table.rpartition("/")[2]
         self._files = HudiFiles(self._table, filesystem)
+        properties = self._files.properties()
         self._options = table_options(
-            name=self._files.properties().get("hoodie.table.name", name),
+            name=properties.get("hoodie.table.name", name),
             keys=keys,
             partition_by=partition_by,
             order_by=order_by,
             operation=operation,
             options=options or {},
             local=local,
+            hive_style=not properties or _is_true(properties, HIVE_STYLE),
         )
         if self._shares_the_lock and local:
             raise ValueError(
                 f"{STORAGE_LOCK} has no lock on a local disk: leave hoodie.write.lock.provider out; table={self._table}"
             )
-        if self._shares_the_lock and not self._files.properties():
+        if self._shares_the_lock and not properties:
             raise ValueError(
                 "the table doesn't exist yet, so the agent doesn't know that it is a Hudi table with Hudi's lock: create it "
                 f"first (CREATE TABLE … USING hudi), and start the job then; table={self._table}"
@@ -205,7 +208,7 @@ class HudiSink(Sink):
             return PartitionPaths(
                 "hudi",
                 {column: types[column] for column in columns},
-                hive_style=_is_true(properties, "hoodie.datasource.write.hive_style_partitioning"),
+                hive_style=_is_true(properties, HIVE_STYLE),
                 url_encode=_is_true(properties, "hoodie.datasource.write.partitionpath.urlencode"),
             )
         except (KeyError, ValueError):  # a column that the batch lacks, or a type without a single spelling

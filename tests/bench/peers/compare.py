@@ -22,7 +22,7 @@ SPARK35_PYTHON = ROOT / "build/venv-spark35/bin/python"
 WAYS = {
     "delta": ("native", "optimistic", "auto"),
     "iceberg": ("native", "optimistic", "auto"),
-    "hudi": ("native", "native, early detection", "optimistic", "auto"),
+    "hudi": ("native", "native, early detection", "native, asynchronous", "optimistic", "auto"),
 }
 FOOTNOTE = (
     "In vain: seconds of attempts that committed nothing, and their share of all. Stopped: how long such an attempt ran.\n"

@@ -41,6 +41,14 @@ HUDI_EARLY = {
     ),
     "hoodie.write.markers.type": "DIRECT",
 }
+HUDI_EARLY_ASYNCHRONOUS = {
+    "hoodie.write.concurrency.early.conflict.detection.enable": "true",
+    "hoodie.write.concurrency.early.conflict.detection.strategy": (
+        "org.apache.hudi.timeline.service.handlers.marker.AsyncTimelineServerBasedDetectionStrategy"
+    ),
+    "hoodie.write.markers.type": "TIMELINE_SERVER_BASED",
+}
+"""It looks every 30 s, Hudi's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,7 @@ def _hudi(spark: SparkSession, path: Path) -> Table:
         {
             "native": lambda batch: write(batch, HUDI_CONCURRENCY),
             "native, early detection": lambda batch: write(batch, HUDI_CONCURRENCY | HUDI_EARLY),
+            "native, asynchronous": lambda batch: write(batch, HUDI_CONCURRENCY | HUDI_EARLY_ASYNCHRONOUS),
         },
         lambda: HudiSink(
             str(path),

@@ -144,6 +144,27 @@ def test_an_unpartitioned_table_is_one_partition(
     assert {marker.partition for marker in touched(harness, agent, 1)} == {""}
 
 
+def test_partitions_are_spelled_as_in_a_table_that_exists(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink
+) -> None:
+    """Hudi's own writer names a directory `1`, and this sink one of a new table `day=1`. Hudi refuses a table with both."""
+    agent = harness.agent(grant_everything)
+    options = {
+        **HUDI_OPTIONS,
+        "hoodie.table.name": "trips",
+        "hoodie.datasource.write.recordkey.field": "flight",
+        "hoodie.datasource.write.partitionpath.field": "day",
+    }
+    path = make_sink().table
+    rows(spark, (1, 1, "08:00"), (2, 2, "09:00")).write.format("hudi").options(**options).save(path)
+    sink = make_sink()
+
+    harness.gate().foreach_batch(sink, writer="w")(rows(spark, (1, 1, "08:10")), 0)
+
+    assert table(spark, sink) == [(1, 1, "08:10"), (2, 2, "09:00")]
+    assert {marker.partition for marker in touched(harness, agent, 0)} == {"1"}
+
+
 def test_a_conflict_that_hudi_finds_is_computed_again(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
