@@ -216,10 +216,12 @@ class StagedTable:
             self._files[str(file.path())] = None
         parent = snapshot.parentId()
         before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
-        kept = {manifest.path() for manifest in before.allManifests(io)} if before is not None else set()
-        for manifest in snapshot.allManifests(io):
-            if manifest.path() not in kept:
-                self._files[str(manifest.path())] = None
+        # In the JVM: a table may have thousands of manifests, and each call from Python takes time.
+        manifests = self._jvm.java.util.ArrayList(snapshot.allManifests(io))
+        if before is not None:
+            manifests.removeAll(self._jvm.java.util.HashSet(before.allManifests(io)))
+        for manifest in manifests:
+            self._files[str(manifest.path())] = None
         self._files[str(snapshot.manifestListLocation())] = None
 
     def discard(self) -> None:

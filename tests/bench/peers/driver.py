@@ -33,6 +33,9 @@ from lakewarden.spark_jobs.streaming.admission import AdmissionMode
 from tests.bench.peers.tables import Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
+WARM_UP = 3
+"""Times the batches of a writer. The JVM compiles for long, and the gate's ways have more to compile."""
+
 MAX_DEATHS = 50
 """Of one query: beyond that the run fails."""
 
@@ -117,7 +120,7 @@ def main() -> None:
                 )
             )
         run = _Run(spark, options.table_format, options.way, options.folder, gate)
-        run.measure("warm", replace(workload, writers=1), record)
+        run.measure("warm", replace(workload, writers=1, batches=WARM_UP * workload.batches), record)
         record.clear()
         figures = run.measure("table", workload, record)
     spark.stop()
