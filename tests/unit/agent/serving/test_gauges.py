@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.serving.gauges import measure
-from lakewarden.handlers.table.machine import CaughtUp, Tick
+from lakewarden.handlers.table.liveness import CaughtUp
+from lakewarden.handlers.table.machine import Tick
 from tests.unit.agent.serving.owner_in_memory import Table
 
 URI = "s3://lake/orders"
