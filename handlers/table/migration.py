@@ -3,7 +3,7 @@
 The ledger of the source has all that its successor needs if nothing follows from the log any more:
 
 1. The committed checkpoint of each partition is the end of `writers`. A checkpoint never passes the intent of an open
-   transaction, of a commit that an open one may conflict with, or of a lapsed grant whose writer may still report. And it is
+   transaction, of a commit that an open one may conflict with, or of an ended one that may still be reported. And it is
    committed only after everything that was decided before is in the log. So no transaction is open or in doubt, no event is
    unanswered, and no batch is missing in the ledger.
 2. The log is complete (`log_gaps.py`), and this version knows all of it. The ledger is no incomplete copy itself.
