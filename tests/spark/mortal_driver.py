@@ -7,6 +7,7 @@ used up. It appends every step of its gate to a file.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -39,12 +40,22 @@ and not yet reported."""
 
 
 def die() -> None:
-    """Kill every process of this session, then this one, so that none can finish what it began."""
+    """Kill every process of this session, so that none can finish what it began, or sees another one end.
+
+    They are stopped first, and killed by a child: were the JVM to end before this process, a thread of it would
+    see that, and the driver would end with an error of its own.
+    """
     me = os.getpid()
-    for other in posix_session_members(os.getsid(0)):
-        if other != me:
-            os.kill(other, signal.SIGKILL)
-    os.kill(me, signal.SIGKILL)
+    others = [process for process in posix_session_members(os.getsid(0)) if process != me]
+    for other in others:
+        with contextlib.suppress(ProcessLookupError):  # a Python worker that has ended since
+            os.kill(other, signal.SIGSTOP)
+    if os.fork() == 0:
+        for process in (me, *others):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        os._exit(0)
+    threading.Event().wait()  # for the child
 
 
 def record_and_die(events: Path, step: str, batch: int) -> Callable[[GateEvent], None]:
