@@ -33,11 +33,15 @@ from tests.spark.sinks.cases import HUDI_OPTIONS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+LOG_FILES = {"hoodie.parquet.small.file.limit": "0"}
+"""By default, Hudi puts inserts into a small file group and writes its base file again, so there is nothing to compact."""
+
 KEYS = {
     "hoodie.datasource.write.recordkey.field": "id",
     "hoodie.datasource.write.partitionpath.field": "day",
     "hoodie.datasource.write.table.type": "MERGE_ON_READ",
-}
+    "hoodie.compact.inline": "false",  # by default, Hudi's DataSource compacts after five commits of its own
+} | LOG_FILES
 COMPACTION = {"hoodie.compact.inline.max.delta.commits": "3"}
 PAUSE_SECONDS = (4.0, 12.0)
 """Between two batches of `plain`, and between two compactions: they know no queue, and would leave the others no time."""
@@ -82,7 +86,7 @@ class Party:
         print(f"{time.strftime('%T')} {self.options.name}: {text[:600]}", file=sys.stderr, flush=True)
 
     def sink(self) -> HudiSink:
-        options = HUDI_OPTIONS | LOCK
+        options = HUDI_OPTIONS | LOCK | LOG_FILES
         return HudiSink(self.table, options=options, filesystem=filesystem_on_s3(self.endpoint))
 
     def write_plainly(self, rows: DataFrame, options: dict[str, str]) -> None:
@@ -150,9 +154,10 @@ def compact(party: Party) -> None:
     )
     while not party.stopping():
         try:
-            for row in party.spark.sql(statement).collect():
+            rows = party.spark.sql(statement).collect()
+            party.log(f"compactions: {rows}")
+            for _ in rows:
                 party.count("compacted")
-                party.log(f"compaction: {row}")
         except Exception as error:  # noqa: BLE001 - as above
             party.count("refused")
             party.log(f"compaction was refused: {error}")
