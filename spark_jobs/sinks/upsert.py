@@ -79,9 +79,10 @@ class Upsert:
     ) -> str:
         """Return the MERGE. `assigned` columns are the batch's. `others`, with their types, are NULL in inserted rows."""
         same = [f"t.{quoted(key)} <=> s.{quoted(key)}" for key in self.keys]
+        # Spark sorts and hashes by two expressions for each `<=>`, so only a field with a NULL has it.
         same += [
-            f"{field.expression('t')} <=> {field.expression('s')}"
-            for field in fields
+            f"{field.expression('t')} {'<=>' if None in values else '='} {field.expression('s')}"
+            for field, values in zip(fields, zip(*partitions, strict=True), strict=True)
             if field.column not in self.keys
         ]
         within = restriction(fields, partitions, "t")

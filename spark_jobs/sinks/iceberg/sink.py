@@ -112,7 +112,7 @@ class IcebergSink(Sink):
         if self._mode == "append":
             return None
         table = self._open()
-        partitions = partitions_of(self._rows(batch, table), table.fields, self.table)
+        partitions = partitions_of(self._typed(batch, table), table.fields, self.table)
         return PartitionScope(self._markers(partitions, table), partitions, table.fields, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
@@ -185,24 +185,30 @@ class IcebergSink(Sink):
         """Return the batch in the table's types: with all columns, or for an upsert one row for each key."""
         from pyspark.sql import functions as f
 
+        typed = self._typed(batch, table)
+        if self._mode == "upsert":
+            return self._upsert.one_row_per_key(typed, table.fields)
+        given = set(batch.columns)
+        return typed.select(
+            *(
+                f.col(quoted(name)) if name in given else f.lit(None).cast(kind).alias(name)
+                for name, kind in table.columns.items()
+            )
+        )
+
+    def _typed(self, batch: DataFrame, table: OpenTable) -> DataFrame:
+        """Return the batch with the columns that the table has in the table's types."""
+        from pyspark.sql import functions as f
+
         require_known(batch.columns, table.columns, self._upsert, self.table)
         partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
         require_columns(batch.columns, {*table.required, *self._upsert.keys, *partitioned_by}, self.table)
-        typed = [
-            f.col(quoted(name)).cast(table.columns[name]).alias(name)
-            if name in table.columns
-            else f.col(quoted(name))
-            for name in batch.columns
-        ]
-        if self._mode == "upsert":
-            return self._upsert.one_row_per_key(batch.select(*typed), table.fields)
-        given = set(batch.columns)
         return batch.select(
             *(
-                f.col(quoted(name)).cast(kind).alias(name)
-                if name in given
-                else f.lit(None).cast(kind).alias(name)
-                for name, kind in table.columns.items()
+                f.col(quoted(name)).cast(table.columns[name]).alias(name)
+                if name in table.columns
+                else f.col(quoted(name))
+                for name in batch.columns
             )
         )
 

@@ -109,7 +109,7 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
 
     assert statement == (
         "MERGE INTO x.y t USING changes s ON t.`id` <=> s.`id` AND "
-        "`lake`.system.days(t.`ts`) <=> `lake`.system.days(s.`ts`) AND "
+        "`lake`.system.days(t.`ts`) = `lake`.system.days(s.`ts`) AND "
         "`lake`.system.days(t.`ts`) IN (CAST('2026-01-01' AS date)) "
         "WHEN MATCHED AND (s.gone) THEN DELETE "
         "WHEN MATCHED AND (s.at > t.at) THEN UPDATE SET t.`ts` = s.`ts`, t.`at` = s.`at` "
