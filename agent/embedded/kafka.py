@@ -16,6 +16,7 @@ import base64
 import contextlib
 import fcntl
 import os
+import random
 import re
 import signal
 import socket
@@ -48,6 +49,9 @@ FORMAT_SECONDS = 60
 POLL_SECONDS = 0.05
 PORT_ATTEMPTS = 3
 """Another process may bind the free port before the broker does. Three times in a row is no coincidence."""
+PORTS = range(20_000, 32_768)
+"""Where a free port is searched. Linux and macOS choose the ports of outgoing connections above it, so that none of the
+connections that are opened until the broker binds its port, seconds later, can get that port."""
 LOG_TAIL_LINES = 15
 REASON_CHARACTERS = 300
 """Limit for the message of a Java exception; the log contains the whole message."""
@@ -144,6 +148,7 @@ class EmbeddedKafka:
         self._fetching: subprocess.Popen[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: int | None = None
+        self._logged_before = 0
 
     @property
     def bootstrap_servers(self) -> str:
@@ -293,6 +298,7 @@ class EmbeddedKafka:
         self._port = self._requested_port or free_port()
         _require_free(self._port)
         self._write_settings(self._port, controller_port=free_port())
+        self._logged_before = self._log.stat().st_size if self._log.exists() else 0
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
                 bound(self._command("kafka.Kafka", str(self._settings))),
@@ -312,7 +318,7 @@ class EmbeddedKafka:
         while not _answers_metadata(self._port):
             status = process.poll()
             if status is not None:
-                if not last and not self._requested_port and "Address already in use" in self._log_tail():
+                if not last and not self._requested_port and "Address already in use" in self._logged():
                     return False
                 ended = signal.Signals(-status).name if status < 0 else f"status {status}"
                 raise self._failure(f"Kafka ended during its start ({ended})")
@@ -358,21 +364,29 @@ class EmbeddedKafka:
             *arguments,
         ]
 
-    def _log_tail(self) -> str:
-        """The last lines of Kafka's log and of Java's output, without stack frames."""
-        tail: list[str] = []
-        for path in (self._log, self._console):
-            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            tail += [line for line in lines if line and not line.startswith("\t")][-LOG_TAIL_LINES:]
-        return "\n".join(tail)
+    def _logged(self) -> str:
+        """What Kafka's log and Java's output got since the last launch, without stack frames.
+
+        All of it is searched for the reason of a failed start, since the broker logs hundreds of lines after that while it stops.
+        """
+        lines: list[str] = []
+        for path, start in ((self._log, self._logged_before), (self._console, 0)):
+            if path.exists():
+                with path.open("rb") as file:
+                    # A log that became too long meanwhile was renamed, and is shorter now.
+                    file.seek(start if start <= path.stat().st_size else 0)
+                    lines += file.read().decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if line and not line.startswith("\t"))
 
     def _failure(self, what: str) -> KafkaStartError:
         """The error with its reason in one line: the last exception in the log."""
-        tail = self._log_tail()
-        reasons = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", tail, flags=re.MULTILINE)
+        logged = self._logged()
+        reasons = re.findall(
+            r"^(?:Caused by: )?[\w.$]+(?:Exception|Error): (.+)$", logged, flags=re.MULTILINE
+        )
         why = f": {reasons[-1][:REASON_CHARACTERS]}" if reasons else ""
         failure = KafkaStartError(f"{what}{why}; see {self._log} and {self._console}")
-        failure.add_note(tail)
+        failure.add_note("\n".join(logged.splitlines()[-LOG_TAIL_LINES:]))
         return failure
 
 
@@ -403,10 +417,11 @@ def _lock_folder(data_dir: Path) -> int:
 
 
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server((HOST, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A port of `PORTS` that is free now. Another process may bind it before it is used."""
+    for port in random.sample(PORTS, k=len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    raise KafkaStartError(f"no port from {PORTS[0]} to {PORTS[-1]} on {HOST} is free")
 
 
 def _require_free(port: int) -> None:

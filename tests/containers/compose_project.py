@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lakewarden.agent.embedded.kafka import free_port
 from tests.containers.engine import ROOT
-from tests.servers.program import free_port
 
 _COMMAND_SECONDS: Final = 900
 """Bounds the first build of the image, which downloads its Python packages."""

@@ -10,9 +10,9 @@ from testcontainers.core.config import ConnectionMode, testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import HttpWaitStrategy, LogMessageWaitStrategy
 
+from lakewarden.agent.embedded.kafka import free_port
 from tests.containers.images import compose_image
 from tests.kafka_fixture import KafkaServer
-from tests.servers.program import free_port
 from tests.servers.s3 import ACCESS_KEY, REGION, SECRET_KEY, S3Server
 
 _S3_PORT: Final = 7070

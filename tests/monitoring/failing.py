@@ -25,6 +25,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
+from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.events import Abort, CommitGranted, CommitRequested
 from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import GateError
@@ -40,7 +41,6 @@ from tests.real.writers import (
     world,
 )
 from tests.servers.fault_proxy import FaultProxy, fault_proxy
-from tests.servers.program import free_port
 from tests.servers.s3 import S3Server
 
 BEFORE_SCRAPES = 20

@@ -18,13 +18,13 @@ import anyio
 import anyio.to_thread
 import yaml
 
+from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.agent.metrics.agent_metrics import AgentMetrics
 from tests.kafka_fixture import KafkaServer
 from tests.monitoring.dashboard import TARGETS, Variable, resolved, variables
 from tests.monitoring.prometheus import server
 from tests.monitoring.test_alerts import ALERTS, DEPLOY
 from tests.real.writers import PATIENCE_SECONDS, World, world
-from tests.servers.program import free_port
 
 
 class Prometheus:

@@ -26,11 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from lakewarden.agent.embedded.kafka import free_port
 from tests.servers.program import (
     NoServerError,
     built,
     cache,
-    free_port,
     node_folder,
     npm_command,
     one_at_a_time,

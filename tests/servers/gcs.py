@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlencode
 
-from tests.servers.program import NoServerError, built_by_go, free_port, spawn, stop
+from lakewarden.agent.embedded.kafka import free_port
+from tests.servers.program import NoServerError, built_by_go, spawn, stop
 
 _NAME: Final = "fake-gcs-server"
 _MODULE: Final = "github.com/fsouza/fake-gcs-server"

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from lakewarden.agent.embedded.jdk import find_java
+from lakewarden.agent.embedded.kafka import free_port
 from tests.servers.jars import jars
-from tests.servers.program import NoServerError, free_port, spawn, stop
+from tests.servers.program import NoServerError, spawn, stop
 
 ICEBERG_VERSION: Final = "1.10.0"
 _ALONE: Final = (

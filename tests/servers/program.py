@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,10 +126,3 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End the process with SIGKILL."""
     process.kill()
     process.wait()
-
-
-def free_port() -> int:
-    """A port that is free now. Another process may bind it before it is used."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

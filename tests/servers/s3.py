@@ -26,7 +26,8 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.servers.program import NoServerError, built_by_go, free_port, spawn, stop
+from lakewarden.agent.embedded.kafka import free_port
+from tests.servers.program import NoServerError, built_by_go, spawn, stop
 
 ENDPOINT_VARIABLE: Final = "LAKEWARDEN_TEST_S3_ENDPOINT"
 REGION: Final = "us-east-1"

@@ -14,6 +14,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from lakewarden.agent.embedded import kafka as kafka_module
 from lakewarden.agent.embedded.kafka import (
     KAFKA_VERSION,
     EmbeddedKafka,
@@ -169,6 +170,23 @@ def test_the_error_for_a_port_in_use_names_the_port(tmp_path: Path) -> None:
 
         with pytest.raises(KafkaStartError, match=f"port {port} on 127.0.0.1 can't be used"):
             EmbeddedKafka(tmp_path, port=port).start()
+
+
+@pytest.mark.parametrize("which", ["broker", "controller"])
+def test_a_port_that_another_process_takes_before_the_broker_binds_it_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    free = kafka_module.free_port
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        ports = iter([taken, free()] if which == "broker" else [free(), taken])
+        monkeypatch.setattr(kafka_module, "free_port", lambda: next(ports, None) or free())
+        monkeypatch.setattr(kafka_module, "_require_free", lambda _: None)  # it was free at that time
+
+        with EmbeddedKafka(tmp_path) as kafka:
+            assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"
+
+    assert next(ports, None) is None
 
 
 def test_the_error_of_a_failed_start_contains_the_end_of_the_log(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import anyio.to_thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from lakewarden.agent.embedded.kafka import free_port
 from lakewarden.agent.health_check import DEFAULT
 from lakewarden.agent.settings import Settings
 from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, world
-from tests.servers.program import free_port
 
 ON_LOOPBACK = {"http_listen": "127.0.0.1:0"}
 
