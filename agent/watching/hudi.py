@@ -1,7 +1,7 @@
 """Follows one Hudi table: passes what a look finds to `handlers/hudi/watching.py`.
 
-A look lists the timeline; if an instant is pending, also the markers and the heartbeats; and reads what has changed. A table
-whose properties change (an upgrade, or another table in its place) is watched from the start.
+A look lists the timeline; if an instant is pending, also the markers and, every `HEARTBEAT_SECONDS`, the heartbeats; and reads
+what has changed. A table whose properties change (an upgrade, or another table in its place) is watched from the start.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from lakewarden.handlers.observations import File
 
 log = structlog.get_logger(__name__)
 
+HEARTBEAT_SECONDS = 5.0
+"""Between two listings of a table's heartbeats. Hudi's writers send one a minute, and a watcher reports one every 15 s at most."""
+
 
 class HudiFollower:
     """One Hudi table."""
@@ -28,6 +31,8 @@ class HudiFollower:
         self._uri, self._files, self._grace = uri, files, grace
         self._watched: WatchedTable | None = None
         self._properties_read = 0.0
+        self._heartbeats: dict[str, File] = {}
+        self._heartbeats_listed: float | None = None
 
     @property
     def began(self) -> bool:
@@ -42,7 +47,9 @@ class HudiFollower:
         active: dict[str, File] = {}
         if watched.is_active(timeline):
             active = await self._files.below(MARKER_FOLDER)
-            active |= await self._files.below(HEARTBEAT_FOLDER)
+            active |= await self._list_heartbeats()
+        else:
+            self._heartbeats_listed = None
         bodies, unread = await self._read(watched.wanted(timeline, active))
         seen = watched.advance(Round(monotonic(), timeline, active, bodies))
         return Look(bool(watched.pending), seen, problems=watched.problems + unread)
@@ -57,6 +64,14 @@ class HudiFollower:
                 self._log_start(found)
                 self._watched = WatchedTable(found, self._grace)
         return self._watched
+
+    async def _list_heartbeats(self) -> dict[str, File]:
+        """The heartbeat files, as they were at most `HEARTBEAT_SECONDS` ago."""
+        now = monotonic()
+        if self._heartbeats_listed is None or now - self._heartbeats_listed >= HEARTBEAT_SECONDS:
+            self._heartbeats = await self._files.below(HEARTBEAT_FOLDER)
+            self._heartbeats_listed = now
+        return self._heartbeats
 
     async def _read(self, paths: list[str]) -> tuple[dict[str, bytes], list[tuple[str, str]]]:
         """The files that could be read, and why the others could not. These are wanted again in the next round."""
