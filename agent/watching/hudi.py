@@ -19,7 +19,7 @@ from lakewarden.handlers.observations import File
 log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 5.0
-"""Between two listings of a table's heartbeats. Hudi's writers send one a minute, and a watcher reports one every 15 s at most."""
+"""Between two listings of a table's heartbeats. Hudi's writers send one a minute; a watcher reports one every 15 s at most."""
 
 
 class HudiFollower:
