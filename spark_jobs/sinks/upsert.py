@@ -74,12 +74,16 @@ class Upsert:
         *,
         fields: Sequence[Field],
         partitions: Sequence[Partition],
+        required: Collection[str],
         assigned: Sequence[str],
         others: Mapping[str, str],
     ) -> str:
-        """Return the MERGE. `assigned` columns are the batch's. `others`, with their types, are NULL in inserted rows."""
-        same = [f"t.{quoted(key)} <=> s.{quoted(key)}" for key in self.keys]
-        # Spark sorts and hashes by two expressions for each `<=>`, so only a field with a NULL has it.
+        """Return the MERGE. `assigned` columns are the batch's. `others`, with their types, are NULL in inserted rows.
+
+        `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't be inserted.
+        """
+        # Spark sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
+        same = [f"t.{quoted(key)} {'=' if key in required else '<=>'} s.{quoted(key)}" for key in self.keys]
         same += [
             f"{field.expression('t')} {'<=>' if None in values else '='} {field.expression('s')}"
             for field, values in zip(fields, zip(*partitions, strict=True), strict=True)

@@ -42,6 +42,8 @@ class Metadata:
     physical_names: dict[str, str]
     """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
     columns: tuple[str, ...]
+    required: frozenset[str]
+    """Columns that are NOT NULL."""
     configuration: dict[str, str]
 
 
@@ -81,6 +83,7 @@ class TableLog:
                 for name in partitioned_by
             },
             columns=tuple(fields),
+            required=frozenset(name for name, field in fields.items() if not field["nullable"]),
             configuration=action["configuration"],
         )
 

@@ -228,6 +228,7 @@ class DeltaSink(Sink):
                     source,
                     fields=fields,
                     partitions=partitions,
+                    required=metadata.required,
                     assigned=[name for name in rows.columns if name in metadata.columns],
                     others={},
                 )

@@ -55,6 +55,7 @@ class BatchWrite:
                 source,
                 fields=self.table.fields,
                 partitions=self.partitions,
+                required=self.table.required,
                 assigned=[name for name in columns if name in self.rows.columns],
                 others={name: kind for name, kind in columns.items() if name not in self.rows.columns},
             )

@@ -80,6 +80,25 @@ def test_an_upsert_names_typed_partitions_and_obeys_its_conditions(
     assert {marker.partition for marker in scope} == folders
 
 
+def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = tmp_path / "days"
+    spark.sql(f"CREATE TABLE delta.`{table}` (day int, id long NOT NULL, state string) USING delta")
+    columns = "day int, id long, state string"
+    old = spark.createDataFrame([(1, 1, "old"), (1, 2, "old")], columns)
+    old.write.format("delta").mode("append").save(str(table))
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(DeltaSink(str(table), mode="upsert", keys=["id"]), writer="w")
+
+    write(spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0)
+    with pytest.raises(Exception, match=r"(?i)null"):
+        write(spark.createDataFrame([(1, None, "nobody"), (1, 2, "new")], columns), 1)
+
+    kept = [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
+    assert sorted(tuple(row) for row in spark.read.format("delta").load(str(table)).collect()) == kept
+
+
 def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:

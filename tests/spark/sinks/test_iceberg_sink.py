@@ -95,6 +95,24 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     assert table.leftovers() == set()
 
 
+def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS.replace("id long", "id long NOT NULL"), "day")
+    changes(spark, (1, 1, "old"), (1, 2, "old")).writeTo(table.name).option(
+        "check-nullability", "false"
+    ).append()
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+
+    write(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
+    with pytest.raises(Exception, match=r"(?i)null"):
+        write(changes(spark, (1, None, "nobody"), (1, 2, "new")), 1)
+
+    assert table.rows() == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
+    assert table.leftovers() == set()
+
+
 def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
         "changes",
         fields=[days],
         partitions=[(date(2026, 1, 1),)],
+        required=[],
         assigned=["id", "ts", "at"],
         others={"note": "string"},
     )
@@ -124,6 +125,7 @@ def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> N
         "changes",
         fields=[PartitionColumn("day", "date")],
         partitions=[(None,)],
+        required=[],
         assigned=["id", "day", "note"],
         others={},
     )
@@ -135,8 +137,18 @@ def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> N
     )
 
 
+def test_keys_that_are_not_null_are_compared_by_the_plain_equality() -> None:
+    statement = Upsert(("id", "part")).statement(
+        "x", "y", fields=[], partitions=[()], required=["id", "note"], assigned=["id", "part"], others={}
+    )
+
+    assert "ON t.`id` = s.`id` AND t.`part` <=> s.`part` WHEN" in statement
+
+
 def test_a_batch_of_keys_alone_updates_nothing() -> None:
-    statement = Upsert(("a`b",)).statement("x", "y", fields=[], partitions=[()], assigned=["a`b"], others={})
+    statement = Upsert(("a`b",)).statement(
+        "x", "y", fields=[], partitions=[()], required=[], assigned=["a`b"], others={}
+    )
 
     assert "UPDATE" not in statement
     assert "ON t.`a``b` <=> s.`a``b` WHEN NOT MATCHED" in statement
