@@ -93,7 +93,7 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
 
     write(spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0)
     with pytest.raises(Exception, match=r"(?i)null"):
-        write(spark.createDataFrame([(1, None, "nobody"), (1, 2, "new")], columns), 1)
+        write(spark.createDataFrame([(1, None, "without id"), (1, 2, "new")], columns), 1)
 
     kept = [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
     assert sorted(tuple(row) for row in spark.read.format("delta").load(str(table)).collect()) == kept

@@ -107,7 +107,7 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
 
     write(changes(spark, (1, 1, "new"), (1, 3, "new")), 0)
     with pytest.raises(Exception, match=r"(?i)null"):
-        write(changes(spark, (1, None, "nobody"), (1, 2, "new")), 1)
+        write(changes(spark, (1, None, "without id"), (1, 2, "new")), 1)
 
     assert table.rows() == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
     assert table.leftovers() == set()
