@@ -1,4 +1,8 @@
-"""The partitions of a batch: found by one Spark job, named by markers, and written as typed literals in SQL."""
+"""The partitions of a batch: found by one Spark job, named by markers, and written as typed literals in SQL.
+
+For an upsert the same job finds whether keys repeat. If they don't, a MERGE takes the rows as they are. One row for each key
+costs a shuffle and a sort of whole rows, and a MERGE reads its source more than once.
+"""
 
 from __future__ import annotations
 
@@ -112,27 +116,39 @@ def _one_of(field: Field, values: Sequence[Any], alias: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchContent:
+    """What a Spark job found in the rows of a batch."""
+
+    partitions: tuple[Partition, ...]
+    """None if there are no rows."""
+    keys_repeat: bool = False
+    """Whether several rows of one partition have the same keys."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionScope(BatchScope):
     """The partitions that a batch touches, with their values."""
 
-    partitions: tuple[Partition, ...]
+    content: BatchContent
     fields: tuple[Field, ...]
     """The partition fields of the table at that time."""
+    keys: tuple[str, ...]
+    """Of an upsert."""
     batch: DataFrame
-    """The batch in which they were found."""
+    """The batch in which the content was found."""
 
 
-def known_partitions(
-    scope: BatchScope | None, batch: DataFrame, fields: Sequence[Field]
-) -> tuple[Partition, ...] | None:
-    """Return the partitions of a batch whose scope has them, or None.
+def known_content(
+    scope: BatchScope | None, batch: DataFrame, fields: Sequence[Field], keys: Sequence[str]
+) -> BatchContent | None:
+    """Return the content of a batch whose scope has it, or None.
 
     The scope holds for the rows that were read for it: for this very batch, if it is persisted. A row in any other partition
     would be inserted a second time by a MERGE that is restricted to the scope.
     """
     if not isinstance(scope, PartitionScope) or scope.batch is not batch or not is_persisted(batch):
         return None
-    return scope.partitions if scope.fields == tuple(fields) else None
+    return scope.content if (scope.fields, scope.keys) == (tuple(fields), tuple(keys)) else None
 
 
 def is_persisted(rows: DataFrame) -> bool:
@@ -154,21 +170,44 @@ def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
         rows.unpersist()
 
 
-def partitions_of(rows: DataFrame, fields: Sequence[Field], table: str) -> tuple[Partition, ...]:
-    """Return the partitions of the rows, by one Spark job: none if there are no rows.
+def content_of(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], table: str) -> BatchContent:
+    """Return the content of the rows, by one Spark job. Without `keys` it doesn't find whether they repeat.
 
-    Raises `ValueError` if there are more than `MAX_PARTITIONS`.
+    Raises `ValueError` if there are more than `MAX_PARTITIONS` partitions.
     """
-    if not fields:
-        return ((),) if rows.head(1) else ()
-    values = rows.selectExpr(*(field.expression() for field in fields)).distinct()
-    found = tuple(tuple(row) for row in values.limit(MAX_PARTITIONS + 1).collect())
-    if len(found) > MAX_PARTITIONS:
+    if not fields and not keys:
+        return BatchContent(((),) if rows.head(1) else ())
+    found = _repeats(rows, fields, keys) if keys else _partitions(rows, fields).distinct()
+    collected = found.limit(MAX_PARTITIONS + 1).collect()
+    if len(collected) > MAX_PARTITIONS:
         raise ValueError(
             f"the batch touches more than {MAX_PARTITIONS} partitions; make the batches smaller, or the partitions larger; "
             f"table={table}"
         )
-    return found
+    partitions = tuple(tuple(row[: len(fields)]) for row in collected)
+    return BatchContent(partitions, bool(keys) and any(row["most"] > 1 for row in collected))
+
+
+def _partitions(rows: DataFrame, fields: Sequence[Field], *others: str) -> DataFrame:
+    computed = (f"{field.expression()} AS {_name(number)}" for number, field in enumerate(fields))
+    return rows.selectExpr(*computed, *others)
+
+
+def _repeats(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str]) -> DataFrame:
+    """Return each partition, and as `most` how many of its rows have the same keys, at most."""
+    from pyspark.sql import functions as f
+
+    named = [_name(number) for number in range(len(fields))]
+    others = [f"key{number}" for number in range(len(keys))]
+    identified = _partitions(
+        rows, fields, *(f"{quoted(key)} AS {name}" for key, name in zip(keys, others, strict=True))
+    )
+    counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
+    return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")
+
+
+def _name(number: int) -> str:
+    return f"field{number}"
 
 
 def merge_markers(paths: Iterable[str]) -> tuple[Marker, ...]:

@@ -35,12 +35,13 @@ from lakewarden.spark_jobs.sinks.delta.observer import (
 from lakewarden.spark_jobs.sinks.delta.release import Release, require_release
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import (
+    BatchContent,
     Partition,
     PartitionScope,
     computed_once,
-    known_partitions,
+    content_of,
+    known_content,
     merge_markers,
-    partitions_of,
     quoted,
 )
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
@@ -110,9 +111,10 @@ class DeltaSink(Sink):
         """Return the partitions that the batch changes, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
-        metadata = self._open(batch.sparkSession).metadata()
-        partitions = self._partitions(self._typed(batch, metadata), metadata)
-        return PartitionScope(self._markers(partitions, metadata), partitions, metadata.partitioned_by, batch)
+        metadata, keys = self._open(batch.sparkSession).metadata(), self._upsert.keys
+        content = self._content(self._typed(batch, metadata), metadata)
+        markers = self._markers(content.partitions, metadata)
+        return PartitionScope(markers, content, metadata.partitioned_by, keys, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
@@ -200,34 +202,33 @@ class DeltaSink(Sink):
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
         with computed_once(batch, batch):
-            touch(self._partitions(self._typed(batch, metadata), metadata))
+            touch(self._content(self._typed(batch, metadata), metadata).partitions)
             self._execute(append, txn, table, batch.sparkSession)
 
     def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
         fields = metadata.partitioned_by
-        known = known_partitions(txn.batch_scope, batch, fields)
         rows = self._typed(batch, metadata)
-        if self._mode == "upsert":
-            rows = self._upsert.one_row_per_key(rows, fields)
 
         def overwrite(identity: Identity) -> None:
             writer = rows.write.format("delta").mode("overwrite").options(**identity)
             writer.option("partitionOverwriteMode", "dynamic").save(self._location)
 
         with computed_once(rows, batch):
-            partitions = self._partitions(rows, metadata) if known is None else known
-            if not partitions:
+            content = known_content(txn.batch_scope, batch, fields, self._upsert.keys)
+            content = content or self._content(rows, metadata)
+            if not content.partitions:
                 return
-            txn.touch_all(self._markers(partitions, metadata))
+            txn.touch_all(self._markers(content.partitions, metadata))
             if self._mode == "overwrite":
                 self._execute(overwrite, txn, table, rows.sparkSession)
                 return
-            with as_view(rows, f"lakewarden_{txn.id}") as source:
+            merged = self._upsert.one_row_per_key(rows, fields) if content.keys_repeat else rows
+            with as_view(merged, f"lakewarden_{txn.id}") as source:
                 statement = self._upsert.statement(
                     f"delta.{quoted(self._location)}",
                     source,
                     fields=fields,
-                    partitions=partitions,
+                    partitions=content.partitions,
                     required=metadata.required,
                     assigned=[name for name in rows.columns if name in metadata.columns],
                     others={},
@@ -275,8 +276,8 @@ class DeltaSink(Sink):
             {field.column: f.col(quoted(field.column)).cast(field.value_type) for field in fields}
         )
 
-    def _partitions(self, rows: DataFrame, metadata: Metadata) -> tuple[Partition, ...]:
-        return partitions_of(rows, metadata.partitioned_by, self.table)
+    def _content(self, rows: DataFrame, metadata: Metadata) -> BatchContent:
+        return content_of(rows, metadata.partitioned_by, self._upsert.keys, self.table)
 
     def _markers(self, partitions: Sequence[Partition], metadata: Metadata) -> tuple[Marker, ...]:
         paths = _paths(metadata)

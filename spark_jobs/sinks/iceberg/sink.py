@@ -53,9 +53,9 @@ from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     PartitionScope,
     computed_once,
-    known_partitions,
+    content_of,
+    known_content,
     merge_markers,
-    partitions_of,
     quoted,
 )
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_columns, require_known
@@ -111,23 +111,29 @@ class IcebergSink(Sink):
         """Return the partitions that the batch changes, by one Spark job. None for an append."""
         if self._mode == "append":
             return None
-        table = self._open()
-        partitions = partitions_of(self._typed(batch, table), table.fields, self.table)
-        return PartitionScope(self._markers(partitions, table), partitions, table.fields, batch)
+        table, keys = self._open(), self._upsert.keys
+        content = content_of(self._typed(batch, table), table.fields, keys, self.table)
+        markers = self._markers(content.partitions, table)
+        return PartitionScope(markers, content, table.fields, keys, batch)
 
     def __call__(self, batch: DataFrame, txn: Transaction) -> None:
         """Write one batch in a transaction of the gate."""
         txn.recognise(self.committed)
         table = self._open()
-        known = known_partitions(txn.batch_scope, batch, table.fields)
+        keys = self._upsert.keys
         rows = self._rows(batch, table)
         with computed_once(rows, batch):
-            partitions = partitions_of(rows, table.fields, self.table) if known is None else known
-            if not partitions:
+            content = known_content(txn.batch_scope, batch, table.fields, keys)
+            content = content or content_of(rows, table.fields, keys, self.table)
+            if not content.partitions:
                 return
-            txn.touch_all(self._markers(partitions, table))
+            txn.touch_all(self._markers(content.partitions, table))
+            if content.keys_repeat:
+                rows = self._upsert.one_row_per_key(rows, table.fields)
             # Only after the markers: from here on the agent checks every commit to these partitions against them.
-            batch_write = BatchWrite(rows, table, partitions, self._mode, self._upsert, _properties(txn))
+            batch_write = BatchWrite(
+                rows, table, content.partitions, self._mode, self._upsert, _properties(txn)
+            )
             if self._release.unhooked is None:
                 self._commit_staged(batch_write, txn)
             else:
@@ -182,12 +188,12 @@ class IcebergSink(Sink):
         return table
 
     def _rows(self, batch: DataFrame, table: OpenTable) -> DataFrame:
-        """Return the batch in the table's types: with all columns, or for an upsert one row for each key."""
+        """Return the batch in the table's types, and with all of its columns, unless it is an upsert."""
         from pyspark.sql import functions as f
 
         typed = self._typed(batch, table)
         if self._mode == "upsert":
-            return self._upsert.one_row_per_key(typed, table.fields)
+            return typed
         given = set(batch.columns)
         return typed.select(
             *(

@@ -1,0 +1,80 @@
+"""What one Spark job finds in a batch: its partitions, and whether keys repeat in one of them."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lakewarden.spark_jobs.gate.batch_scope import BatchScope
+from lakewarden.spark_jobs.sinks import partitions
+from lakewarden.spark_jobs.sinks.partitions import (
+    BatchContent,
+    PartitionColumn,
+    PartitionScope,
+    content_of,
+    known_content,
+)
+
+pytestmark = [pytest.mark.real]
+
+DAY = PartitionColumn("day", "int")
+ROWS = "day int, id long, part string, note string"
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "repeat"),
+    [
+        ([(1, 7, "a", "x"), (2, 7, "a", "y"), (2, 8, "a", "y")], ["id"], False),
+        ([(1, 7, "a", "x"), (1, 7, "b", "y")], ["id"], True),
+        ([(1, 7, "a", "x"), (1, 7, "b", "y")], ["id", "part"], False),
+        ([(1, None, "a", "x"), (1, None, "a", "x")], ["id"], True),
+        ([(None, 7, "a", "x"), (None, 7, "a", "y")], ["id"], True),
+        ([(None, 7, "a", "x"), (1, 7, "a", "y")], ["id", "day"], False),
+        ([(1, 7, "a", "x"), (1, 7, "a", "x")], [], False),
+        ([], ["id"], False),
+    ],
+)
+def test_keys_repeat_only_within_one_partition(
+    spark: SparkSession, rows: list[tuple[int | None, int | None, str, str]], keys: list[str], repeat: bool
+) -> None:
+    """NULL is a key and a partition like any other. Without keys nothing is asked."""
+    found = content_of(spark.createDataFrame(rows, ROWS), [DAY], keys, "lake")
+
+    assert set(found.partitions) == {(row[0],) for row in rows}
+    assert len(found.partitions) == len(set(found.partitions))
+    assert found.keys_repeat is repeat
+
+
+@pytest.mark.parametrize("keys", [[], ["id"]])
+def test_a_table_without_partitions_has_one_if_there_are_rows(spark: SparkSession, keys: list[str]) -> None:
+    rows = spark.createDataFrame([(1, 7, "a", "x"), (2, 7, "a", "y")], ROWS)
+
+    assert content_of(rows, [], keys, "lake") == BatchContent(((),), keys_repeat=bool(keys))
+    assert content_of(rows.limit(0), [], keys, "lake") == BatchContent(())
+
+
+@pytest.mark.parametrize("keys", [[], ["id"]])
+def test_too_many_partitions_are_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, keys: list[str]
+) -> None:
+    monkeypatch.setattr(partitions, "MAX_PARTITIONS", 2)
+    rows = spark.createDataFrame([(day, 7, "a", "x") for day in range(3)], ROWS)
+
+    assert len(content_of(rows.where("day < 2"), [DAY], keys, "lake").partitions) == 2
+    with pytest.raises(ValueError, match=r"more than 2 partitions.*table=lake"):
+        content_of(rows, [DAY], keys, "lake")
+
+
+def test_a_scope_is_known_for_its_own_batch_fields_and_keys_only(spark: SparkSession) -> None:
+    """A user may give the scope function of another sink."""
+    batch = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
+    content = BatchContent(((1,),))
+    scope = PartitionScope((), content, (DAY,), ("id",), batch)
+
+    assert known_content(scope, batch, [DAY], ["id"]) is content
+    assert known_content(scope, batch, [DAY], ["part"]) is None
+    assert known_content(scope, batch, [], ["id"]) is None
+    assert known_content(scope, batch.select("*"), [DAY], ["id"]) is None
+    assert known_content(BatchScope(()), batch, [DAY], ["id"]) is None
+    batch.unpersist(blocking=True)
+    assert known_content(scope, batch, [DAY], ["id"]) is None
