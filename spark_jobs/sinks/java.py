@@ -31,6 +31,16 @@ def call_static(spark: SparkSession, name: str, method: str) -> Any:
     return found.invoke(None, gateway.new_array(gateway.jvm.java.lang.Object, 0))
 
 
+def elements(collection: Any) -> Iterator[Any]:
+    """Yield the elements of a Java collection or iterable.
+
+    A loop over the Java object itself ends with an exception of the JVM, which PySpark translates in a dozen calls.
+    """
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
 def java_exception(error: BaseException) -> Any | None:
     """Return the Java exception that an error carries, or None. PySpark and py4j keep it under different names."""
     return getattr(error, "java_exception", None) or getattr(error, "_origin", None)

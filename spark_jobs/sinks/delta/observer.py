@@ -35,7 +35,7 @@ from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, Unsupporte
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
-from lakewarden.spark_jobs.sinks.java import is_instance, java_causes, java_text
+from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_causes, java_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,9 +62,9 @@ class CommitObserver:
         spark: SparkSession,
         txn: Transaction,
         table: TableLog,
-        prepared: Callable[[list[dict[str, Any]]], object] = lambda _: None,
+        prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
     ) -> None:
-        """`prepared` is called with the actions of the commit before the grant is requested."""
+        """`prepared` is called with the actions of the commit, read as they are used, before the grant is requested."""
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._txn = txn
@@ -182,7 +182,7 @@ class CommitObserver:
     def _prepare(self, make: Any) -> Any:
         self._txn.check()
         self._java_actions = make.apply()
-        self._prepared(list(self._actions()))
+        self._prepared(self._actions())
         return self._java_actions
 
     def _before_commit(self) -> None:
@@ -250,9 +250,8 @@ class CommitObserver:
     def _actions(self) -> Iterator[dict[str, Any]]:
         if self._java_actions is None:
             return
-        actions = self._java_actions.iterator()
-        while actions.hasNext():
-            yield json.loads(actions.next().json())
+        for action in elements(self._java_actions):
+            yield json.loads(action.json())
 
     def _names(self) -> dict[str, str]:
         return {"table": self._txn.table, "writer": self._txn.writer, "transaction": self._txn.id}

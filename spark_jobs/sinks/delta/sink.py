@@ -18,7 +18,7 @@ Delta's own statement computes and commits; only its commit is under the grant (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -188,7 +188,7 @@ class DeltaSink(Sink):
                 Marker(partition=path, file_group=ALL_FILE_GROUPS, operation="create") for path in named
             )
 
-        def touch_files(actions: list[dict[str, Any]]) -> None:
+        def touch_files(actions: Iterator[dict[str, Any]]) -> None:
             values = (action["add"]["partitionValues"] for action in actions if "add" in action)
             touch(
                 tuple(found.get(physical) for physical in metadata.physical_names.values())
@@ -241,7 +241,7 @@ class DeltaSink(Sink):
         txn: Transaction,
         table: TableLog,
         spark: SparkSession,
-        prepared: Callable[[list[dict[str, Any]]], object] = lambda _: None,
+        prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
     ) -> None:
         """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
         if not self._hooked:

@@ -93,7 +93,8 @@ class IcebergSink(Sink):
         self._mode: Mode = mode
         self._spark = _session()
         self._release = require_release(self._spark, untried=untried_release)
-        self._uri = canonical_table(str(open_table(self._spark, table).java.location()))
+        self._last_opened = open_table(self._spark, table)
+        self._uri = canonical_table(str(self._last_opened.java.location()))
         if self._release.unhooked is not None:
             log.warning("iceberg.whole-statements", table=self._uri, reason=self._release.unhooked, cost=COST)
 
@@ -173,7 +174,7 @@ class IcebergSink(Sink):
         return now
 
     def _open(self) -> OpenTable:
-        table = open_table(self._spark, self._name)
+        table = self._last_opened = open_table(self._spark, self._name, self._last_opened)
         location = canonical_table(str(table.java.location()))
         if location != self._uri:
             raise ValueError(
@@ -204,16 +205,15 @@ class IcebergSink(Sink):
 
     def _typed(self, batch: DataFrame, table: OpenTable) -> DataFrame:
         """Return the batch with the columns that the table has in the table's types."""
-        from pyspark.sql import functions as f
-
         require_known(batch.columns, table.columns, self._upsert, self.table)
         partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
         require_columns(batch.columns, {*table.required, *self._upsert.keys, *partitioned_by}, self.table)
-        return batch.select(
+        # As texts: an expression of columns takes several calls into the JVM for each of them.
+        return batch.selectExpr(
             *(
-                f.col(quoted(name)).cast(table.columns[name]).alias(name)
+                f"CAST({quoted(name)} AS {table.columns[name]}) AS {quoted(name)}"
                 if name in table.columns
-                else f.col(quoted(name))
+                else quoted(name)
                 for name in batch.columns
             )
         )

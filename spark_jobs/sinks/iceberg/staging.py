@@ -31,7 +31,7 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, find_transaction
-from lakewarden.spark_jobs.sinks.java import is_instance, java_exception, java_text
+from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_exception, java_text
 
 MAX_TRIES = 10
 """Of the swap, under one grant. Another commit comes first only if a writer bypasses the gate."""
@@ -212,15 +212,16 @@ class StagedTable:
             return
         if str(snapshot.manifestListLocation()) in self._files:
             return
-        for file in (*snapshot.addedDataFiles(io), *snapshot.addedDeleteFiles(io)):
-            self._files[str(file.path())] = None
+        for added in (snapshot.addedDataFiles(io), snapshot.addedDeleteFiles(io)):
+            for file in elements(added):
+                self._files[str(file.path())] = None
         parent = snapshot.parentId()
         before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
         # In the JVM: a table may have thousands of manifests, and each call from Python takes time.
         manifests = self._jvm.java.util.ArrayList(snapshot.allManifests(io))
         if before is not None:
             manifests.removeAll(self._jvm.java.util.HashSet(before.allManifests(io)))
-        for manifest in manifests:
+        for manifest in elements(manifests):
             self._files[str(manifest.path())] = None
         self._files[str(snapshot.manifestListLocation())] = None
 

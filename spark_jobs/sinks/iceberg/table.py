@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import java_text
+from lakewarden.spark_jobs.sinks.java import elements, java_text
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
@@ -57,7 +57,7 @@ class OpenTable:
         spec = self.java.spec().specId()
         return any(
             manifest.partitionSpecId() != spec and (manifest.hasAddedFiles() or manifest.hasExistingFiles())
-            for manifest in snapshot.dataManifests(self.java.io())
+            for manifest in elements(snapshot.dataManifests(self.java.io()))
         )
 
     def same_layout(self, other: Any) -> bool:
@@ -68,11 +68,16 @@ class OpenTable:
         )
 
 
-def open_table(spark: SparkSession, name: str) -> OpenTable:
-    """Open the table at its newest version. Raise `ValueError` if there is none, or the sink can't write it rightly."""
+def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) -> OpenTable:
+    """Open the table at its newest version. Raise `ValueError` if there is none, or the sink can't write it rightly.
+
+    If the layout is the same as `before`, only the version is looked up.
+    """
     table = load(spark, name)
-    catalog = _catalog_of(spark, name)
     _require_supported(spark, name, table)
+    if before is not None and before.same_layout(table):
+        return replace(before, java=table)
+    catalog = _catalog_of(spark, name)
     schema = table.schema()
     converted = spark._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema).json()  # type: ignore[union-attr]
     columns = {field["name"]: field for field in json.loads(converted)["fields"]}
@@ -122,7 +127,7 @@ def _spark_types(schema: str) -> dict[str, str]:
 
 
 def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str) -> Iterator[PartitionField]:
-    for field in table.spec().fields():
+    for field in elements(table.spec().fields()):
         transform = str(field.transform().toString())
         if transform == "void":  # a field that was removed from a table of format version 1
             continue
@@ -183,7 +188,7 @@ def find_commit(table: Any, writer: str, batch_id: int) -> str | None:
 
 def find_transaction(table: Any, transaction: str) -> str | None:
     """Return the snapshot that a transaction of the gate committed, on any branch, or None."""
-    for snapshot in table.snapshots():
+    for snapshot in elements(table.snapshots()):
         if snapshot.summary().get(TRANSACTION) == transaction:
             return str(snapshot.snapshotId())
     return None
