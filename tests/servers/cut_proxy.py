@@ -16,6 +16,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 _CHUNK_BYTES: Final = 65_536
+_STOP_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class CutProxy:
         self.endpoint = ""
         self.cuts: list[Cut] = []
         """Those that have happened."""
+        self.cut_at: list[float] = []
+        """When they happened, in seconds since the epoch."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -70,6 +73,8 @@ class CutProxy:
         self._server.close()
         self._reset_all()
         others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:  # they end with their connections; asyncio logs an error for each connection whose task is cancelled
+            _, others = await asyncio.wait(others, timeout=_STOP_SECONDS)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -115,6 +120,7 @@ class CutProxy:
 
     def _begin(self, cut: Cut) -> None:
         self._cut_until = time.monotonic() + cut.seconds
+        self.cut_at.append(time.time())
         self.cuts.append(cut)
         self._reset_all()
 

@@ -5,6 +5,7 @@ import java.io.UncheckedIOException;
 import java.net.URI;
 import java.time.Duration;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicLong;
 import org.apache.hudi.client.transaction.lock.StorageLockClient;
 import org.apache.hudi.client.transaction.lock.models.LockGetResult;
 import org.apache.hudi.client.transaction.lock.models.LockUpsertResult;
@@ -33,6 +34,9 @@ import software.amazon.awssdk.services.s3.model.S3Exception;
  * and credentials come from the environment.
  */
 public final class S3StorageLockClient implements StorageLockClient {
+    /** The requests of all clients of this JVM. Each call sends one, because there are no retries. */
+    public static final AtomicLong REQUESTS = new AtomicLong();
+
     private final S3Client s3;
     private final String bucket;
     private final String key;
@@ -55,6 +59,7 @@ public final class S3StorageLockClient implements StorageLockClient {
 
     @Override
     public Pair<LockGetResult, Option<StorageLockFile>> readCurrentLockFile() {
+        REQUESTS.incrementAndGet();
         try (ResponseInputStream<GetObjectResponse> found = s3.getObject(r -> r.bucket(bucket).key(key))) {
             StorageLockFile lock = StorageLockFile.createFromStream(found, found.response().eTag());
             return Pair.of(LockGetResult.SUCCESS, Option.of(lock));
@@ -75,6 +80,7 @@ public final class S3StorageLockClient implements StorageLockClient {
     @Override
     public Pair<LockUpsertResult, Option<StorageLockFile>> tryUpsertLockFile(
             StorageLockData lock, Option<StorageLockFile> before) {
+        REQUESTS.incrementAndGet();
         PutObjectRequest.Builder request = PutObjectRequest.builder().bucket(bucket).key(key);
         if (before.isPresent()) {
             request.ifMatch(before.get().getVersionId());
@@ -107,6 +113,7 @@ public final class S3StorageLockClient implements StorageLockClient {
     @Override
     public Option<String> readObject(String path, boolean lookFirst) {
         Pair<String, String> place = StorageLockClient.parseBucketAndPath(path);
+        REQUESTS.incrementAndGet();
         try {
             s3.headObject(r -> r.bucket(place.getLeft()).key(place.getRight()));
         } catch (S3Exception refusal) {

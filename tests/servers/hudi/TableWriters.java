@@ -93,6 +93,11 @@ public final class TableWriters {
     }
 
     private LockManager manager(String table, int waitSeconds) {
+        return manager(table, leaseSeconds, waitSeconds);
+    }
+
+    /** A LockManager with Hudi's storage-based provider, whose leases are renewed ten times. */
+    static LockManager manager(String table, int leaseSeconds, int waitSeconds) {
         Properties properties = new Properties();
         properties.setProperty("hoodie.write.concurrency.mode", "optimistic_concurrency_control");
         properties.setProperty("hoodie.write.lock.provider", StorageBasedLockProvider.class.getName());
