@@ -25,18 +25,16 @@ import aiokafka
 import pydantic
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
-from lakewarden.agent.kafka import ensure_topics
 from lakewarden.agent.settings import Settings
 from tests.bench import (
-    contention,
     detection,
     failover,
     in_memory,
     latency,
     ledger,
     load,
+    lock_runs,
     lock_table,
-    locks,
     page,
     renewals,
     rolling,
@@ -49,13 +47,12 @@ from tests.bench import (
     watching,
 )
 from tests.bench.agent_process import AgentProcess
-from tests.bench.figures import over_runs
+from tests.bench.lock_runs import LockSizes
 from tests.bench.peers import compare, paimon_commits
 from tests.bench.peers.paimon_commits import Commits
 from tests.bench.peers.workload import Workload
-from tests.bench.store_proxy import StoreProxy
 from tests.bench.upserts import Upserts
-from tests.servers.s3 import S3Server, running_s3_server
+from tests.servers.s3 import running_s3_server
 
 DEFAULT_JSON = Path("build/bench.json")
 PARTS = (
@@ -77,8 +74,6 @@ PARTS = (
     "locks",
 )
 PEERS = (*compare.WAYS, "paimon")
-REMOTE_DELAY_SECONDS = 0.015
-"""Added to each request to the store: the latency of a store on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +94,7 @@ class Size:
     waste_hours: float
     load_seconds: float
     load_warm_up_seconds: float
-    lock_rounds: int
-    contention_runs: int
-    contention_seconds: float
+    lock: LockSizes
     store_requests: int
     locks: int
     locks_seconds: float
@@ -135,9 +128,7 @@ FULL = Size(
     waste_hours=4.0,
     load_seconds=30.0,
     load_warm_up_seconds=20.0,
-    lock_rounds=300,
-    contention_runs=2,
-    contention_seconds=20.0,
+    lock=LockSizes(rounds=300, repetitions=3, contention_runs=2, contention_seconds=20.0, lost_answers=3),
     store_requests=300,
     locks=1_000,
     locks_seconds=30.0,
@@ -171,9 +162,7 @@ QUICK = Size(
     waste_hours=0.5,
     load_seconds=1.0,
     load_warm_up_seconds=1.0,
-    lock_rounds=5,
-    contention_runs=1,
-    contention_seconds=1.0,
+    lock=LockSizes(rounds=5, repetitions=1, contention_runs=1, contention_seconds=1.0, lost_answers=1),
     store_requests=5,
     locks=10,
     locks_seconds=3.0,
@@ -388,25 +377,8 @@ def _measure_stores(size: Size, folder: Path) -> dict[str, Any]:
 
 
 def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[str, Any]:
-    report: dict[str, Any] = {}
-    settings = Settings.load(bootstrap_servers=servers, topic_prefix=prefix)
-    asyncio.run(ensure_topics(settings, settings.topics, settings.partitions, settings.replication))
     with running_s3_server() as server, _environment(server.environment):
-        report["server"] = server.used
-        _progress("one lock: acquire, renew, release")
-        report["operations"] = asyncio.run(
-            locks.measure_operations(server, rounds=size.lock_rounds, repetitions=size.repetitions)
-        )
-        _progress("one lock: hand-over")
-        report["hand_over"] = asyncio.run(locks.measure_hand_over(server, settings, rounds=size.lock_rounds))
-        _progress(f"one lock, {contention.CONTENDERS} contenders")
-        report["contention"] = _contention(size, server, settings)
-        with StoreProxy(server.endpoint, delay_seconds=REMOTE_DELAY_SECONDS) as proxy:
-            report["contention_delayed"] = {
-                **_contention(size, server, settings, proxy.endpoint),
-                "delay_ms": round(REMOTE_DELAY_SECONDS * 1e3),
-                "bound": round(_bound(report["operations"]), 1),
-            }
+        report = lock_runs.measure(size.lock, server, servers, prefix, _progress)
         _progress(f"{size.locks:,} locks held by one agent")
         kept = Settings.load(
             bootstrap_servers=servers,
@@ -418,22 +390,6 @@ def _measure_locks(size: Size, servers: str, prefix: str, folder: Path) -> dict[
             server, kept, folder / "kept", locks=size.locks, seconds=size.locks_seconds
         )
     return report
-
-
-def _contention(
-    size: Size, server: S3Server, settings: Settings, endpoint: str | None = None
-) -> dict[str, Any]:
-    runs = [
-        asyncio.run(contention.measure(server, settings, seconds=size.contention_seconds, endpoint=endpoint))
-        for _ in range(size.contention_runs)
-    ]
-    return over_runs(runs)
-
-
-def _bound(operations: dict[str, Any]) -> float:
-    """Cycles per second if a cycle consisted of the hold and three delayed requests in sequence, and nothing else."""
-    request: float = operations["release"]["ms"]["p50"]["median"] / 1e3 + REMOTE_DELAY_SECONDS
-    return 1 / (contention.HOLD_SECONDS + 3 * request)
 
 
 @contextlib.contextmanager
@@ -581,8 +537,8 @@ def _print(report: dict[str, Any]) -> None:
     if "stores" in report:
         _print_table(list(stores.rows(report["stores"])))
     if "locks" in report:
-        _print_table([lock_table.HEAD, *lock_table.rows(report["locks"])])
-        print(lock_table.FOOTNOTE)
+        _print_table(lock_table.table(report["locks"], report.get("hudi_locks")))
+        print(lock_table.footnote(report.get("hudi_locks")))
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -1,79 +1,122 @@
-"""The figures of the locks as a table, beside those of Hudi's own lock provider."""
+"""The figures of the locks as a table; beside those of Hudi's own lock provider, where the same run has measured them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.bench import lost_answers
 from tests.bench.contention import CONTENDERS, HOLD_SECONDS
 
-HEAD = ("the lock, on a local S3 server", "measured", "target", "Hudi 1.2.0 (*)")
-FOOTNOTE = (
-    "(*) StorageBasedLockProvider on versitygw in one JVM. Measured once on a machine of the same kind (2 vCPUs of an AMD EPYC, "
-    "loopback),\n    not measured again here."
-)
-
 Row = tuple[str, str, str, str]
+"""Title, figure, target and Hudi's figure."""
+
+OPERATIONS = {
+    "acquire": ("acquire an existing free lock", "2 requests"),
+    "renew": ("renew", "1 request"),
+    "release": ("release", "1 request"),
+}
+LOST = {
+    "acquire": "the answer to an acquisition is lost: until the writer holds the lock",
+    "renew": "the answer to a renewal is lost: until it is renewed, or another writer holds the lock",
+    "release": "the answer to the release is lost: until another writer holds the lock",
+}
 
 
-def rows(report: dict[str, Any]) -> Iterator[Row]:
-    """Title, figure, target and Hudi's figure of each row."""
-    yield from _operations(report["operations"])
-    yield from _hand_over(report["hand_over"])
-    hold = f"{CONTENDERS} contenders, each holding it for {HOLD_SECONDS * 1e3:.0f} ms"
-    yield from _contention(
-        report["contention"],
-        hold,
-        ("≥ 60 cycles per second", "87–101 cycles per second"),
-        ("Jain ≥ 0.99, longest < 1 s", "Jain 0.55–0.72, longest 27–43 s"),
+def table(report: dict[str, Any], hudi: dict[str, Any] | None) -> list[tuple[str, ...]]:
+    """The table that is printed. Without Hudi's figures it has no column for them."""
+    head: Row = (
+        "the lock, on a local S3 server",
+        "measured",
+        "target",
+        f"Hudi {hudi['release']}" if hudi else "",
     )
+    return [row if hudi else row[:3] for row in (head, *_rows(report, hudi or {}))]
+
+
+def footnote(hudi: dict[str, Any] | None) -> str:
+    """What the table's figures are."""
+    if hudi is None:
+        return 'Beside Hudi\'s own lock: make bench PEERS=hudi ARGS="--workload lock", and docs/benchmarks.md, "The lock".'
+    return (
+        "Hudi: its StorageBasedLockProvider on the same server in this run, all contenders in one JVM, with the tests' own\n"
+        "client for S3. A wait that is unfinished at the end of a run counts with the time until then."
+    )
+
+
+def _rows(report: dict[str, Any], hudi: dict[str, Any]) -> Iterator[Row]:
+    for name, (title, target) in OPERATIONS.items():
+        yield title, _operation(report["operations"][name]), target, _of(hudi, "operations", name, _operation)
+    yield from _hand_over(report["hand_over"], hudi.get("hand_over"))
+    hold = f"{CONTENDERS} contenders, each holding it for {HOLD_SECONDS * 1e3:.0f} ms"
+    yield from _contention(report["contention"], hudi.get("contention"), hold, "≥ 60 cycles per second")
     delayed = report["contention_delayed"]
     yield from _contention(
         delayed,
+        hudi.get("contention_delayed"),
         f"the same, each request {delayed['delay_ms']} ms later",
-        (f"at most {delayed['bound']:.0f} per second (hold and 3 requests)", ""),
-        ("Jain ≥ 0.99, longest < 1 s", ""),
+        f"at most {delayed['bound']:.0f} per second (hold and 3 requests)",
     )
-    yield from _renewals(report["renewals"])
+    yield (
+        f"with a lease of {lost_answers.LEASE_SECONDS} s, renewed every {lost_answers.RENEW_SECONDS} s:",
+        "",
+        "",
+        "",
+    )
+    for name, title in LOST.items():
+        yield f"  {title}", _lost(report["lost"][name]), "", _of(hudi, "lost", name, _lost)
+    if "renewals" in report:
+        yield from _renewals(report["renewals"])
 
 
-def _operations(report: dict[str, Any]) -> Iterator[Row]:
-    titles = {
-        "acquire": ("acquire an existing free lock", "2 requests", "5.8 ms, p99 17–23 ms, 3 requests"),
-        "renew": ("renew", "1 request", "2.2 ms, p99 9–12 ms"),
-        "release": ("release", "1 request", "2.1 ms, p99 10–11 ms, 1 request"),
-    }
-    for name, (title, target, hudi) in titles.items():
-        each = report[name]
-        p50, p99 = each["ms"]["p50"], each["ms"]["p99"]
-        requests = f"{each['requests']:g} request{'s' if each['requests'] != 1 else ''}"
-        yield (
-            title,
-            f"p50 {_spread(p50, '.1f')} ms, p99 {_spread(p99, '.0f')} ms, {requests}",
-            target,
-            hudi,
-        )
+def _of(hudi: dict[str, Any], part: str, name: str, text: Callable[[dict[str, Any]], str]) -> str:
+    return text(hudi[part][name]) if hudi else ""
 
 
-def _hand_over(report: dict[str, Any]) -> Iterator[Row]:
+def _operation(figure: dict[str, Any]) -> str:
+    p50, p99 = figure["ms"]["p50"], figure["ms"]["p99"]
+    requests = f"{figure['requests']:g} request{'s' if figure['requests'] != 1 else ''}"
+    return f"p50 {_spread(p50, '.1f')} ms, p99 {_spread(p99, '.0f')} ms, {requests}"
+
+
+def _hand_over(report: dict[str, Any], hudi: dict[str, Any] | None) -> Iterator[Row]:
     whole = report["ms"]["whole"]
     yield (
         "hand-over to a waiting agent, from the release on",
         f"p50 {whole['p50']:.1f} ms, p99 {whole['p99']:.0f} ms, {report['requests']:g} requests of the waiter",
         "",
-        "retries once per second",
+        f"p50 {hudi['ms']['whole']['p50']:.0f} ms, max {hudi['ms']['whole']['max']:.0f} ms" if hudi else "",
     )
     parts = " + ".join(f"{report['ms'][name]['p50']:.1f}" for name in ("release", "kafka", "read", "write"))
     yield "  release + audit log + read + write, p50", f"{parts} ms", "", ""
 
 
 def _contention(
-    report: dict[str, Any], title: str, cycles: tuple[str, str], fairness: tuple[str, str]
+    report: dict[str, Any], hudi: dict[str, Any] | None, title: str, target: str
 ) -> Iterator[Row]:
-    cycle_rate = f"{_spread(report['cycles_per_second'], '.0f')} cycles per second"
-    yield title, f"{cycle_rate}, {report['requests_per_cycle']['median']:.1f} requests each", *cycles
-    waits = f"p99 {report['wait_p99_ms']['median'] / 1e3:.2f} s, longest {max(report['longest_wait_ms']['each']) / 1e3:.2f} s"
-    yield "  fairness and waits", f"Jain {_spread(report['jain'], '.3f')}, {waits}", *fairness
+    yield title, _cycles(report), target, _cycles(hudi) if hudi else ""
+    yield "  fairness and waits", _waits(report), "Jain ≥ 0.99, longest < 1 s", _waits(hudi) if hudi else ""
+
+
+def _cycles(report: dict[str, Any]) -> str:
+    rate = f"{_spread(report['cycles_per_second'], '.0f')} cycles per second"
+    return f"{rate}, {report['requests_per_cycle']['median']:.1f} requests each"
+
+
+def _waits(report: dict[str, Any]) -> str:
+    longest = max(report["longest_wait_ms"]["each"]) / 1e3
+    waits = f"p99 {report['wait_p99_ms']['median'] / 1e3:.2f} s, longest {longest:.2f} s"
+    return f"Jain {_spread(report['jain'], '.3f')}, {waits}"
+
+
+def _lost(figure: dict[str, Any]) -> str:
+    seconds: float = figure["seconds"]
+    text = f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    if (stopped := figure.get("stopped_after_seconds")) is not None:
+        text += f"; the writer is interrupted after {stopped:.1f} s"
+    if "raised" in figure:
+        text += f"; the release raises {figure['raised']}"
+    return text
 
 
 def _renewals(report: dict[str, Any]) -> Iterator[Row]:
