@@ -74,6 +74,8 @@ PARTS = (
     "locks",
 )
 PEERS = (*compare.WAYS, "paimon")
+LOCK = "lock"
+"""Selects the comparison of the locks, like a workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,9 @@ class Size:
     """Of each kind of batch. 0: the part is left out."""
     upserts: Upserts
     peers: Sequence[Workload]
+    """Of Delta and Iceberg."""
+    hudi_peers: Sequence[Workload]
+    """A batch of Hudi takes longer, so that four writers have fewer of them."""
     paimon: Commits
 
 
@@ -145,8 +150,13 @@ FULL = Size(
         Workload(writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
         for writers, overlap in ((2, True), (2, False), (4, True))
     ),
+    hudi_peers=tuple(
+        Workload(writers, overlap, batches, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
+        for writers, overlap, batches in ((2, True, 4), (2, False, 4), (4, True, 2))
+    ),
     paimon=Commits(writers=4, commits=25, stopped_seconds=60.0),
 )
+SMALL = Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2)
 QUICK = Size(
     trials=10,
     warm_up=3,
@@ -175,7 +185,8 @@ QUICK = Size(
     web=page.Sizes(tables=5, transactions=40, updates=1, fed_updates=40),
     aborts=0,
     upserts=Upserts(files=2, rows=10, runs=1),
-    peers=(Workload(2, overlap=True, batches=2, rows_per_day=50, rows_per_batch=20, days_per_batch=2),),
+    peers=(SMALL,),
+    hudi_peers=(SMALL,),
     paimon=Commits(writers=2, commits=2, stopped_seconds=1.0),
 )
 
@@ -200,13 +211,32 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="FORMAT",
         help=f"measure only these formats' own ways and the gate, side by side: {', '.join(PEERS)}",
     )
+    selectable = [*(each.name for each in FULL.peers), LOCK]
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        choices=selectable,
+        default=selectable,
+        metavar="NAME",
+        help=f"with --peers, for formats other than Paimon: only these of {', '.join(selectable)}; "
+        f"{LOCK} is the lock beside Hudi's",
+    )
+    ways = sorted({way for each in compare.WAYS.values() for way in each})
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        choices=ways,
+        default=(),
+        metavar="WAY",
+        help=f"with --peers, likewise: {', '.join(ways)}",
+    )
     parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one for this run")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     report: dict[str, Any] = {"quick": options.quick, "machine": _machine()}
     size = QUICK if options.quick else FULL
     if options.peers:
-        report |= _measure_peers(size, options.peers, options.bootstrap_servers)
+        report |= _measure_peers(size, options)
     else:
         report |= _measure(size, options.only, options.bootstrap_servers)
     if "waste" in report:
@@ -300,18 +330,34 @@ def _measure(size: Size, parts: Sequence[str], bootstrap_servers: str | None) ->
     return report
 
 
-def _measure_peers(size: Size, formats: Sequence[str], bootstrap_servers: str | None) -> dict[str, Any]:
+def _measure_peers(size: Size, options: argparse.Namespace) -> dict[str, Any]:
     report: dict[str, Any] = {}
+    formats = options.peers
     with (
         tempfile.TemporaryDirectory(prefix="lakewarden-bench-") as name,
-        _kafka(name, bootstrap_servers) as servers,
+        _kafka(name, options.bootstrap_servers) as servers,
+        running_s3_server() if {"hudi", "paimon"} & set(formats) else contextlib.nullcontext() as server,
+        _environment({} if server is None else server.environment),
     ):
         folder = Path(name)
-        if tables := [each for each in formats if each != "paimon"]:
-            report["peers"] = compare.measure(tables, size.peers, servers, folder)
+        workloads = {
+            table_format: [
+                each
+                for each in (size.hudi_peers if table_format == "hudi" else size.peers)
+                if each.name in options.workload
+            ]
+            for table_format in formats
+            if table_format != "paimon"
+        }
+        report["peers"] = compare.measure(workloads, servers, folder, ways=options.ways, server=server)
+        if "hudi" in formats and LOCK in options.workload:
+            assert server is not None, "Hudi's lock is on a store"
+            prefix = f"bench-{uuid.uuid4().hex[:8]}"
+            report["locks"] = lock_runs.measure(size.lock, server, servers, prefix, _progress)
+            report["hudi_locks"] = lock_runs.measure_hudi(size.lock, server, _progress)
         if "paimon" in formats:
-            with running_s3_server() as server, _environment(server.environment):
-                report["paimon"] = paimon_commits.measure(size.paimon, server, servers, folder)
+            assert server is not None, "the tables of Paimon are on a store"
+            report["paimon"] = paimon_commits.measure(size.paimon, server, servers, folder)
     return report
 
 
@@ -528,7 +574,7 @@ def _print(report: dict[str, Any]) -> None:
         _print_table(list(stopping.rows(report["stop"])))
     if "upserts" in report:
         _print_table(list(upserts.rows(report["upserts"])))
-    if "peers" in report:
+    if report.get("peers"):
         _print_table(list(compare.rows(report["peers"])))
         print(compare.FOOTNOTE)
     if "paimon" in report:

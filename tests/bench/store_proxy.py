@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+import psutil
+
 from lakewarden.agent.embedded.bound_child import bound
 
 STOP_SECONDS = 10
@@ -59,6 +61,11 @@ class StoreProxy:
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return Counter(self._read())
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the proxy since its start."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
 
     def _read(self) -> dict[str, int]:
         assert self._process.stdout is not None

@@ -68,4 +68,15 @@ def test_a_commit_is_recorded_for_its_writer_although_its_name_has_the_query() -
         record.observe(GateEvent(0.0, what, "file:///t", "1:query", "transaction", 0, 1))
 
     assert list(record.commits) == [1]
-    assert (len(record.useful_seconds), record.vain_seconds) == (1, [])
+    assert (len(record.seconds(committed=True)), record.seconds(committed=False)) == (1, [])
+    assert record.running() == []
+
+
+def test_an_attempt_that_was_stopped_is_recorded_once_as_computed_in_vain() -> None:
+    record = Record()
+
+    for what in ("admitted", "jobs-stopped", "abandoned"):
+        record.observe(GateEvent(0.0, what, "file:///t", "1:query", "transaction", 0, 1))
+
+    assert [(each.name, each.committed) for each in record.attempts] == [("transaction", False)]
+    assert not record.commits

@@ -55,6 +55,8 @@ class S3Server:
     secret_key: str
     used: str
     region: str = REGION
+    objects: Path | None = None
+    """The folder in which the server keeps each object as a file, `<bucket>/<key>`. None where it doesn't."""
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
 
     @property
@@ -207,6 +209,7 @@ def _start(
             ACCESS_KEY,
             SECRET_KEY,
             f"{program.name} {program.version}: {binary}",
+            objects=folder if program is VERSITYGW else None,
         )
         if _answers(server, lambda process=process: process.poll() is None):
             stack.callback(stop, process)

@@ -43,6 +43,12 @@ SHARED = {
 
 def session_on_s3(name: str, jars: str, endpoint: str, **settings: Any) -> SparkSession:
     """`jars`: of the lock's client. The credentials are those of the environment."""
+    settings |= settings_on_s3(jars, endpoint)
+    return spark_session(name, master="local[2,4]", memory="1g", hudi=True, **settings)
+
+
+def settings_on_s3(jars: str, endpoint: str) -> dict[str, str]:
+    """The settings of such a session."""
     s3a = {
         "endpoint": endpoint,
         "endpoint.region": os.environ["AWS_DEFAULT_REGION"],
@@ -52,10 +58,11 @@ def session_on_s3(name: str, jars: str, endpoint: str, **settings: Any) -> Spark
         "connection.ssl.enabled": "false",
         "directory.marker.retention": "keep",
     }
-    settings |= {f"spark.hadoop.fs.s3a.{key}": value for key, value in s3a.items()}
-    settings["spark.jars"] = jars
-    settings["spark.jars.packages"] = f"{BUNDLE},{HADOOP_AWS}"
-    return spark_session(name, master="local[2,4]", memory="1g", hudi=True, **settings)
+    return {
+        **{f"spark.hadoop.fs.s3a.{key}": value for key, value in s3a.items()},
+        "spark.jars": jars,
+        "spark.jars.packages": f"{BUNDLE},{HADOOP_AWS}",
+    }
 
 
 def filesystem_on_s3(endpoint: str) -> Any:

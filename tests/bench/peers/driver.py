@@ -1,10 +1,13 @@
 """One run: one driver with all writers as streaming queries. Prints its figures as one line of JSON, the last.
 
 Before the measured run one writer writes to another table by the same way, so that the JVM has loaded and compiled what it needs.
+The driver prints a line when the measured run begins and when it has ended (`STEPS`), and waits for a line on stdin: meanwhile
+the program that started it reads the numbers of requests.
 
 - *in vain*: the seconds for which attempts ran that committed nothing. Waiting for admission is not counted, because it computes
   nothing.
-- *stopped*: for each attempt in vain how long it ran.
+- *conflict to stop*: of each attempt in vain, the seconds from the existence of its conflict until `save()` raised, or until the
+  gate had stopped its jobs; only of Hudi (`sharing.py`).
 - *deaths*: how often a query ended with an exception, and was started again.
 - *longest wait*: the longest time in which a writer that had batches left committed none.
 """
@@ -15,6 +18,7 @@ import argparse
 import json
 import sys
 import time
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,12 +33,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import CommitGate, GateEvent
 from lakewarden.spark_jobs.jobs.spark_session import spark_session
+from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode
-from tests.bench.peers.tables import Table, settings_of, table_of
+from tests.bench.peers.clients import Clients
+from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
+from tests.bench.peers.tables import Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
-WARM_UP = 3
-"""Times the batches of a writer. The JVM compiles for long, and the gate's ways have more to compile."""
+WARM_UP_BATCHES = {"delta": 12, "iceberg": 12, "hudi": 6}
+"""The JVM compiles for long, and the gate's ways have more to compile."""
+
+STEPS = ("began", "ended")
 
 MAX_DEATHS = 50
 """Of one query: beyond that the run fails."""
@@ -46,8 +55,8 @@ BatchFunction = Callable[[DataFrame, int], None]
 class Record:
     """What happened in one run. Its lists grow from several threads."""
 
-    useful_seconds: list[float] = field(default_factory=list)
-    vain_seconds: list[float] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    """Those that have ended."""
     deaths: int = 0
     commits: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Times of the commits of each writer."""
@@ -55,37 +64,52 @@ class Record:
 
     def clear(self) -> None:
         """Forget what was recorded."""
-        self.useful_seconds.clear()
-        self.vain_seconds.clear()
+        self.attempts.clear()
         self.commits.clear()
         self.deaths = 0
 
-    def natively(self, writer: int, write: Callable[[DataFrame], None]) -> BatchFunction:
-        """Return a batch function that records how long each attempt ran."""
+    def running(self) -> list[str]:
+        """The names of the attempts that run."""
+        return list(self._running_since)
+
+    def seconds(self, *, committed: bool) -> list[float]:
+        """How long each attempt ran that committed, or didn't."""
+        return [each.ended - each.began for each in self.attempts if each.committed == committed]
+
+    def natively(self, writer: int, write: Callable[[DataFrame, str], None]) -> BatchFunction:
+        """Return a batch function that records each attempt."""
 
         def run(batch: DataFrame, _batch_id: int) -> None:
-            began = time.monotonic()
+            attempt = uuid.uuid4().hex
+            self._begin(attempt)
             try:
-                write(batch)
+                write(batch, attempt)
             except BaseException:
-                self.vain_seconds.append(time.monotonic() - began)
+                self._end(attempt, None)
                 raise
-            self.useful_seconds.append(time.monotonic() - began)
-            self.commits[writer].append(time.monotonic())
+            self._end(attempt, writer)
 
         return run
 
     def observe(self, event: GateEvent) -> None:
         """Record the same of a transaction of the gate."""
         if event.what == "admitted":
-            self._running_since[event.transaction] = time.monotonic()
-        elif event.what in ("completed", "jobs-stopped", "abandoned", "failed"):
-            began = self._running_since.pop(event.transaction, None)
-            if began is not None:
-                ended = self.useful_seconds if event.what == "completed" else self.vain_seconds
-                ended.append(time.monotonic() - began)
-            if event.what == "completed":
-                self.commits[int(event.writer.partition(":")[0])].append(time.monotonic())
+            self._begin(event.transaction)
+        elif event.what == "completed":
+            self._end(event.transaction, int(event.writer.partition(":")[0]))
+        elif event.what in ("jobs-stopped", "abandoned", "failed"):
+            self._end(event.transaction, None)
+
+    def _begin(self, attempt: str) -> None:
+        self._running_since[attempt] = time.monotonic()
+
+    def _end(self, attempt: str, committed_by: int | None) -> None:
+        now = time.monotonic()
+        began = self._running_since.pop(attempt, None)
+        if began is not None:
+            self.attempts.append(Attempt(attempt, began, now, committed_by is not None))
+        if committed_by is not None:
+            self.commits[committed_by].append(now)
 
 
 def main() -> None:
@@ -95,16 +119,18 @@ def main() -> None:
     parser.add_argument("way")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workload", required=True, help="JSON")
+    parser.add_argument("--store", help="JSON; default: the table is in the folder")
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--topic-prefix", required=True)
     options = parser.parse_args()
     workload = Workload(**json.loads(options.workload))
+    store = None if options.store is None else Store(**json.loads(options.store))
     spark = spark_session(
         "lakewarden-peers",
         master="local[2,4]",
         memory="2g",
         hudi=pyspark.__version__.startswith("3.5."),
-        **settings_of(options.table_format),
+        **settings_of(options.table_format, store),
     )
     with ExitStack() as stack:
         record = Record()
@@ -119,12 +145,18 @@ def main() -> None:
                     observer=record.observe,
                 )
             )
-        run = _Run(spark, options.table_format, options.way, options.folder, gate)
-        run.measure("warm", replace(workload, writers=1, batches=WARM_UP * workload.batches), record)
+        run = _Run(spark, options.table_format, options.way, options.folder, gate, store)
+        batches = min(WARM_UP_BATCHES[options.table_format], 3 * workload.batches)
+        run.measure("warm", replace(workload, writers=1, batches=batches), record, lambda _step: None)
         record.clear()
-        figures = run.measure("table", workload, record)
+        figures = run.measure("table", workload, record, _announce)
     spark.stop()
     print(json.dumps(figures), flush=True)
+
+
+def _announce(step: str) -> None:
+    print(step, flush=True)
+    sys.stdin.readline()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +166,46 @@ class _Run:
     way: str
     folder: Path
     gate: CommitGate | None
+    store: Store | None
 
-    def measure(self, name: str, workload: Workload, record: Record) -> dict[str, Any]:
+    def measure(
+        self, name: str, workload: Workload, record: Record, announce: Callable[[str], None]
+    ) -> dict[str, Any]:
         """Create the table, let the writers write, and compare the rows."""
-        table = table_of(self.table_format, self.spark, self.folder, name)
+        table = table_of(self.table_format, self.spark, self.folder, name, self.store)
         source = self.folder / "source" / name
         workload.write_files(source)
         table.create(self.spark.read.parquet(str(source / FIRST_ROWS)))
+        announce(STEPS[0])
+        with ExitStack() as stack:
+            looks = stack.enter_context(self._looks(name, record)) if self._looks_are_possible else None
+            wall, waits = self._write(table, workload, source, record)
+            announce(STEPS[1])
+        found = Counter(
+            {
+                (row["writer"], row["batch"]): row["count"]
+                for row in table.read().groupBy("writer", "batch").count().collect()
+            }
+        )
+        expected = workload.expected()
+        useful, vain = (record.seconds(committed=committed) for committed in (True, False))
+        return {
+            "way": self.way,
+            "wall_seconds": round(wall, 1),
+            "deaths": record.deaths,
+            "attempts": len(record.attempts),
+            "useful_seconds": [round(each, 2) for each in useful],
+            "vain_seconds": [round(each, 2) for each in vain],
+            "conflict_to_stop_seconds": None if looks is None else _stops(record, looks),
+            "looks_cpu_seconds": None if looks is None else round(looks.cpu_seconds, 1),
+            "longest_wait_seconds": round(max(waits), 1),
+            "rows_wrong": sum(((expected - found) + (found - expected)).values()),
+        }
+
+    def _write(
+        self, table: Table, workload: Workload, source: Path, record: Record
+    ) -> tuple[float, list[float]]:
+        """Let the writers write. Return the wall time, and the times between the commits of each writer."""
         raised: list[BaseException] = []
 
         def work(writer: int) -> None:
@@ -158,32 +223,31 @@ class _Run:
         wall = time.monotonic() - began
         if raised:
             raise raised[0]
-        found = Counter(
-            {
-                (row["writer"], row["batch"]): row["count"]
-                for row in table.read().groupBy("writer", "batch").count().collect()
-            }
-        )
-        expected = workload.expected()
         waits = [
             later - earlier
             for times in record.commits.values()
             for earlier, later in zip([began, *times], times, strict=False)
         ]
-        return {
-            "way": self.way,
-            "wall_seconds": round(wall, 1),
-            "deaths": record.deaths,
-            "attempts": len(record.useful_seconds) + len(record.vain_seconds),
-            "useful_seconds": [round(each, 2) for each in record.useful_seconds],
-            "vain_seconds": [round(each, 2) for each in record.vain_seconds],
-            "longest_wait_seconds": round(max(waits), 1),
-            "rows_wrong": sum(((expected - found) + (found - expected)).values()),
-        }
+        return wall, waits
+
+    @property
+    def _looks_are_possible(self) -> bool:
+        return self.store is not None and self.store.objects is not None
+
+    def _looks(self, name: str, record: Record) -> Looks:
+        assert self.store is not None
+        folder = Path(str(self.store.objects)) / self.store.bucket / name
+        clients = Clients(self.spark)
+
+        def owner_of(instant: str) -> str | None:
+            return next((each for each in record.running() if clients.owns(each, instant)), None)
+
+        return Looks(HudiFiles(folder.as_uri()), owner_of)
 
     def _batch_function(self, table: Table, writer: int, record: Record) -> BatchFunction:
         if self.gate is None:
-            return record.natively(writer, table.native[self.way])
+            write = table.native[self.way]
+            return record.natively(writer, write if self.store is None else Clients(self.spark).during(write))
         admission: AdmissionMode = "auto" if self.way == "auto" else "optimistic"
         return self.gate.foreach_batch(table.sink(), writer=str(writer), admission=admission, max_attempts=50)
 
@@ -204,6 +268,11 @@ class _Run:
                 record.deaths += 1
                 print(f"died: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
         raise RuntimeError(f"a query died {MAX_DEATHS} times; way={self.way}")
+
+
+def _stops(record: Record, looks: Looks) -> list[float | None]:
+    found = seconds_to_stop(record.attempts, looks.writes())
+    return [None if each is None else round(each, 3) for each in found]
 
 
 if __name__ == "__main__":

@@ -10,11 +10,14 @@ from typing import Any, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, Sink
-from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+from lakewarden.spark_jobs.sinks.hudi.options import STORAGE_LOCK
+from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE, CLIENTS
 from tests.bench.peers.workload import SCHEMA
 from tests.spark.formats import format_settings, iceberg_name
+from tests.spark.hudi_s3 import filesystem_on_s3, settings_on_s3
 
-NativeWrite: TypeAlias = Callable[[DataFrame], None]
+NativeWrite: TypeAlias = Callable[[DataFrame, str], None]
+"""Writes a batch. The second argument is the attempt's name."""
 
 FORMATS = ("delta", "iceberg", "hudi")
 
@@ -30,13 +33,17 @@ HUDI_OPTIONS = HUDI_PARALLELISM | {
     "hoodie.datasource.write.recordkey.field": "id",
     "hoodie.datasource.write.partitionpath.field": "day",
 }
-HUDI_CONCURRENCY = {
+HUDI_LOCK = {
+    "hoodie.write.lock.storage.validity.timeout.secs": "300",
+    "hoodie.write.lock.storage.renew.interval.secs": "30",
+}
+"""Hudi's defaults, and the agent's. The lock's client, which is the tests' own, needs them as options."""
+HUDI_CONCURRENCY = HUDI_LOCK | {
     "hoodie.write.concurrency.mode": "OPTIMISTIC_CONCURRENCY_CONTROL",
     "hoodie.cleaner.policy.failed.writes": "LAZY",
-    "hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.FileSystemBasedLockProvider",
-    "hoodie.write.lock.wait_time_ms_between_retry": "200",
+    "hoodie.write.lock.provider": STORAGE_LOCK,
 }
-"""As Hudi's documentation says for several writers of one table."""
+"""As Hudi's documentation says for several writers of one table on S3."""
 HUDI_EARLY = {
     "hoodie.write.concurrency.early.conflict.detection.enable": "true",
     "hoodie.write.concurrency.early.conflict.detection.strategy": (
@@ -53,6 +60,10 @@ HUDI_EARLY_ASYNCHRONOUS = {
 }
 """It looks every 30 s, Hudi's default."""
 
+S3_CONNECTIONS = {"spark.hadoop.fs.s3a.connection.maximum": "1000"}
+"""As Hudi's maintainers advise for tables with its metadata table (hudi issue 5482): Hudi leaves streams open until they are
+collected as garbage, and waits forever for one of S3A's 96 connections."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -66,17 +77,37 @@ class Table:
     read: Callable[[], DataFrame]
 
 
-def settings_of(table_format: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The S3 server of a run, with the credentials of the environment."""
+
+    endpoint: str
+    bucket: str
+    jars: str
+    """Of the client of Hudi's lock."""
+    objects: str | None
+    """The folder in which the server keeps each object as a file, if it does."""
+
+    def table(self, name: str) -> str:
+        """The URI of a table, as Spark has it."""
+        return f"s3a://{self.bucket}/{name}"
+
+
+def settings_of(table_format: str, store: Store | None) -> dict[str, Any]:
     """Return the settings of the session, besides those of the project's own sessions."""
     settings = format_settings()
     if table_format == "hudi" and BUNDLE.partition(":")[0] not in settings.get("spark.jars.packages", ""):
         raise SystemExit("error: Hudi needs PySpark 3.5: run this by make bench PEERS=hudi")
-    return settings
+    if store is None:
+        return settings
+    return settings | settings_on_s3(store.jars, store.endpoint) | S3_CONNECTIONS
 
 
-def table_of(table_format: str, spark: SparkSession, folder: Path, name: str) -> Table:
-    """Return the table, which needs not exist yet."""
-    kinds = {"delta": _delta, "iceberg": _iceberg, "hudi": _hudi}
+def table_of(table_format: str, spark: SparkSession, folder: Path, name: str, store: Store | None) -> Table:
+    """Return the table, which needs not exist yet. Hudi's is in the store, the others are in the folder."""
+    if store is not None:
+        return _hudi(spark, store, name)
+    kinds = {"delta": _delta, "iceberg": _iceberg}
     return kinds[table_format](spark, folder / "warehouse" / "bench" / name)
 
 
@@ -87,7 +118,7 @@ def _delta(spark: SparkSession, path: Path) -> Table:
 
     return Table(
         create,
-        {"native": lambda batch: _merge(batch, f"delta.`{path}`")},
+        {"native": lambda batch, _attempt: _merge(batch, f"delta.`{path}`")},
         lambda: DeltaSink(str(path), mode="upsert", keys=["id"]),
         lambda: spark.read.format("delta").load(str(path)),
     )
@@ -106,7 +137,7 @@ def _iceberg(spark: SparkSession, path: Path) -> Table:
 
     return Table(
         create,
-        {"native": lambda batch: _merge(batch, name)},
+        {"native": lambda batch, _attempt: _merge(batch, name)},
         lambda: IcebergSink(name, mode="upsert", keys=["id"]),
         read,
     )
@@ -126,22 +157,36 @@ def _merge(batch: DataFrame, table: str) -> None:
         batch.sparkSession.catalog.dropTempView(view)
 
 
-def _hudi(spark: SparkSession, path: Path) -> Table:
+def _hudi(spark: SparkSession, store: Store, name: str) -> Table:
+    path = store.table(name)
+
     def write(rows: DataFrame, options: Mapping[str, str]) -> None:
-        rows.write.format("hudi").options(**HUDI_OPTIONS, **options).mode("append").save(str(path))
+        rows.write.format("hudi").options(**HUDI_OPTIONS, **options).mode("append").save(path)
+
+    def native(options: dict[str, str]) -> NativeWrite:
+        def upsert(batch: DataFrame, attempt: str) -> None:
+            # The JVM remembers the clients of the attempt, as it does for a transaction of the gate: `sharing.py`.
+            clients = {
+                "hoodie.client.init.callback.classes": CLIENTS,
+                "hoodie.lakewarden.transaction": attempt,
+            }
+            write(batch, HUDI_CONCURRENCY | options | clients)
+
+        return upsert
 
     return Table(
         lambda rows: write(rows, {}),
         {
-            "native": lambda batch: write(batch, HUDI_CONCURRENCY),
-            "native, early detection": lambda batch: write(batch, HUDI_CONCURRENCY | HUDI_EARLY),
-            "native, asynchronous": lambda batch: write(batch, HUDI_CONCURRENCY | HUDI_EARLY_ASYNCHRONOUS),
+            "native": native({}),
+            "native-direct": native(HUDI_EARLY),
+            "native-asynchronous": native(HUDI_EARLY_ASYNCHRONOUS),
         },
         lambda: HudiSink(
-            str(path),
+            path,
             keys=["id"],
             partition_by=["day"],
-            options=HUDI_PARALLELISM,
+            options=HUDI_PARALLELISM | HUDI_LOCK,
+            filesystem=filesystem_on_s3(store.endpoint),
         ),
-        lambda: spark.read.format("hudi").load(str(path)).select("day", "id", "writer", "batch", "value"),
+        lambda: spark.read.format("hudi").load(path).select("day", "id", "writer", "batch", "value"),
     )

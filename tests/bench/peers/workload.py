@@ -45,6 +45,11 @@ class Workload:
     days_per_batch: int
 
     @property
+    def name(self) -> str:
+        """By which the command line selects it."""
+        return f"{self.writers}-{'same' if self.overlap else 'different'}"
+
+    @property
     def days(self) -> int:
         """Number of partitions of the table."""
         return self.days_per_batch * (1 if self.overlap else self.writers)
