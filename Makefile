@@ -131,7 +131,8 @@ sim: $(STAMP)
 sim-whole: $(STAMP)
 	$(BIN)/python -m tests.simulation.whole --seeds $(or $(SEEDS),2000) $(ARGS)
 
-# PEERS="delta iceberg hudi" compares the formats' own ways with the gate instead, on real Spark.
+# PEERS="delta iceberg hudi" compares the formats' own ways with the gate instead, on real Spark. ARGS="--workload 2-same --ways
+# native auto" selects some of it; PEERS=hudi ARGS="--workload lock" is Hudi's lock beside the agent's.
 bench: jdk $(STAMP) $(if $(findstring hudi,$(PEERS)),$(SPARK35_STAMP))
 	$(BIN)/python -m tests.bench $(if $(PEERS),--peers $(subst $(comma), ,$(PEERS))) $(ARGS)
 
