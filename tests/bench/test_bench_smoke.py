@@ -12,10 +12,13 @@ import psutil
 import pytest
 
 from tests.bench import steps
+from tests.bench.lost_answers import LEASE_SECONDS
 from tests.kafka_fixture import KafkaServer
+from tests.servers.hudi import HUDI_VERSION
 from tests.servers.s3 import ENDPOINT_VARIABLE, S3Server
 
 REQUESTS = {"acquire": 2, "renew": 1, "release": 1}
+HUDI_REQUESTS = {"acquire": 3, "renew": 1, "release": 1}
 LATENCIES = {
     "once_through_kafka",
     "marker_to_abort",
@@ -101,6 +104,26 @@ def test_the_benchmark_runs_and_reports_every_figure(
         assert report["watching"]["commits"][form]["commit"]["delay_ms"]["count"] == 3
     assert report["web"]["first"]["ms"]["count"] > 0
     assert report["web"]["hour"]["records"] == 38 * 8 + 2 * 7 + 2  # committed, aborted, the last one open
+    assert _started_with(tmp_path) == []
+
+
+@pytest.mark.matrix
+def test_hudis_own_lock_is_measured_beside_the_agents(
+    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
+) -> None:
+    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
+    printed, report = bench(kafka, tmp_path, "--peers", "hudi", "--workload", "lock", **store)
+
+    assert f"Hudi {HUDI_VERSION}" in printed
+    ours, hudi = report["locks"], report["hudi_locks"]
+    assert {name: ours["operations"][name]["requests"] for name in REQUESTS} == REQUESTS
+    assert {name: hudi["operations"][name]["requests"] for name in REQUESTS} == HUDI_REQUESTS
+    for each in (ours, hudi):
+        for name in ("contention", "contention_delayed"):
+            assert each[name]["cycles_per_second"]["median"] > 0
+        assert each["lost"].keys() == set(REQUESTS)
+    for name in ("acquire", "renew"):
+        assert hudi["lost"][name]["seconds"] > LEASE_SECONDS - 2, "Hudi waits for the end of its own lease"
     assert _started_with(tmp_path) == []
 
 
