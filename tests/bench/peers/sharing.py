@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -121,7 +122,10 @@ class Looks:
     def _run(self) -> None:
         try:
             while not self._over.wait(LOOK_SECONDS):
-                self._look()
+                with suppress(
+                    FileNotFoundError
+                ):  # a file was removed after it was listed: the next look comes soon
+                    self._look()
             self._look()
         except BaseException as error:  # noqa: BLE001 - raised by `writes`
             self._error = error
