@@ -114,7 +114,7 @@ class Size:
     peers: Sequence[Workload]
     """Of Delta and Iceberg."""
     hudi_peers: Sequence[Workload]
-    """A batch of Hudi takes longer, so that four writers have fewer of them."""
+    """A batch of Hudi takes longer, so batches and files are half as large, and four writers have half as many batches."""
     paimon: Commits
 
 
@@ -151,7 +151,7 @@ FULL = Size(
         for writers, overlap in ((2, True), (2, False), (4, True))
     ),
     hudi_peers=tuple(
-        Workload(writers, overlap, batches, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
+        Workload(writers, overlap, batches, rows_per_day=30_000, rows_per_batch=5_000, days_per_batch=5)
         for writers, overlap, batches in ((2, True, 4), (2, False, 4), (4, True, 2))
     ),
     paimon=Commits(writers=4, commits=25, stopped_seconds=60.0),

@@ -40,7 +40,7 @@ from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
 from tests.bench.peers.tables import Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
-WARM_UP_BATCHES = {"delta": 12, "iceberg": 12, "hudi": 6}
+WARM_UP_BATCHES = {"delta": 12, "iceberg": 12, "hudi": 4}
 """The JVM compiles for long, and the gate's ways have more to compile."""
 
 STEPS = ("began", "ended")
