@@ -9,7 +9,7 @@ Their sources are in `java/`, and the compiled classes (Java 8 byte code) are pa
 Hudi's own class loader, by `MethodHandles.Lookup.defineClass`, so a job needs no jar of lakewarden. That needs Java 9. Where Hudi
 finds the classes on its class path, those are used.
 
-`python -m tests.servers.hudi.provider_classes` compiles them; a test compares what is committed.
+`python -m tests.servers.java_classes` compiles them; a test compares what is committed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compiles the Java classes of `HudiSink` into the class files that the wheel contains.
 
-    python -m tests.servers.hudi.provider_classes
+    python -m tests.servers.java_classes
 
 They are Java 8 byte code without debug information, so that the same source gives the same bytes. Hudi's own classes come from
 Maven Central.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from lakewarden.spark_jobs.sinks.hudi.provider import CLASSES
-from tests.servers.hudi.provider_classes import compiled
+from tests.servers.java_classes import compiled
 
 pytestmark = [pytest.mark.real]
 
 
 def test_the_classes_in_the_wheel_are_current() -> None:
-    """To renew them: `python -m tests.servers.hudi.provider_classes`."""
+    """To renew them: `python -m tests.servers.java_classes`."""
     committed = {path.name: path.read_bytes() for path in CLASSES.iterdir()}
 
     assert committed == compiled()
