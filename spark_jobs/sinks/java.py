@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +12,9 @@ if TYPE_CHECKING:
 
 MAX_TEXT = 300
 """Characters of a Java exception's text in a message."""
+
+_DEFINING = threading.Lock()
+"""A class can't be defined twice, and several queries start at the same time."""
 
 
 def gateway_of(spark: SparkSession) -> Any:
@@ -22,6 +27,33 @@ def java_class(spark: SparkSession, name: str) -> Any:
     jvm: Any = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     return jvm.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java has no keyword arguments
+
+
+def defined_class(
+    spark: SparkSession, name: str, neighbour: str, folder: Path, inner: Sequence[str] = ()
+) -> Any:
+    """Return py4j's view of a class of this package, whose class files are in `folder`.
+
+    If the class path doesn't have it, it is defined in the class loader of `neighbour`, a class of the same Java package, by
+    `MethodHandles.Lookup.defineClass`. So a job needs no jar of lakewarden. That needs Java 9. `inner` are its inner classes,
+    each before those that use it: the class loader finds them nowhere else.
+    """
+    jvm: Any = spark._jvm
+    with _DEFINING:
+        for each in (*(f"{name}${simple}" for simple in inner), name):
+            try:
+                java_class(spark, each)
+            except Exception as error:
+                if "ClassNotFoundException" not in str(error):
+                    raise
+                handles = jvm.java.lang.invoke.MethodHandles
+                lookup = handles.privateLookupIn(java_class(spark, neighbour), handles.lookup())
+                lookup.defineClass(bytearray((folder / f"{each.rpartition('.')[2]}.class").read_bytes()))
+                java_class(spark, each)
+    found: Any = jvm
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
 
 
 def call_static(spark: SparkSession, name: str, method: str) -> Any:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from lakewarden.spark_jobs.sinks.hudi.provider import CLASSES
-from tests.servers.java_classes import compiled
+from tests.servers.java_classes import OF_SINKS, JavaClasses
 
 pytestmark = [pytest.mark.real]
 
+each_sink = pytest.mark.parametrize("java", OF_SINKS.values(), ids=OF_SINKS)
 
-def test_the_classes_in_the_wheel_are_current() -> None:
+
+@each_sink
+def test_the_classes_in_the_wheel_are_current(java: JavaClasses) -> None:
     """To renew them: `python -m tests.servers.java_classes`."""
-    committed = {path.name: path.read_bytes() for path in CLASSES.iterdir()}
+    committed = {path.name: path.read_bytes() for path in java.classes.iterdir()}
 
-    assert committed == compiled()
+    assert committed == java.compiled()
 
 
-def test_the_classes_are_java_8_byte_code() -> None:
-    versions = {path.name: int.from_bytes(path.read_bytes()[6:8]) for path in CLASSES.iterdir()}
+@each_sink
+def test_the_classes_are_java_8_byte_code(java: JavaClasses) -> None:
+    versions = {path.name: int.from_bytes(path.read_bytes()[6:8]) for path in java.classes.iterdir()}
 
     assert set(versions.values()) == {52}

@@ -6,8 +6,8 @@
 | `LakewardenClients` | `HoodieClientInitCallback` | knows which pending instant is this transaction's own |
 
 Their sources are in `java/`, and the compiled classes (Java 8 byte code) are part of the package. They are defined at run time in
-Hudi's own class loader, by `MethodHandles.Lookup.defineClass`, so a job needs no jar of lakewarden. That needs Java 9. Where Hudi
-finds the classes on its class path, those are used.
+Hudi's own class loader (`defined_class`), so a job needs no jar of lakewarden. Where Hudi finds the classes on its class path,
+those are used.
 
 `python -m tests.servers.java_classes` compiles them; a test compares what is committed.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+from lakewarden.spark_jobs.sinks.java import defined_class
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +62,7 @@ class Provider:
                 f"Hudi {release} is not supported: HudiSink knows the commits of {', '.join(f'{each}.x' for each in RELEASES)} "
                 f"and can't hold back those of another release; start Spark with spark.jars.packages={BUNDLE}"
             )
-        locks, clients = self._defined(LOCK_PROVIDER), self._defined(CLIENTS)
+        locks, clients = (defined_class(spark, name, NEIGHBOUR, CLASSES) for name in (LOCK_PROVIDER, CLIENTS))
         ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001
         self._locks: Any = locks
         self._clients: Any = clients
@@ -108,19 +109,3 @@ class Provider:
                 f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
             ) from error
         return str(entry.getPackage().getImplementationVersion())
-
-    def _defined(self, name: str) -> Any:
-        lang = self._jvm.java.lang
-        try:
-            lang.Class.forName(name, _INITIALIZE, self._loader)
-        except Exception as error:
-            if "ClassNotFoundException" not in str(error):
-                raise
-            neighbour = lang.Class.forName(NEIGHBOUR, _INITIALIZE, self._loader)
-            handles = lang.invoke.MethodHandles
-            content = (CLASSES / f"{name.rpartition('.')[2]}.class").read_bytes()
-            handles.privateLookupIn(neighbour, handles.lookup()).defineClass(bytearray(content))
-        found: Any = self._jvm
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found
