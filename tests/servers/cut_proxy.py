@@ -1,5 +1,7 @@
 """A proxy before an S3 server that cuts the network of its clients for a while, at a request that a test names.
 
+It can also hold such a request back until the test releases it, or refuse requests of a kind.
+
 Unlike `fault_proxy` it forwards bytes as they come and keeps connections open, so that a JVM and pyarrow work through it as
 without it. While the network is cut, it resets each connection, old or new. It runs in a thread.
 """
@@ -10,13 +12,16 @@ import asyncio
 import re
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
 _CHUNK_BYTES: Final = 65_536
 _STOP_SECONDS: Final = 2.0
+_ERROR: Final = b"HTTP/1.1 %d Refused\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,27 @@ class Cut:
     seconds: float
 
 
+@dataclass(slots=True)
+class Refusal:
+    """Requests that get an error as their answer, and never reach the server."""
+
+    head: re.Pattern[bytes]
+    """Found in the head of a request."""
+    status: int
+    times: int
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A request that is held back before the server has received it."""
+
+    request: re.Pattern[bytes]
+    """Matched against the first line of a request."""
+    reached: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+
+
 class CutProxy:
     """Runs inside the `with`. Its methods may be called from any thread."""
 
@@ -41,6 +67,8 @@ class CutProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="cut-proxy", daemon=True)
         self._open: set[asyncio.StreamWriter] = set()
         self._armed: Cut | None = None
+        self._hold: Hold | None = None
+        self._refusal: Refusal | None = None
         self._cut_until = 0.0
         self.endpoint = ""
         self.cuts: list[Cut] = []
@@ -68,6 +96,25 @@ class CutProxy:
     def arm(self, cut: Cut) -> None:
         """Cut the network at the next request that matches, once."""
         self._armed = cut
+
+    @contextmanager
+    def holding(self, request: re.Pattern[bytes]) -> Iterator[Hold]:
+        """Hold the first request back that matches. It is released by the test, or with the end of the block."""
+        hold = self._hold = Hold(request)
+        try:
+            yield hold
+        finally:
+            self._hold = None
+            hold.released.set()
+
+    @contextmanager
+    def refusing(self, refusal: Refusal) -> Iterator[Refusal]:
+        """Refuse such requests during the block."""
+        self._refusal = refusal
+        try:
+            yield refusal
+        finally:
+            self._refusal = None
 
     async def _stop(self) -> None:
         self._server.close()
@@ -97,6 +144,19 @@ class CutProxy:
                         self._begin(cut)
                         return
                     pending.append(cut)
+                hold = self._hold
+                if hold is not None and hold.request.match(chunk.partition(b"\r\n")[0]):
+                    self._hold = None
+                    hold.reached.set()
+                    await asyncio.to_thread(hold.released.wait)
+                refusal = self._refusal
+                if refusal is not None and refusal.head.search(chunk.partition(b"\r\n\r\n")[0]):
+                    refusal.refused += 1
+                    if refusal.refused == refusal.times:
+                        self._refusal = None
+                    writer.write(_ERROR % refusal.status)
+                    await writer.drain()
+                    return
                 server.write(chunk)
                 await server.drain()
         except ConnectionError:
