@@ -3,7 +3,7 @@
     python -m tests.servers.java_classes
 
 They are Java 8 byte code without debug information, so that the same source gives the same bytes. What they are compiled against
-comes from Maven Central.
+comes from Maven Central, and Hadoop from pyspark's jars.
 """
 
 from __future__ import annotations
@@ -16,11 +16,38 @@ from pathlib import Path
 from typing import Final
 
 from lakewarden.agent.embedded.jdk import REMEDY, find_java
+from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
 from tests.servers.hudi import hudi_jars
+from tests.servers.jars import jars
 
 COMPILER = "jdk.compiler/com.sun.tools.javac.Main"
 """`javac` as a module of the Java that is found: every JDK has it, no JRE does."""
+
+HADOOP_VERSION: Final = "3.4.1"
+"""Of PySpark 4.0."""
+_DELTA: Final = "io.delta:delta-storage:4.0.0"
+_S3A: Final = f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}"
+_SDK: Final = ("software.amazon.awssdk:s3:2.25.53", "software.amazon.awssdk:s3-transfer-manager:2.25.53")
+"""Hadoop is built with 2.24.6, of which Maven Central has no transfer manager of its own."""
+
+
+def s3a_jars() -> Path:
+    """The folder with Hadoop's S3A and the part of the SDK that it needs (10 MB, where Hadoop's bundle has 500)."""
+    return jars(
+        f"s3a-{HADOOP_VERSION}/jars",
+        alone=[_S3A],
+        with_dependencies=_SDK,
+        left_out=("io.netty", "org.slf4j"),
+    )
+
+
+def _delta_path() -> list[Path]:
+    import pyspark
+
+    storage = jars("delta-storage-4.0.0/jars", alone=[], with_dependencies=[_DELTA], left_out=())
+    hadoop = Path(pyspark.__file__).parent / "jars"
+    return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop.glob("hadoop-client-*.jar")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +83,7 @@ class JavaClasses:
 
 
 OF_SINKS: Final = {
+    "delta": JavaClasses(fence.SOURCES, fence.CLASSES, _delta_path),
     "hudi": JavaClasses(provider.SOURCES, provider.CLASSES, lambda: list(hudi_jars().glob("*.jar"))),
 }
 

@@ -45,7 +45,7 @@ class Place:
         self._settings: dict[str, str] = {}
         if self.form == "delta" or self.catalog == "hadoop":
             jars.append(HADOOP_AWS)
-            self._settings |= _s3a()
+            self._settings |= s3a_settings()
         else:
             jars.append(ICEBERG_AWS.format(release=release))
         if self.form == "iceberg":
@@ -104,7 +104,8 @@ def s3_file_io(bucket: str) -> dict[str, str]:
     }
 
 
-def _s3a() -> dict[str, str]:
+def s3a_settings() -> dict[str, str]:
+    """Hadoop's access to S3, with the endpoint and the credentials of the environment."""
     options = {
         "endpoint": os.environ["AWS_ENDPOINT_URL_S3"],
         "endpoint.region": os.environ["AWS_DEFAULT_REGION"],

@@ -63,13 +63,18 @@ class CommitObserver:
         txn: Transaction,
         table: TableLog,
         prepared: Callable[[Iterator[dict[str, Any]]], object] = lambda _: None,
+        started: Callable[[Any], object] = lambda _: None,
     ) -> None:
-        """`prepared` is called with the actions of the commit, read as they are used, before the grant is requested."""
+        """`prepared` is called with the actions of the commit, read as they are used, before the grant is requested.
+
+        `started` is called with the transaction's `DeltaLog`.
+        """
         self._spark = spark
         self._jvm: Any = spark._jvm
         self._txn = txn
         self._table = table
         self._prepared = prepared
+        self._started = started
         self._errors = CallbackErrors()
         self._delta: Any = None
         self._java_actions: Any = None
@@ -171,6 +176,7 @@ class CommitObserver:
             raise RuntimeError(
                 f"the statement writes another table, {delta.deltaLog().dataPath().toString()}; {self._facts()}"
             )
+        self._started(delta.deltaLog())
         if self._txn.batch_id is not None:
             # What the transaction has read: a commit of the writer by another process is then a conflict.
             getattr(delta.readTxn(), "$plus$eq")(self._txn.writer)  # of Scala 2.12 and 2.13

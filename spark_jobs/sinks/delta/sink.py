@@ -12,6 +12,7 @@ Delta's own statement computes and commits; only its commit is under the grant (
 | `overwrite` | dynamic overwrite of the batch's partitions | `(partition, *, merge)`, before it computes | `file-group` |
 
 - *Scope.* The partitions of an upsert and of an overwrite are their scope. An append has none.
+- *Fence.* On S3 the commit file is put if absent (`fence.py`, record 57).
 - *Foreign commits.* Delta's conflict check finds them under the grant: `BaseChanged`, or the commit gets a later version.
 - *Exactly once.* The batch is `SetTransaction` in the commit of its data. That is this sink's `committed` (`log.py`).
 """
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, canonical_table
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.contract import Sink
+from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
 from lakewarden.spark_jobs.sinks.delta.log import LastBatches, Metadata, TableLog
 from lakewarden.spark_jobs.sinks.delta.observer import (
     USER_METADATA,
@@ -95,6 +97,8 @@ class DeltaSink(Sink):
         self._mode: Mode = mode
         self._untried_release = untried_release
         self._release: Release | None = None
+        self._fence: Fence | None = None
+        self._warned_of_gap = False
         self._last_batches = LastBatches()
 
     @property
@@ -146,7 +150,22 @@ class DeltaSink(Sink):
                 log.warning(
                     "delta.whole-statements", table=self.table, reason=self._release.unhooked, cost=COST
                 )
-        return TableLog(spark, self._location)
+        if self._fence is None:
+            self._fence = Fence(spark, self._location)
+        with self._fence.selected():
+            table = TableLog(spark, self._location)
+            if not self._fence.is_kept(table.java):
+                self._fence.forget()
+                table = TableLog(spark, self._location)
+        return table
+
+    def _warn_of_gap(self, delta_log: Any) -> None:
+        """Warn once if S3 wouldn't refuse a commit whose version is taken."""
+        assert self._fence is not None, "the table is opened first"
+        gap = None if self._warned_of_gap else self._fence.gap(delta_log)
+        if gap is not None:
+            self._warned_of_gap = True
+            log.warning("delta.not-fenced", table=self.table, reason=gap, risk=RISK, remedy=REMEDY)
 
     @property
     def _hooked(self) -> bool:
@@ -245,12 +264,14 @@ class DeltaSink(Sink):
     ) -> None:
         """Execute a statement with its commit under the grant, or the whole of it where there is no hook."""
         if not self._hooked:
+            self._warn_of_gap(table.java)
             run_under_grant(txn, lambda: statement(_identity(txn)), self.committed, is_conflict)
-            return
-        observer = CommitObserver(spark, txn, table, prepared)
-        txn.on_discard(lambda: self._discard(observer, table))
-        txn.check()
-        observer.run(lambda: statement({}))
+        else:
+            observer = CommitObserver(spark, txn, table, prepared, self._warn_of_gap)
+            txn.on_discard(lambda: self._discard(observer, table))
+            txn.check()
+            observer.run(lambda: statement({}))
+        self._warn_of_gap(table.java)  # a store without conditional puts is known by its first answer
 
     def _discard(self, observer: CommitObserver, table: TableLog) -> None:
         """Remove what the statement has written, unless a commit names it."""
