@@ -2,11 +2,14 @@
 
 - The command has ended when no process of its session is left. Background processes count, because the lock protects them too.
 - The command does not outlive the deadline that the guard has, even if this process is stopped or killed.
+- The command starts when the guard has been sent its session. If this process is killed before that, the command never runs:
+  the guard couldn't end what it had started.
 - The command uses this process's stdin, stdout and stderr. A terminal sends Ctrl-C to this process only, which passes it on.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -83,9 +86,21 @@ async def start(argv: Sequence[str], environment: Mapping[str, str], until: floa
             stderr=None,
             start_new_session=True,
         )
-        process = await anyio.open_process(
-            bound(argv), stdin=None, stdout=None, stderr=None, env=environment, start_new_session=True
-        )
-        command = HeldCommand(process, guard)
-        await command.set_deadline(until)
+        may_start, start_it = os.pipe()
+        try:
+            process = await anyio.open_process(
+                bound(argv, after=may_start),
+                stdin=None,
+                stdout=None,
+                stderr=None,
+                env=environment,
+                start_new_session=True,
+                pass_fds=[may_start],
+            )
+            command = HeldCommand(process, guard)
+            await command.set_deadline(until)
+            os.write(start_it, b"\n")
+        finally:
+            os.close(may_start)
+            os.close(start_it)
     return command
