@@ -34,7 +34,11 @@ class OpenTable:
     """A table as it is now."""
 
     java: Any
-    """`org.apache.iceberg.Table`."""
+    """`org.apache.iceberg.Table`. Spark's catalog may share the object: it then shows newer versions, too."""
+    schema: Any
+    """Its schema, `org.apache.iceberg.Schema`, which doesn't change."""
+    spec: int
+    """Id of its partition spec."""
     catalog: str
     fields: tuple[PartitionField, ...]
     columns: dict[str, str]
@@ -61,11 +65,8 @@ class OpenTable:
         )
 
     def same_layout(self, other: Any) -> bool:
-        """Return whether another table object has the same columns and partition fields."""
-        mine = self.java
-        return bool(
-            mine.schema().sameSchema(other.schema()) and mine.spec().specId() == other.spec().specId()
-        )
+        """Return whether a table, as it is now, has the same columns and partition fields."""
+        return bool(self.schema.sameSchema(other.schema()) and self.spec == other.spec().specId())
 
 
 def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) -> OpenTable:
@@ -92,6 +93,8 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
         )
     return OpenTable(
         java=table,
+        schema=schema,
+        spec=int(table.spec().specId()),
         catalog=catalog,
         fields=fields,
         columns=types,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
+from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
 from tests.spark.sinks.cases import DeltaCase, batch_of
@@ -115,6 +117,74 @@ def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     assert case.flights() == [1, 77]
     assert harness.only("intent")[-1].attempt == 1
     assert [event.version for event in agent.wait_for("commit-completed")] == ["2"]
+
+
+@pytest.mark.parametrize(
+    "statement", ["OPTIMIZE TABLE_", "ALTER TABLE TABLE_ ADD COLUMN gate string"], ids=["files", "columns"]
+)
+def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_is_found(
+    harness: Harness, spark: SparkSession, tmp_path: Path, statement: str
+) -> None:
+    """Delta's own check finds it under the grant. The batch is computed again, from the files and columns as they are then."""
+    name = f"delta.`{tmp_path}/flights`"
+    spark.sql(f"CREATE TABLE {name} (day int, id long, state string) USING delta PARTITIONED BY (day)")
+    columns = "day int, id long, state string"
+    for number in (1, 2):  # two files, which a compaction joins
+        rows = spark.createDataFrame([(1, number, "old")], columns)
+        rows.write.format("delta").mode("append").save(f"{tmp_path}/flights")
+
+    def rewrite(_: WriterEventUnion) -> None:
+        spark.sql(statement.replace("TABLE_", name))
+
+    harness.agent(At("commit-requested", rewrite))
+    sink = DeltaSink(f"{tmp_path}/flights", mode="upsert", keys=["id"])
+
+    harness.gate().foreach_batch(sink, writer="w")(
+        spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0
+    )
+
+    rows = spark.read.format("delta").load(f"{tmp_path}/flights").select("day", "id", "state").collect()
+    assert sorted(tuple(row) for row in rows) == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
+    (abandoned,) = harness.only("abandoned")
+    assert "a writer that bypasses the gate committed" in abandoned.detail["reason"]
+    assert harness.steps().count("completed") == 1
+
+
+def test_a_table_that_is_dropped_before_the_commit_is_no_unknown_outcome(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    days_table(spark, tmp_path / "days")
+    sink = DeltaSink(str(tmp_path / "days"), mode="upsert", keys=["id"])
+    harness.agent(At("commit-requested", lambda _: shutil.rmtree(tmp_path / "days")))
+    write = harness.gate().foreach_batch(sink, writer="w", max_attempts=1)
+
+    with pytest.raises(Exception, match="days"):
+        write(spark.createDataFrame([(MONDAY, AWKWARD, 1, "new", 2)], DAYS), 0)
+
+    assert harness.steps()[-1] == "abandoned"
+    assert not (tmp_path / "days").exists()
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
+def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
+    harness: Harness, spark: SparkSession, tmp_path: Path, mode: Mode
+) -> None:
+    days_table(spark, tmp_path / "days")
+    sink = DeltaSink(str(tmp_path / "days"), mode=mode, keys=["id"] if mode == "upsert" else [])
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(sink, writer="w")
+    batch = spark.createDataFrame([(TUESDAY, "eu", 4, "new", 2)], DAYS)
+
+    write(batch.limit(0), 0)
+    before = spark.read.format("delta").load(str(tmp_path / "days")).collect()
+    write(batch, 1)
+    batch.withColumn("id", batch.id + 1).write.format("delta").mode("append").save(str(tmp_path / "days"))
+
+    after = spark.read.format("delta").load(str(tmp_path / "days"))
+    assert sorted(row.id for row in before) == [1, 2, 3]
+    assert [row[2] for row in rows_in(after)] == [1, 2, 3, 4, 5]
+    assert sink.committed("w", 1) is not None
+    assert sink.committed("w", 2) is None
 
 
 def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(

@@ -95,6 +95,26 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     assert table.leftovers() == set()
 
 
+@pytest.mark.parametrize("step", ["commit-intent", "commit-requested"])
+def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
+    harness: Harness, spark: SparkSession, tmp_path: Path, step: str
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+
+    def add_column(_event: object) -> None:
+        table.sql("ALTER TABLE TABLE_ ADD COLUMN gate string")
+
+    harness.agent(At(step, add_column))
+    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+
+    write(changes(spark, (1, 1, "new"), (1, 2, "new")), 0)
+    write(changes(spark, (1, 3, "new", "A1"), columns=f"{COLUMNS}, gate string"), 1)
+
+    assert table.rows() == [(1, 1, "new", None), (1, 2, "new", None), (1, 3, "new", "A1")]
+    assert table.leftovers() == set()
+
+
 def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
