@@ -143,8 +143,8 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
         spark.createDataFrame([(1, 1, "new"), (1, 3, "new")], columns), 0
     )
 
-    rows = spark.read.format("delta").load(f"{tmp_path}/flights").select("day", "id", "state").collect()
-    assert sorted(tuple(row) for row in rows) == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
+    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("day", "id", "state").collect()
+    assert sorted(tuple(row) for row in found) == [(1, 1, "new"), (1, 2, "old"), (1, 3, "new")]
     (abandoned,) = harness.only("abandoned")
     assert "a writer that bypasses the gate committed" in abandoned.detail["reason"]
     assert harness.steps().count("completed") == 1
