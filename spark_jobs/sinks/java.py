@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,23 +23,51 @@ def gateway_of(spark: SparkSession) -> Any:
     return spark.sparkContext._gateway
 
 
+def accept_callbacks(spark: SparkSession) -> None:
+    """Let the JVM call objects of this Python process."""
+    from pyspark import java_gateway
+
+    untyped: Any = java_gateway
+    untyped.ensure_callback_server_started(gateway_of(spark))
+
+
+def threads_are_pinned() -> bool:
+    """Return whether each Python thread has a thread of the JVM to itself, also in a callback."""
+    return os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
+
+
+def java_type(spark: SparkSession, name: str) -> Any:
+    """Return py4j's view of a class, with its constructors and static members. An inner class is `Outer$Inner`.
+
+    `spark._jvm.org.apache.…` asks the JVM for each package whether it is a class, and each time Java searches all jars.
+    """
+    from py4j.java_gateway import JavaClass
+
+    return JavaClass(name, gateway_of(spark)._gateway_client)
+
+
 def java_class(spark: SparkSession, name: str) -> Any:
     """Return a `java.lang.Class` of the driver, from the packages of the session too. Raise if there is none."""
-    jvm: Any = spark._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    return jvm.java.lang.Class.forName(name, True, loader)  # noqa: FBT003 - Java has no keyword arguments
+    loader = java_type(spark, "java.lang.Thread").currentThread().getContextClassLoader()
+    return java_type(spark, "java.lang.Class").forName(name, True, loader)  # noqa: FBT003 - Java has no keyword arguments
 
 
 def defined_class(
-    spark: SparkSession, name: str, neighbour: str, folder: Path, inner: Sequence[str] = ()
+    spark: SparkSession,
+    name: str,
+    neighbour: str,
+    folder: Path,
+    inner: Sequence[str] = (),
+    *,
+    version: int | None = None,
 ) -> Any:
     """Return py4j's view of a class of this package, whose class files are in `folder`.
 
     If the class path doesn't have it, it is defined in the class loader of `neighbour`, a class of the same Java package, by
     `MethodHandles.Lookup.defineClass`. So a job needs no jar of lakewarden. That needs Java 9. `inner` are its inner classes,
-    each before those that use it: the class loader finds them nowhere else.
+    each before those that use it: the class loader finds them nowhere else. `version`: its `VERSION`. Raises `RuntimeError`
+    if the class path has another one.
     """
-    jvm: Any = spark._jvm
     with _DEFINING:
         for each in (*(f"{name}${simple}" for simple in inner), name):
             try:
@@ -46,14 +75,25 @@ def defined_class(
             except Exception as error:
                 if "ClassNotFoundException" not in str(error):
                     raise
-                handles = jvm.java.lang.invoke.MethodHandles
+                handles = java_type(spark, "java.lang.invoke.MethodHandles")
                 lookup = handles.privateLookupIn(java_class(spark, neighbour), handles.lookup())
                 lookup.defineClass(bytearray((folder / f"{each.rpartition('.')[2]}.class").read_bytes()))
                 java_class(spark, each)
-    found: Any = jvm
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    defined = java_type(spark, name)
+    if version is not None and version != defined.VERSION:
+        raise RuntimeError(
+            f"the class path has another {name}, of version {defined.VERSION}; this lakewarden needs version {version}: remove "
+            "that jar, the class comes with the Python package"
+        )
+    return defined
+
+
+def java_map(spark: SparkSession, content: Mapping[str, str]) -> Any:
+    """Return a `java.util.HashMap`."""
+    made = java_type(spark, "java.util.HashMap")()
+    for key, value in content.items():
+        made.put(key, value)
+    return made
 
 
 def call_static(spark: SparkSession, name: str, method: str) -> Any:

@@ -6,7 +6,7 @@ costs a shuffle and a sort of whole rows, and a MERGE reads its source more than
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -136,6 +136,19 @@ class PartitionScope(BatchScope):
     """Of an upsert."""
     batch: DataFrame
     """The batch in which the content was found."""
+
+
+def cast_columns(rows: DataFrame, types: Mapping[str, str]) -> DataFrame:
+    """Return the rows with these columns, if they have them, cast to these types."""
+    if all(types.get(name, kind) == kind for name, kind in rows.dtypes):
+        return rows
+    # As texts: an expression of columns takes several calls into the JVM for each of them.
+    return rows.selectExpr(
+        *(
+            f"CAST({quoted(name)} AS {types[name]}) AS {quoted(name)}" if name in types else quoted(name)
+            for name in rows.columns
+        )
+    )
 
 
 def known_content(

@@ -83,12 +83,13 @@ class Upsert:
         `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't be inserted.
         """
         # Spark sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
-        same = [f"t.{quoted(key)} {'=' if key in required else '<=>'} s.{quoted(key)}" for key in self.keys]
-        same += [
+        # Spark sorts by the columns in this order, so the rows of one partition are written one after the other.
+        same = [
             f"{field.expression('t')} {'<=>' if None in values else '='} {field.expression('s')}"
             for field, values in zip(fields, zip(*partitions, strict=True), strict=True)
             if field.column not in self.keys
         ]
+        same += [f"t.{quoted(key)} {'=' if key in required else '<=>'} s.{quoted(key)}" for key in self.keys]
         within = restriction(fields, partitions, "t")
         clauses = [
             f"MERGE INTO {target} t USING {source} s ON {' AND '.join([*same, *([within] if within else [])])}"

@@ -18,6 +18,7 @@ from typing import Final
 from lakewarden.agent.embedded.jdk import REMEDY, find_java
 from lakewarden.spark_jobs.sinks.delta import fence
 from lakewarden.spark_jobs.sinks.hudi import provider
+from lakewarden.spark_jobs.sinks.iceberg import release
 from tests.servers.hudi import hudi_jars
 from tests.servers.jars import jars
 
@@ -27,6 +28,7 @@ COMPILER = "jdk.compiler/com.sun.tools.javac.Main"
 HADOOP_VERSION: Final = "3.4.1"
 """Of PySpark 4.0."""
 _DELTA: Final = "io.delta:delta-storage:4.0.0"
+_ICEBERG: Final = "1.10.0"
 _S3A: Final = f"org.apache.hadoop:hadoop-aws:{HADOOP_VERSION}"
 _SDK: Final = ("software.amazon.awssdk:s3:2.25.53", "software.amazon.awssdk:s3-transfer-manager:2.25.53")
 """Hadoop is built with 2.24.6, of which Maven Central has no transfer manager of its own."""
@@ -48,6 +50,13 @@ def _delta_path() -> list[Path]:
     storage = jars("delta-storage-4.0.0/jars", alone=[], with_dependencies=[_DELTA], left_out=())
     hadoop = Path(pyspark.__file__).parent / "jars"
     return [*storage.glob("*.jar"), *s3a_jars().glob("*.jar"), *hadoop.glob("hadoop-client-*.jar")]
+
+
+def _iceberg_path() -> list[Path]:
+    core, api = (f"org.apache.iceberg:iceberg-{each}:{_ICEBERG}" for each in ("core", "api"))
+    return list(
+        jars(f"iceberg-{_ICEBERG}/jars", alone=[core], with_dependencies=[api], left_out=()).glob("*.jar")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class JavaClasses:
 OF_SINKS: Final = {
     "delta": JavaClasses(fence.SOURCES, fence.CLASSES, _delta_path),
     "hudi": JavaClasses(provider.SOURCES, provider.CLASSES, lambda: list(hudi_jars().glob("*.jar"))),
+    "iceberg": JavaClasses(release.SOURCES, release.CLASSES, _iceberg_path),
 }
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.sinks.java import defined_class, is_instance, java_class, java_text
+from lakewarden.spark_jobs.sinks.delta.log import DELTA_LOG
+from lakewarden.spark_jobs.sinks.java import defined_class, is_instance, java_class, java_text, java_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,10 +79,9 @@ class Fence:
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         """Define the class, if the table is on S3 and nothing is in the way."""
-        jvm: Any = spark._jvm
-        self._jvm = jvm
+        self._session = spark
         self._spark = spark._jsparkSession
-        self._path = jvm.org.apache.hadoop.fs.Path(location)
+        self._path = java_type(spark, "org.apache.hadoop.fs.Path")(location)
         file_system = self._path.getFileSystem(self._spark.sessionState().newHadoopConf())
         self.scheme = str(file_system.makeQualified(self._path).toUri().getScheme()).lower()
         settings = dict(spark.sparkContext.getConf().getAll())
@@ -100,13 +100,13 @@ class Fence:
         if not self._needed or self._obstacle is not None:
             yield
             return
-        conf = self._jvm.org.apache.spark.SparkEnv.get().conf()
+        conf = java_type(self._session, "org.apache.spark.SparkEnv").get().conf()
         with _SELECTION.of(conf, setting_of(self.scheme)):
             yield
 
     def forget(self) -> None:
         """Remove the table from Delta's cache, so that opening it creates another `DeltaLog`."""
-        self._jvm.org.apache.spark.sql.delta.DeltaLog.invalidateCache(self._spark, self._path)
+        java_type(self._session, DELTA_LOG).invalidateCache(self._spark, self._path)
 
     def is_kept(self, delta_log: Any) -> bool:
         """Return whether to keep this `DeltaLog`: it has the class, or another one wouldn't have it either."""
@@ -129,12 +129,9 @@ class Fence:
 
     def _define(self, spark: SparkSession) -> str | None:
         try:
-            self._class = defined_class(spark, LOG_STORE, NEIGHBOUR, CLASSES, INNER)
-            version = int(self._class.VERSION)
+            self._class = defined_class(spark, LOG_STORE, NEIGHBOUR, CLASSES, INNER, version=VERSION)
         except Exception as error:  # noqa: BLE001 - whatever it is, the commits stay as they were
             return f"{LOG_STORE} can't be defined: {java_text(error)}"
-        if version != VERSION:
-            return f"the class path has another {LOG_STORE}, of version {version}: remove that jar"
         return None
 
 
@@ -195,12 +192,11 @@ def _obstacle(spark: SparkSession, file_system: Any) -> str | None:
     """Return why the class can't put to this file system, or None."""
     if not is_instance(file_system, S3A):
         return f"the file system is {file_system.getClass().getName()}, and not Hadoop's S3A"
-    jvm: Any = spark._jvm
     loader = java_class(spark, NEIGHBOUR).getClassLoader()
     try:
-        jvm.java.lang.Class.forName(INTERNALS, False, loader)  # noqa: FBT003 - of Java
+        java_type(spark, "java.lang.Class").forName(INTERNALS, False, loader)  # noqa: FBT003 - of Java
     except Exception:  # noqa: BLE001 - py4j raises what Java throws for a missing class
-        release = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+        release = java_type(spark, "org.apache.hadoop.util.VersionInfo").getVersion()
         return f"Delta's class loader finds no {INTERNALS}, which Hadoop's S3A has from 3.4 on; this is Hadoop {release}"
     if file_system.isCSEEnabled():
         return "S3A encrypts on the client's side"

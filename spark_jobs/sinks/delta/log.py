@@ -16,10 +16,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partitions import PartitionColumn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
 SHORT_LOG = 20
 """Commits up to which a log is read from its first one. A longer one is summed up by Delta, once per process."""
@@ -52,11 +55,12 @@ class TableLog:
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         """Raise `ValueError` if there is no Delta table."""
-        jvm: Any = spark._jvm
-        self._jvm = jvm
+        self._session = spark
         self._spark = spark._jsparkSession
-        self._path = jvm.org.apache.hadoop.fs.Path(location)
-        self.java = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark, self._path)
+        self._new_path = java_type(spark, "org.apache.hadoop.fs.Path")
+        self._delta_log = java_type(spark, DELTA_LOG)
+        self._path = self._new_path(location)
+        self.java = self._delta_log.forTable(self._spark, self._path)
         if not self.java.tableExists():
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
@@ -68,8 +72,7 @@ class TableLog:
 
     def snapshot(self) -> Any:
         """Return Delta's snapshot of the newest version."""
-        delta: Any = self._jvm.org.apache.spark.sql.delta
-        return delta.DeltaLog.forTableWithSnapshot(self._spark, self._path)._2()
+        return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
 
     def metadata(self) -> Metadata:
         """Return the metadata of the newest version."""
@@ -89,7 +92,7 @@ class TableLog:
 
     def commits(self, since: int) -> list[CommitFile]:
         """Return the commits from version `since` on, in order."""
-        first = self._jvm.org.apache.hadoop.fs.Path(self.java.logPath(), f"{since:020d}.json")
+        first = self._new_path(self.java.logPath(), f"{since:020d}.json")
         listed = self.java.store().listFrom(first, self._conf)
         found = []
         while listed.hasNext():
@@ -101,7 +104,7 @@ class TableLog:
 
     def actions(self, version: int, kinds: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the actions of these kinds (`txn`, `add`, `commitInfo`, …) in a commit."""
-        path = self._jvm.org.apache.hadoop.fs.Path(self.java.logPath(), f"{version:020d}.json")
+        path = self._new_path(self.java.logPath(), f"{version:020d}.json")
         wanted = tuple(f'{{"{kind}"' for kind in kinds)
         for line in str(self.java.store().read(path, self._conf).mkString("\n")).split("\n"):
             if line.startswith(wanted):
@@ -125,13 +128,13 @@ class TableLog:
 
     def delete(self, files: Iterable[str]) -> None:
         """Delete files of the table, by their paths in the log. One that is absent is no error."""
-        hadoop: Any = self._jvm.org.apache.hadoop.fs
+        uri = java_type(self._session, "java.net.URI")
         folder = self.java.dataPath()
         file_system = folder.getFileSystem(self._conf)
         for file in files:
-            relative = self._jvm.java.net.URI(file)
+            relative = uri(file)
             if not relative.isAbsolute():  # a shallow clone refers to another table's files
-                file_system.delete(hadoop.Path(folder, hadoop.Path(relative)), False)  # noqa: FBT003 - of Java
+                file_system.delete(self._new_path(folder, self._new_path(relative)), False)  # noqa: FBT003 - of Java
 
     def version_of_batch(self, writer: str, batch_id: int) -> int | None:
         """Return the version that has this batch, or None if no commit file has it any more."""

@@ -35,7 +35,15 @@ from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, Unsupporte
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
-from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_causes, java_text
+from lakewarden.spark_jobs.sinks.delta.release import OBSERVER
+from lakewarden.spark_jobs.sinks.java import (
+    accept_callbacks,
+    elements,
+    is_instance,
+    java_causes,
+    java_text,
+    java_type,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,7 +78,6 @@ class CommitObserver:
         `started` is called with the transaction's `DeltaLog`.
         """
         self._spark = spark
-        self._jvm: Any = spark._jvm
         self._txn = txn
         self._table = table
         self._prepared = prepared
@@ -89,13 +96,8 @@ class CommitObserver:
 
     def run(self, statement: Callable[[], object]) -> None:
         """Execute the statement. If this returns, its commit is in the table, or it had nothing to commit."""
-        from pyspark.java_gateway import ensure_callback_server_started
-
-        start: Any = ensure_callback_server_started  # it has no annotations
-        start(self._spark.sparkContext._gateway)
-        registry = getattr(
-            getattr(self._jvm.org.apache.spark.sql.delta, "TransactionExecutionObserver$"), "MODULE$"
-        )
+        accept_callbacks(self._spark)
+        registry = getattr(java_type(self._spark, f"{OBSERVER}$"), "MODULE$")
         before = registry.getObserver()
         registry.setObserver(self)
         labelled = self._spark.conf.get(USER_METADATA, None) is None
@@ -150,7 +152,7 @@ class CommitObserver:
 
     def nextObserver(self) -> Any:
         """There is none."""
-        return self._jvm.scala.Option.empty()
+        return java_type(self._spark, "scala.Option").empty()
 
     def setNextObserver(self, observer: Any) -> None:
         """For Delta's own tests."""
@@ -162,7 +164,7 @@ class CommitObserver:
     class Java:
         """py4j reads it."""
 
-        implements = ("org.apache.spark.sql.delta.TransactionExecutionObserver",)
+        implements = (OBSERVER,)
 
     def _start(self, make: Any) -> Any:
         if self.grant is not None:
@@ -180,7 +182,7 @@ class CommitObserver:
         if self._txn.batch_id is not None:
             # What the transaction has read: a commit of the writer by another process is then a conflict.
             getattr(delta.readTxn(), "$plus$eq")(self._txn.writer)  # of Scala 2.12 and 2.13
-            now = self._jvm.scala.Option.apply(int(time.time() * 1000))
+            now = java_type(self._spark, "scala.Option").apply(int(time.time() * 1000))
             delta.updateSetTransaction(self._txn.writer, self._txn.batch_id, now)
         self._delta = delta
         return delta

@@ -7,12 +7,11 @@ observer the whole statement is granted (`sinks/whole_statement.py`).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks.java import java_class
+from lakewarden.spark_jobs.sinks.java import java_class, threads_are_pinned
 from lakewarden.spark_jobs.sinks.releases import require_tried
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
     differing = sorted(_methods(spark) ^ METHODS)
     if differing:
         return Release(version, f"Delta Lake {version} has another {OBSERVER}: {', '.join(differing)} differ")
-    if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() != "true":
+    if not threads_are_pinned():
         return Release(version, "PySpark doesn't pin its threads: PYSPARK_PIN_THREAD is not true")
     return Release(version, None)
 

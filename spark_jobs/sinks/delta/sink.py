@@ -40,6 +40,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Partition,
     PartitionScope,
+    cast_columns,
     computed_once,
     content_of,
     known_content,
@@ -288,14 +289,10 @@ class DeltaSink(Sink):
 
     def _typed(self, batch: DataFrame, metadata: Metadata) -> DataFrame:
         """Return the batch with its partition columns in the table's types: as a row that isn't cast, so is its partition."""
-        from pyspark.sql import functions as f
-
-        fields = metadata.partitioned_by
-        require_columns(batch.columns, [*self._upsert.keys, *(field.column for field in fields)], self.table)
+        types = {field.column: field.value_type for field in metadata.partitioned_by}
+        require_columns(batch.columns, [*self._upsert.keys, *types], self.table)
         require_known(batch.columns, metadata.columns, self._upsert, self.table)
-        return batch.withColumns(
-            {field.column: f.col(quoted(field.column)).cast(field.value_type) for field in fields}
-        )
+        return cast_columns(batch, types)
 
     def _content(self, rows: DataFrame, metadata: Metadata) -> BatchContent:
         return content_of(rows, metadata.partitioned_by, self._upsert.keys, self.table)

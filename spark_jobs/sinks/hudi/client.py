@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.sinks.hudi.provider import ENTRY
+from lakewarden.spark_jobs.sinks.java import java_type
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+META_CLIENT = "org.apache.hudi.common.table.HoodieTableMetaClient"
 
 PAYLOAD = "org.apache.hudi.common.model.OverwriteWithLatestAvroPayload"
 """A client needs one, although a rollback merges no rows."""
@@ -18,7 +23,7 @@ class HudiClient:
 
     def __init__(self, spark: SparkSession, path: str, options: Mapping[str, str]) -> None:
         """`options`: of the sink. `path`: of the table, as Spark has it."""
-        self._jvm: Any = spark.sparkContext._jvm  # noqa: SLF001
+        self._spark = spark
         self._java_context = spark.sparkContext._jsc  # noqa: SLF001
         self._path = path
         settings = {key: value for key, value in options.items() if key.startswith("hoodie.")}
@@ -32,13 +37,13 @@ class HudiClient:
     def roll_back_dead(self) -> None:
         """Roll back the writes whose heartbeat is too old, as Hudi's cleaning does after a commit."""
         with self._client() as client:
-            table = self._jvm.org.apache.hudi.common.table.HoodieTableMetaClient.builder()
+            table = java_type(self._spark, META_CLIENT).builder()
             storage = client.getEngineContext().getStorageConf()
             client.rollbackFailedWrites(table.setConf(storage).setBasePath(self._path).build())
 
     @contextmanager
     def _client(self) -> Iterator[Any]:
-        utils, name = self._jvm.org.apache.hudi.DataSourceUtils, self._settings["hoodie.table.name"]
+        utils, name = java_type(self._spark, ENTRY), self._settings["hoodie.table.name"]
         client = utils.createHoodieClient(self._java_context, "", self._path, name, self._settings)
         try:
             yield client

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks.java import defined_class
+from lakewarden.spark_jobs.sinks.java import accept_callbacks, defined_class, java_class, java_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,8 +42,6 @@ RELEASES = ("1.1", "1.2")
 """Releases of Hudi whose sections the lock provider knows. 1.0 also takes the lock to generate an instant, by a provider that
 outlives the transaction; 0.15 writes tables of version 6."""
 
-_INITIALIZE = True
-
 BUNDLE = "org.apache.hudi:hudi-spark3.5-bundle_2.12:1.2.0"
 
 
@@ -52,25 +50,18 @@ class Provider:
 
     def __init__(self, spark: SparkSession) -> None:
         """Raise `UnsupportedSpark` if Hudi is missing, is a release that isn't known, or brings other classes."""
-        from pyspark.java_gateway import ensure_callback_server_started
-
-        context = spark.sparkContext
-        self._jvm: Any = context._jvm  # noqa: SLF001
-        release = self._release()
+        release = _release(spark)
         if release.rpartition(".")[0] not in RELEASES:
             raise UnsupportedSpark(
                 f"Hudi {release} is not supported: HudiSink knows the commits of {', '.join(f'{each}.x' for each in RELEASES)} "
                 f"and can't hold back those of another release; start Spark with spark.jars.packages={BUNDLE}"
             )
-        locks, clients = (defined_class(spark, name, NEIGHBOUR, CLASSES) for name in (LOCK_PROVIDER, CLIENTS))
-        ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]  # noqa: SLF001
-        self._locks: Any = locks
-        self._clients: Any = clients
-        if locks.VERSION != VERSION:
-            raise UnsupportedSpark(
-                f"the class path has another {LOCK_PROVIDER}, of version {locks.VERSION}; this lakewarden needs version "
-                f"{VERSION}: remove that jar, the class comes with the Python package"
-            )
+        try:
+            self._locks = defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
+        except RuntimeError as error:
+            raise UnsupportedSpark(str(error)) from error
+        self._clients = defined_class(spark, CLIENTS, NEIGHBOUR, CLASSES)
+        accept_callbacks(spark)
 
     def register(self, transaction: str, answer: Any) -> None:
         """Let `answer`, a `java.util.function.BiFunction`, decide about the sections of this transaction."""
@@ -90,22 +81,21 @@ class Provider:
         """Whether a client of this transaction has requested the instant."""
         return bool(self._clients.owns(transaction, instant))
 
-    @property
-    def _loader(self) -> Any:
-        return self._jvm.java.lang.Thread.currentThread().getContextClassLoader()
 
-    def _release(self) -> str:
-        """Return the release of Hudi. 1.2 has it in a class, earlier ones in the manifest of their jar."""
-        try:
-            return str(self._jvm.org.apache.hudi.HoodieVersion.get())
-        except TypeError:  # py4j takes a class that isn't there for a package
-            pass
-        try:
-            entry = self._jvm.java.lang.Class.forName(ENTRY, _INITIALIZE, self._loader)
-        except Exception as error:
-            if "ClassNotFoundException" not in str(error):
-                raise
-            raise UnsupportedSpark(
-                f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
-            ) from error
-        return str(entry.getPackage().getImplementationVersion())
+def _release(spark: SparkSession) -> str:
+    """Return the release of Hudi. 1.2 has it in a class, earlier ones in the manifest of their jar."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return str(java_type(spark, "org.apache.hudi.HoodieVersion").get())
+    except Py4JError:  # the class isn't there
+        pass
+    try:
+        entry = java_class(spark, ENTRY)
+    except Exception as error:
+        if "ClassNotFoundException" not in str(error):
+            raise
+        raise UnsupportedSpark(
+            f"Hudi is not on Spark's class path: start Spark with spark.jars.packages={BUNDLE}"
+        ) from error
+    return str(entry.getPackage().getImplementationVersion())

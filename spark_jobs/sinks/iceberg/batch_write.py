@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGING_CATALOG, table_cache
 from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATION, StagedTable
 from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
-from lakewarden.spark_jobs.sinks.java import is_instance, java_causes, java_class
+from lakewarden.spark_jobs.sinks.java import (
+    accept_callbacks,
+    is_instance,
+    java_causes,
+    java_class,
+    java_map,
+    java_type,
+)
 from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
 from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view
 
@@ -65,9 +72,8 @@ class BatchWrite:
 @contextmanager
 def in_catalog(spark: SparkSession, name: str, table: StagedTable) -> Iterator[str]:
     """Give the staged table a name in the session's SQL for the block."""
-    _accept_callbacks(spark)
     cache = table_cache(spark)
-    cache.add(name, table)
+    cache.add(name, table.java)
     try:
         yield f"{STAGING_CATALOG}.{quoted(name)}"
     finally:
@@ -75,15 +81,18 @@ def in_catalog(spark: SparkSession, name: str, table: StagedTable) -> Iterator[s
 
 
 def with_properties(spark: SparkSession, properties: Mapping[str, str], write: Callable[[], object]) -> None:
-    """Run a write whose snapshot gets these properties, and no other write of the session does."""
-    _accept_callbacks(spark)
+    """Run a write whose snapshot gets these properties, and no other write of the session does.
+
+    Iceberg knows the write by the JVM's thread, so PySpark must pin its threads.
+    """
+    accept_callbacks(spark)
     with CallbackErrors() as errors:
-        jvm: Any = spark._jvm
-        found = jvm.java.util.HashMap()
-        for key, value in properties.items():
-            found.put(key, value)
-        call = jvm.org.apache.iceberg.spark.CommitMetadata.withCommitProperties
-        call(found, _Call(errors.keep(write)), java_class(spark, "java.lang.RuntimeException"))
+        call = java_type(spark, "org.apache.iceberg.spark.CommitMetadata").withCommitProperties
+        call(
+            java_map(spark, properties),
+            _Call(errors.keep(write)),
+            java_class(spark, "java.lang.RuntimeException"),
+        )
 
 
 class _Call:
@@ -102,11 +111,3 @@ class _Call:
 def is_conflict(error: Exception) -> bool:
     """Return whether Iceberg refused a commit because of another one. Spark wraps what Iceberg throws."""
     return any(is_instance(java, name) for java in java_causes(error) for name in (COMMIT_FAILED, VALIDATION))
-
-
-def _accept_callbacks(spark: SparkSession) -> None:
-    """Let the JVM call objects of this Python process."""
-    from pyspark import java_gateway
-
-    untyped: Any = java_gateway
-    untyped.ensure_callback_server_started(spark.sparkContext._gateway)

@@ -8,10 +8,17 @@ rewrite actions, so a release may lack them, or use them in another way. Without
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks.java import call_static, java_class
+from lakewarden.spark_jobs.sinks.java import (
+    call_static,
+    defined_class,
+    java_class,
+    java_text,
+    threads_are_pinned,
+)
 from lakewarden.spark_jobs.sinks.releases import require_tried
 
 if TYPE_CHECKING:
@@ -22,6 +29,14 @@ TRIED = {"3.5": ("1.6", "1.7", "1.8", "1.9", "1.10"), "4.0": ("1.10",)}
 
 STAGING_CATALOG = "lakewarden_staging"
 """Name of the catalog, in the Spark session, whose tables are those in `SparkTableCache`."""
+
+STAGED_TABLE = "org.apache.iceberg.LakewardenStagedTable"
+NEIGHBOUR = "org.apache.iceberg.BaseTable"
+"""Iceberg's class of the same package."""
+SOURCES = Path(__file__).parent / "java"
+CLASSES = Path(__file__).parent / "classes"
+VERSION = 1
+"""Of the calls between Python and the class."""
 
 _TABLE_CACHE = "org.apache.iceberg.spark.SparkTableCache"
 _CACHED_CATALOG = "org.apache.iceberg.spark.SparkCachedTableCatalog"
@@ -39,7 +54,10 @@ class Release:
 
 
 def require_release(spark: SparkSession, *, untried: bool) -> Release:
-    """Return the session's release of Iceberg. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`."""
+    """Return the session's release of Iceberg. Raise `UnsupportedSpark` if it is missing, or unknown and not `untried`.
+
+    It also raises it if neither staged statements nor whole ones would be labelled.
+    """
     try:
         version = str(call_static(spark, "org.apache.iceberg.IcebergBuild", "version"))
     except Exception as error:
@@ -48,8 +66,25 @@ def require_release(spark: SparkSession, *, untried: bool) -> Release:
             "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 (or the artifact of your Spark version)"
         ) from error
     require_tried("Iceberg", version, spark.version, TRIED, untried=untried)
+    unhooked = _obstacle(spark, version)
+    if unhooked is not None and not threads_are_pinned():
+        raise UnsupportedSpark(
+            f"{unhooked}, and PySpark doesn't pin its threads: Iceberg labels the commit of a whole statement by its thread, and "
+            "the sink finds a committed batch by its label; start the job without PYSPARK_PIN_THREAD, or with true"
+        )
+    return Release(version, unhooked)
+
+
+def _obstacle(spark: SparkSession, version: str) -> str | None:
+    """Return why no statement can be staged, or None if it can."""
     missing = [name for name in STAGING_CLASSES if not _has_class(spark, name)]
-    return Release(version, f"Iceberg {version} has no {' and no '.join(missing)}" if missing else None)
+    if missing:
+        return f"Iceberg {version} has no {' and no '.join(missing)}"
+    try:
+        staged_table_class(spark)
+    except Exception as error:  # noqa: BLE001 - whatever it is, whole statements can be granted
+        return f"{STAGED_TABLE} can't be defined: {java_text(error)}"
+    return None
 
 
 def _has_class(spark: SparkSession, name: str) -> bool:
@@ -63,6 +98,11 @@ def _has_class(spark: SparkSession, name: str) -> bool:
 def has_extensions(spark: SparkSession) -> bool:
     """Return whether the session has Iceberg's extensions, which push transforms such as `days(ts)` down to the scan."""
     return _EXTENSIONS in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def staged_table_class(spark: SparkSession) -> Any:
+    """Return py4j's view of the class of the tables that statements write to. Raise if it can't be used."""
+    return defined_class(spark, STAGED_TABLE, NEIGHBOUR, CLASSES, version=VERSION)
 
 
 def table_cache(spark: SparkSession) -> Any:

@@ -52,6 +52,7 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
     PartitionScope,
+    cast_columns,
     computed_once,
     content_of,
     known_content,
@@ -148,7 +149,7 @@ class IcebergSink(Sink):
     # staging and committing
 
     def _commit_staged(self, write: BatchWrite, txn: Transaction) -> None:
-        staged = StagedTable(self._spark._jvm, self._unchanged(write), write.properties)
+        staged = StagedTable(self._spark, self._unchanged(write), write.properties)
         txn.on_discard(staged.discard)
         txn.check()
         with in_catalog(write.rows.sparkSession, txn.id, staged) as target:
@@ -208,15 +209,7 @@ class IcebergSink(Sink):
         require_known(batch.columns, table.columns, self._upsert, self.table)
         partitioned_by = [field.column for field in table.fields] if self._mode != "append" else []
         require_columns(batch.columns, {*table.required, *self._upsert.keys, *partitioned_by}, self.table)
-        # As texts: an expression of columns takes several calls into the JVM for each of them.
-        return batch.selectExpr(
-            *(
-                f"CAST({quoted(name)} AS {table.columns[name]}) AS {quoted(name)}"
-                if name in table.columns
-                else quoted(name)
-                for name in batch.columns
-            )
-        )
+        return cast_columns(batch, table.columns)
 
     def _markers(self, partitions: Sequence[Partition], table: OpenTable) -> tuple[Marker, ...]:
         paths = [table.path(partition) for partition in partitions]

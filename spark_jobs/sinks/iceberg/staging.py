@@ -1,11 +1,11 @@
 """A statement of Spark whose commit waits for the grant: the staged table, its one commit, and the removal of its files.
 
-Two objects of Python stand in for interfaces of Iceberg. The JVM calls them through py4j.
-
-- `StagedTable` is the `Table` that the statement writes to. It reads from the table as it was when the statement began. Its
-  writes go to an Iceberg `Transaction`, which no reader sees, and have the batch's properties.
-- `CheckedOperations` are the `TableOperations` of that transaction. Their `commit` is Iceberg's last step, the swap of the
-  table's metadata. The gate's check runs right before it, each time that it is tried.
+- `StagedTable` has an Iceberg `Transaction`, and the `Table` that the statement writes to, a class of Java
+  (`java/LakewardenStagedTable.java`). That reads from the table as it was when the statement began. Its writes go to the
+  transaction, which no reader sees, and have the batch's properties.
+- `CheckedOperations` are the `TableOperations` below that transaction: an object of Python, which the JVM calls through py4j.
+  Their `commit` is Iceberg's last step, the swap of the table's metadata. The gate's check runs right before it, each time
+  that it is tried.
 
 `publish` commits the transaction under the grant. If the table has moved, Iceberg applies the staged write to the new version
 and validates it, as for any commit of its own. Nothing of this is done here: files that are added to a new commit by hand were
@@ -25,13 +25,25 @@ the other writer's snapshot. `discard` removes nothing if the transaction is fou
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
+from lakewarden.spark_jobs.sinks.iceberg.release import staged_table_class
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, find_transaction
-from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_exception, java_text
+from lakewarden.spark_jobs.sinks.java import (
+    accept_callbacks,
+    elements,
+    is_instance,
+    java_exception,
+    java_map,
+    java_text,
+    java_type,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MAX_TRIES = 10
 """Of the swap, under one grant. Another commit comes first only if a writer bypasses the gate."""
@@ -39,7 +51,6 @@ MAX_TRIES = 10
 MAX_NAMED = 3
 """Foreign snapshots listed in an error."""
 
-_WRITES = {"newAppend", "newFastAppend", "newOverwrite", "newRowDelta", "newReplacePartitions"}
 COMMIT_FAILED = "org.apache.iceberg.exceptions.CommitFailedException"
 VALIDATION = "org.apache.iceberg.exceptions.ValidationException"
 
@@ -95,41 +106,23 @@ class CheckedOperations:
 
 
 class StagedTable:
-    """`Table` for one statement. Create it after the markers are published: it is the base of the batch."""
+    """The table for one statement. Create it after the markers are published: it is the base of the batch."""
 
-    def __init__(self, jvm: Any, table: Any, properties: Mapping[str, str]) -> None:
-        self._jvm = jvm
+    def __init__(self, spark: SparkSession, table: Any, properties: Mapping[str, str]) -> None:
+        """`properties`: of the statement's snapshot. One is the gate's transaction."""
+        accept_callbacks(spark)
+        self._spark = spark
         self._table = table
-        self._properties = dict(properties)
+        self._name = properties[TRANSACTION]
         self._files: dict[str, None] = {}
         self._operations = CheckedOperations(table.operations(), self._list_files)
-        self._transaction = jvm.org.apache.iceberg.Transactions.newTransaction(table.name(), self._operations)
-        self._pinned = jvm.org.apache.iceberg.BaseTable(self._transaction.table().operations(), table.name())
-        self._base = self._pinned.currentSnapshot()
-        self._writes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        """What the JVM calls: writes go to the transaction, everything else to the table as it was."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._write(name) if name in _WRITES else getattr(self._pinned, name)
-
-    class Java:
-        """Read by py4j."""
-
-        implements = ("org.apache.iceberg.Table", "org.apache.iceberg.HasTableOperations")
-
-    def _write(self, name: str) -> Callable[[], Any]:
-        def begin() -> Any:
-            self._writes += 1
-            if self._writes > 1:
-                raise RuntimeError(f"a second write in one statement: {name}")
-            update = getattr(self._transaction, name)()
-            for key, value in self._properties.items():
-                update.set(key, value)
-            return update
-
-        return begin
+        begin = java_type(spark, "org.apache.iceberg.Transactions").newTransaction
+        self._transaction = begin(table.name(), self._operations)
+        operations = self._transaction.table().operations()
+        self._seen = java_type(spark, "org.apache.iceberg.BaseTable")(operations, table.name())
+        self._base = self._seen.currentSnapshot()
+        self.java = staged_table_class(spark).of(self._seen, self._transaction, java_map(spark, properties))
+        """`org.apache.iceberg.Table`, for the statement."""
 
     @property
     def base(self) -> int | None:
@@ -138,11 +131,11 @@ class StagedTable:
 
     def staged(self) -> None:
         """Call it after the statement. Raise if its write isn't staged here."""
-        snapshot = self._pinned.currentSnapshot()
-        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._properties[TRANSACTION]:
+        snapshot = self._seen.currentSnapshot()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._name:
             raise RuntimeError(
                 "Spark didn't write to the staged table, so its commit, if there was one, had no grant: this release of "
-                f"Iceberg doesn't work with the sink; report it; table={self._pinned.name()}"
+                f"Iceberg doesn't work with the sink; report it; table={self._seen.name()}"
             )
         self._list_files(snapshot)
 
@@ -174,7 +167,7 @@ class StagedTable:
         if operations.overtaken:
             # The store may have seen one request twice, and have refused the second one.
             self._table.refresh()
-            found = find_transaction(self._table, self._properties[TRANSACTION])
+            found = find_transaction(self._table, self._name)
             operations.unanswered = False
             return found
         if operations.unanswered:
@@ -207,8 +200,8 @@ class StagedTable:
         return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history"
 
     def _list_files(self, snapshot: Any) -> None:
-        io = self._pinned.io()
-        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._properties[TRANSACTION]:
+        io = self._seen.io()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._name:
             return
         if str(snapshot.manifestListLocation()) in self._files:
             return
@@ -216,11 +209,12 @@ class StagedTable:
             for file in elements(added):
                 self._files[str(file.path())] = None
         parent = snapshot.parentId()
-        before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
+        before = None if parent is None else (self._seen.snapshot(parent) or self._table.snapshot(parent))
         # In the JVM: a table may have thousands of manifests, and each call from Python takes time.
-        manifests = self._jvm.java.util.ArrayList(snapshot.allManifests(io))
+        new_list = java_type(self._spark, "java.util.ArrayList")
+        manifests = new_list(snapshot.allManifests(io))
         if before is not None:
-            manifests.removeAll(self._jvm.java.util.HashSet(before.allManifests(io)))
+            manifests.removeAll(java_type(self._spark, "java.util.HashSet")(before.allManifests(io)))
         for manifest in elements(manifests):
             self._files[str(manifest.path())] = None
         self._files[str(snapshot.manifestListLocation())] = None
@@ -230,12 +224,13 @@ class StagedTable:
         if not self._files:
             return
         self._table.refresh()
-        if find_transaction(self._table, self._properties[TRANSACTION]) is not None:
+        if find_transaction(self._table, self._name) is not None:
             return
-        paths = self._jvm.java.util.ArrayList()
+        paths = java_type(self._spark, "java.util.ArrayList")()
         for path in self._files:
             paths.add(path)
-        self._jvm.org.apache.iceberg.CatalogUtil.deleteFiles(self._table.io(), paths, "staged", True)  # noqa: FBT003
+        delete = java_type(self._spark, "org.apache.iceberg.CatalogUtil").deleteFiles
+        delete(self._table.io(), paths, "staged", True)  # noqa: FBT003 - Java has no keyword arguments
 
 
 def _is(error: Exception, name: str) -> bool:

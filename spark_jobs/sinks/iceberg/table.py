@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import elements, java_text
+from lakewarden.spark_jobs.sinks.java import elements, java_text, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
@@ -25,6 +25,8 @@ WRITER, BATCH = "lakewarden.writer", "lakewarden.batch"
 
 NEWEST_FORMAT = 3
 """The newest version of Iceberg's table format that was tried."""
+
+_ICEBERG = "org.apache.iceberg.spark"
 
 _TRANSFORM = re.compile(r"(identity|year|month|day|hour|bucket|truncate)(?:\[(\d+)\])?")
 
@@ -80,7 +82,7 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
         return replace(before, java=table)
     catalog = _catalog_of(spark, name)
     schema = table.schema()
-    converted = spark._jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(schema).json()  # type: ignore[union-attr]
+    converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
     columns = {field["name"]: field for field in json.loads(converted)["fields"]}
     types = _spark_types(converted)
     fields = tuple(_partition_fields(name, table, types, catalog))
@@ -105,9 +107,8 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
 
 def load(spark: SparkSession, name: str) -> Any:
     """Return `org.apache.iceberg.Table` at its newest version, past the catalog's cache."""
-    jvm: Any = spark._jvm
     try:
-        table = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
+        table = java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
     except Exception as error:  # py4j's, or PySpark's own
         raise ValueError(
             f"no Iceberg table of this name: {name!r}; give catalog.namespace.table of a catalog in the Spark session; "
@@ -118,8 +119,7 @@ def load(spark: SparkSession, name: str) -> Any:
 
 
 def _catalog_of(spark: SparkSession, name: str) -> str:
-    jvm: Any = spark._jvm
-    found = jvm.org.apache.iceberg.spark.Spark3Util.catalogAndIdentifier(spark._jsparkSession, name)
+    found = java_type(spark, f"{_ICEBERG}.Spark3Util").catalogAndIdentifier(spark._jsparkSession, name)
     return str(found.catalog().name())
 
 
