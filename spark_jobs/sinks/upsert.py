@@ -7,8 +7,7 @@ fields. Then a commit to any other partition is a conflict. So each MERGE has th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -82,8 +81,8 @@ class Upsert:
 
         `required` columns of the table are NOT NULL: a row of the batch with a NULL there matches none, and can't be inserted.
         """
-        # Spark sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
-        # Spark sorts by the columns in this order, so the rows of one partition are written one after the other.
+        # Spark sorts by the columns in this order. With the partition first, the rows of each partition are written in one go.
+        # It sorts and hashes by two expressions for each `<=>`, so only what may be NULL has it.
         same = [
             f"{field.expression('t')} {'<=>' if None in values else '='} {field.expression('s')}"
             for field, values in zip(fields, zip(*partitions, strict=True), strict=True)
@@ -131,13 +130,3 @@ def require_known(given: Collection[str], known: Collection[str], upsert: Upsert
             f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
             f"columns={list(known)}"
         )
-
-
-@contextmanager
-def as_view(rows: DataFrame, name: str) -> Iterator[str]:
-    """Give the rows a name in the session's SQL for the block."""
-    rows.createOrReplaceTempView(name)
-    try:
-        yield quoted(name)
-    finally:
-        rows.sparkSession.catalog.dropTempView(name)

@@ -146,9 +146,17 @@ FULL = Size(
     web=page.Sizes(tables=1_000, transactions=3_600, updates=30, fed_updates=3_600),
     aborts=20,
     upserts=Upserts(files=30, rows=40_000, runs=3),
-    peers=tuple(
-        Workload(writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
-        for writers, overlap in ((2, True), (2, False), (4, True))
+    peers=(
+        *(
+            Workload(
+                writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5
+            )
+            for writers, overlap in ((2, True), (2, False), (4, True))
+        ),
+        *(
+            Workload(2, overlap, 4, rows_per_day=400_000, rows_per_batch=50_000, days_per_batch=5, large=True)
+            for overlap in (True, False)
+        ),
     ),
     hudi_peers=tuple(
         Workload(writers, overlap, batches, rows_per_day=30_000, rows_per_batch=5_000, days_per_batch=5)

@@ -20,8 +20,8 @@ from lakewarden.spark_jobs.sinks.java import (
     java_map,
     java_type,
 )
-from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view
+from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, quoted
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -219,4 +219,7 @@ def _requests(by_process: Mapping[str, Mapping[str, int]] | None) -> str:
 
 
 def _title(workload: Workload) -> str:
-    return f"{workload.writers} writers, {'the same' if workload.overlap else 'different'} partitions"
+    return (
+        f"{workload.writers} writers, {'the same' if workload.overlap else 'different'} partitions, "
+        f"{workload.rows_per_batch:,} rows a batch"
+    )

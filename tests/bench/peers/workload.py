@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 SCHEMA = "day int, id long, writer int, batch int, value double"
@@ -43,11 +44,13 @@ class Workload:
     """That the table begins with."""
     rows_per_batch: int
     days_per_batch: int
+    large: bool = False
+    """Whether its batches are those of the large workloads, for their names only."""
 
     @property
     def name(self) -> str:
         """By which the command line selects it."""
-        return f"{self.writers}-{'same' if self.overlap else 'different'}"
+        return f"{self.writers}-{'same' if self.overlap else 'different'}{'-large' if self.large else ''}"
 
     @property
     def days(self) -> int:
@@ -56,8 +59,9 @@ class Workload:
 
     def first_rows(self) -> pa.Table:
         """Return the rows that the table begins with."""
-        ids = range(self.days * self.rows_per_day)
-        return _table((number % self.days, number, AT_THE_START, AT_THE_START) for number in ids)
+        ids = pa.array(range(self.days * self.rows_per_day), pa.int64())
+        days = pc.subtract(ids, pc.multiply(pc.divide(ids, self.days), self.days))
+        return _table(days, ids, AT_THE_START, AT_THE_START)
 
     def batch(self, writer: int, number: int) -> pa.Table:
         """Return the rows of one batch. Those that it updates are the same in each batch of the writer."""
@@ -66,7 +70,7 @@ class Workload:
         inserted = (self._inserted_id(writer, number, each) for each in self._halves())
         rows = [(identity % self.days, identity) for identity in updated]
         rows += [(days[each % len(days)], identity) for each, identity in enumerate(inserted)]
-        return _table((day, identity, writer, number) for day, identity in rows)
+        return _table([day for day, _ in rows], [identity for _, identity in rows], writer, number)
 
     def expected(self, committed: Sequence[int] | None = None) -> Counter[tuple[int, int]]:
         """Return the number of rows by writer and batch that wrote them last.
@@ -110,7 +114,10 @@ class Workload:
         return self.days * self.rows_per_day + before + each
 
 
-def _table(rows: Iterator[tuple[int, int, int, int]]) -> pa.Table:
-    columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
-    day, identity, writer, batch = columns
-    return pa.table([day, identity, writer, batch, [float(each) for each in identity]], schema=ARROW)
+def _table(days: Any, ids: Any, writer: int, batch: int) -> pa.Table:
+    ids = pa.array(ids, pa.int64())
+    written_by = (pa.repeat(each, len(ids)) for each in (writer, batch))
+    columns = [pa.array(days), ids, *written_by, ids]
+    return pa.table(
+        [column.cast(kind) for column, kind in zip(columns, ARROW.types, strict=True)], schema=ARROW
+    )

@@ -352,6 +352,21 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     assert "has no org.apache.iceberg.spark.Missing" in warning
 
 
+def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_they_can_be_labelled(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(release, "STAGED_TABLE", "org.apache.iceberg.LakewardenMissing")
+    table = Table(spark, tmp_path, COLUMNS, "day")
+
+    IcebergSink(table.name)
+    (warning,) = [record for record in caplog.messages if record.startswith("iceberg.whole-statements")]
+    assert "org.apache.iceberg.LakewardenMissing can't be defined" in warning
+
+    monkeypatch.setenv("PYSPARK_PIN_THREAD", "false")
+    with pytest.raises(UnsupportedSpark, match=r"can't be defined.* doesn't pin its threads.* start the job"):
+        IcebergSink(table.name)
+
+
 def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

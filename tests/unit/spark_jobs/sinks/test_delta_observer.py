@@ -12,6 +12,7 @@ import pytest
 
 from lakewarden.spark_jobs import BaseChanged, LeaseLost, OutcomeUnknown
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
+from lakewarden.spark_jobs.sinks.delta import observer
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 
 TABLE = "file:/lake/flights"
@@ -76,11 +77,7 @@ class World:
             request_grant=self.granted,
         )
         self.grant: Grant = Grant("g", 1, check=self.check, completed=self.completed, failed=self.unknown)
-        option = SimpleNamespace(apply=lambda value: value)
-        spark: Any = SimpleNamespace(
-            _jvm=SimpleNamespace(scala=SimpleNamespace(Option=option)),
-            conf=SimpleNamespace(get=lambda *_: "4"),
-        )
+        spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "4"))
         table: Any = SimpleNamespace(data_path=TABLE, version_of=self.version_of)
         self.observer = CommitObserver(spark, txn, table)
 
@@ -124,6 +121,13 @@ class World:
             self.observer._settle_returned()
         else:
             self.observer._settle_failed(error)
+
+
+@pytest.fixture(autouse=True)
+def scala_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only class that the observer asks the JVM for."""
+    option = SimpleNamespace(apply=lambda value: value)
+    monkeypatch.setattr(observer, "java_type", lambda _spark, name: {"scala.Option": option}[name])
 
 
 def failing(call: Callable[[], object]) -> Exception:

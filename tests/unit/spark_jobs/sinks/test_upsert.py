@@ -109,8 +109,8 @@ def test_a_merge_has_keys_partitions_and_conditions() -> None:
     )
 
     assert statement == (
-        "MERGE INTO x.y t USING changes s ON t.`id` <=> s.`id` AND "
-        "`lake`.system.days(t.`ts`) = `lake`.system.days(s.`ts`) AND "
+        "MERGE INTO x.y t USING changes s ON "
+        "`lake`.system.days(t.`ts`) = `lake`.system.days(s.`ts`) AND t.`id` <=> s.`id` AND "
         "`lake`.system.days(t.`ts`) IN (CAST('2026-01-01' AS date)) "
         "WHEN MATCHED AND (s.gone) THEN DELETE "
         "WHEN MATCHED AND (s.at > t.at) THEN UPDATE SET t.`ts` = s.`ts`, t.`at` = s.`at` "
@@ -131,7 +131,7 @@ def test_a_partition_column_is_neither_updated_nor_compared_by_a_function() -> N
     )
 
     assert statement == (
-        "MERGE INTO delta.`/flights` t USING changes s ON t.`id` <=> s.`id` AND t.`day` <=> s.`day` AND t.`day` IS NULL "
+        "MERGE INTO delta.`/flights` t USING changes s ON t.`day` <=> s.`day` AND t.`id` <=> s.`id` AND t.`day` IS NULL "
         "WHEN MATCHED THEN UPDATE SET t.`note` = s.`note` "
         "WHEN NOT MATCHED THEN INSERT (`id`, `day`, `note`) VALUES (s.`id`, s.`day`, s.`note`)"
     )
