@@ -178,7 +178,8 @@ def as_view(rows: DataFrame, name: str) -> Iterator[str]:
     try:
         yield quoted(name)
     finally:
-        rows.sparkSession.catalog.dropTempView(name)
+        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
+        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001
 
 
 @contextmanager

@@ -53,6 +53,17 @@ def test_a_table_without_partitions_has_one_if_there_are_rows(spark: SparkSessio
     assert content_of(rows.limit(0), [], keys, "lake") == BatchContent(())
 
 
+def test_rows_that_are_persisted_stay_so(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
+    cached = spark._jsparkSession.sharedState().cacheManager().lookupCachedData
+
+    content_of(rows, [DAY], ["id"], "lake")
+
+    assert cached(rows._jdf).isDefined()
+    rows.unpersist()
+    assert not cached(rows._jdf).isDefined()
+
+
 @pytest.mark.parametrize("keys", [[], ["id"]])
 def test_too_many_partitions_are_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, keys: list[str]
