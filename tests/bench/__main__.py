@@ -238,6 +238,9 @@ def main(arguments: list[str] | None = None) -> None:
         metavar="WAY",
         help=f"with --peers, likewise: {', '.join(ways)}",
     )
+    parser.add_argument(
+        "--repeat", type=int, default=1, metavar="N", help="with --peers, likewise: run each way so often"
+    )
     parser.add_argument("--bootstrap-servers", help="a broker to use; default: an embedded one for this run")
     options = parser.parse_args(arguments)
     began = time.monotonic()
@@ -357,7 +360,9 @@ def _measure_peers(size: Size, options: argparse.Namespace) -> dict[str, Any]:
             for table_format in formats
             if table_format != "paimon"
         }
-        report["peers"] = compare.measure(workloads, servers, folder, ways=options.ways, server=server)
+        report["peers"] = compare.measure(
+            workloads, servers, folder, ways=options.ways, repeat=options.repeat, server=server
+        )
         if "hudi" in formats and LOCK in options.workload:
             assert server is not None, "Hudi's lock is on a store"
             prefix = f"bench-{uuid.uuid4().hex[:8]}"
@@ -584,6 +589,8 @@ def _print(report: dict[str, Any]) -> None:
         _print_table(list(upserts.rows(report["upserts"])))
     if report.get("peers"):
         _print_table(list(compare.rows(report["peers"])))
+        if any(run["way"] == compare.NATIVE for run in report["peers"]):
+            _print_table(list(compare.wall_rows(report["peers"])))
         print(compare.FOOTNOTE)
     if "paimon" in report:
         _print_table(list(paimon_commits.rows(report["paimon"])))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from itertools import permutations
 from typing import Any
 
 import pytest
 
 from lakewarden.spark_jobs import GateEvent
+from tests.bench.peers.compare import wall_rows
 from tests.bench.peers.driver import Record
 from tests.bench.peers.workload import Workload
 
@@ -80,3 +82,23 @@ def test_an_attempt_that_was_stopped_is_recorded_once_as_computed_in_vain() -> N
 
     assert [(each.name, each.committed) for each in record.attempts] == [("transaction", False)]
     assert not record.commits
+
+
+def test_wall_times_are_compared_by_the_medians_of_the_runs() -> None:
+    sizes = asdict(workload())
+
+    def run(way: str, wall: float, table_format: str = "delta") -> dict[str, Any]:
+        return {"format": table_format, "workload": sizes, "way": way, "wall_seconds": wall}
+
+    runs = [
+        run("native", 10.0),
+        run("auto", 30.0),
+        run("native", 12.0),
+        run("auto", 8.0),
+        run("native", 50.0),
+    ]
+
+    _, *found = wall_rows([*runs, run("auto", 9.0), run("auto", 1.0, "hudi")])
+
+    name = "delta, 2 writers, the same partitions, 8 rows a batch"
+    assert found == [(name, "native", "3", "12.0 s", "1.00"), (name, "auto", "3", "9.0 s", "0.75")]

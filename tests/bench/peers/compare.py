@@ -26,10 +26,11 @@ from tests.servers.s3 import S3Server
 ROOT = Path(__file__).parents[3]
 SPARK35_PYTHON = ROOT / "build/venv-spark35/bin/python"
 
+NATIVE = "native"
 WAYS = {
-    "delta": ("native", "optimistic", "auto"),
-    "iceberg": ("native", "optimistic", "auto"),
-    "hudi": ("native", "native-direct", "native-asynchronous", "optimistic", "auto"),
+    "delta": (NATIVE, "optimistic", "auto"),
+    "iceberg": (NATIVE, "optimistic", "auto"),
+    "hudi": (NATIVE, "native-direct", "native-asynchronous", "optimistic", "auto"),
 }
 FOOTNOTE = (
     "In vain: seconds of attempts that committed nothing, and their share of all. Ran: how long such an attempt ran.\n"
@@ -54,13 +55,18 @@ def measure(
     folder: Path,
     *,
     ways: Sequence[str] = (),
+    repeat: int = 1,
     server: S3Server | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the figures of each run. `workloads`: by format. `ways`: only these. `server`: for the tables of Hudi."""
+    """Return the figures of each run. `workloads`: by format. `ways`: only these. `server`: for the tables of Hudi.
+
+    `repeat`: how often each way runs. The ways of a workload take turns.
+    """
     runs = [
         _Run(each, workload, way)
         for each in workloads
         for workload in workloads[each]
+        for _ in range(repeat)
         for way in WAYS[each]
         if not ways or way in ways
     ]
@@ -200,6 +206,21 @@ def rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             _requests(run["requests"]),
             f"{run['rows_wrong']:,}",
         )
+
+
+def wall_rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The table of the wall times by the native one's, medians of all runs of each way."""
+    walls: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        name = f"{run['format']}, {_title(Workload(**run['workload']))}"
+        walls.setdefault(name, {}).setdefault(run["way"], []).append(run["wall_seconds"])
+    yield "", "way", "runs", "wall, median", "by native"
+    for name, ways in walls.items():
+        if NATIVE not in ways:
+            continue
+        for way, seconds in ways.items():
+            ratio = median(seconds) / median(ways[NATIVE])
+            yield name, way, f"{len(seconds)}", f"{median(seconds):.1f} s", f"{ratio:.2f}"
 
 
 def _stopped(seconds: Sequence[float | None] | None) -> str:
