@@ -38,7 +38,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.events import Marker
@@ -57,10 +57,7 @@ if TYPE_CHECKING:
     from lakewarden.spark_jobs.gate.transaction import Transaction
 
 MARKER_SECONDS = 0.2
-"""Between two looks at the marker files."""
-
-PLAN_SECONDS = MARKER_SECONDS / 2
-"""Between two looks at the inflight file, until it names the file groups that get updates: earlier than marker files do."""
+"""Between two looks at the inflight file and the marker files."""
 
 LEASE_SECONDS = 0.2
 """Between two reports of the lease to the JVM."""
@@ -108,10 +105,9 @@ class HudiWrite:
         self._ended = False
         self._known_files: dict[str, int] = {}
         self._planned = False
-        self._looks = 0
         self._published: set[tuple[str, str]] = set()
-        self._markers = _Repeated("lakewarden-markers", self._look, self._seconds_to_next_look)
-        self._lease = _Repeated("lakewarden-lease", self._report_lease, lambda: LEASE_SECONDS)
+        self._markers = _Repeated("lakewarden-markers", self._publish_markers, MARKER_SECONDS)
+        self._lease = _Repeated("lakewarden-lease", self._report_lease, LEASE_SECONDS)
 
     def options(self) -> dict[str, str]:
         """Return the options of Spark's writer."""
@@ -199,30 +195,15 @@ class HudiWrite:
             f"Hudi began a write, but its timeline has no instant of it, so its file groups are unknown; {self._facts()}"
         )
 
-    def _look(self) -> None:
-        self._looks += 1
-        if self._planned or self._looks % 2 == 0:
-            self._publish_markers()
-        else:
-            self._publish(self._plan())
-
-    def _seconds_to_next_look(self) -> float:
-        return MARKER_SECONDS if self._planned else PLAN_SECONDS
-
     def _publish_markers(self) -> None:
-        """Publish what the files of the instant say that it touches."""
+        """Publish what the files of the instant say that it touches, each file group once."""
         assert self.instant is not None, "markers belong to an instant"
-        plan = [] if self._planned else self._plan()
-        self._publish([*plan, *self._files.markers(self.instant, self._known_files)])
-
-    def _plan(self) -> list[Marker]:
-        assert self.instant is not None, "a plan belongs to an instant"
-        planned = self._files.planned(self.instant)
-        self._planned = planned is not None
-        return planned or []
-
-    def _publish(self, found: list[Marker]) -> None:
-        """Publish each file group once."""
+        found: list[Marker] = []
+        if not self._planned:
+            planned = self._files.planned(self.instant)
+            self._planned = planned is not None
+            found += planned or []
+        found += self._files.markers(self.instant, self._known_files)
         new = [each for each in found if (each.partition, each.file_group) not in self._published]
         if new:
             self._txn.touch_all(new)
@@ -338,8 +319,7 @@ class _Repeated:
     After an error, it is called again: a store or the JVM may answer the next time. Of errors in a row, the first is logged.
     """
 
-    def __init__(self, name: str, function: Any, seconds: Callable[[], float]) -> None:
-        """`seconds`: until the next call."""
+    def __init__(self, name: str, function: Any, seconds: float) -> None:
         self._function = function
         self._seconds = seconds
         self._stopped = threading.Event()
@@ -357,7 +337,7 @@ class _Repeated:
 
     def _run(self) -> None:
         failed = False
-        while not self._stopped.wait(self._seconds()):
+        while not self._stopped.wait(self._seconds):
             try:
                 self._function()
                 failed = False

@@ -28,7 +28,7 @@ def test_a_store_that_fails_for_a_moment_does_not_end_it(caplog: pytest.LogCaptu
         if calls == 5:
             goes_on.set()
 
-    repeated = _Repeated("markers", publish, lambda: 0.001)
+    repeated = _Repeated("markers", publish, 0.001)
     with caplog.at_level(logging.WARNING):
         repeated.start()
         assert goes_on.wait(PATIENCE_SECONDS)
@@ -57,7 +57,7 @@ def test_an_abort_ends_it() -> None:
             )
         )
 
-    repeated = _Repeated("markers", publish, lambda: 0.001)
+    repeated = _Repeated("markers", publish, 0.001)
     repeated.start()
     repeated._thread.join(PATIENCE_SECONDS)
 
