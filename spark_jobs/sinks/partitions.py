@@ -6,7 +6,6 @@ costs a shuffle and a sort of whole rows, and a MERGE reads its source more than
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,10 +201,8 @@ def content_of(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], ta
     """
     if not fields and not keys:
         return BatchContent(((),) if rows.head(1) else ())
-    with as_view(rows, f"lakewarden_{uuid.uuid4().hex}") as view:
-        # As one text: each step of a DataFrame is analysed by itself, and takes many calls into the JVM.
-        query = _repeats(view, fields, keys) if keys else _partitions(view, fields)
-        collected = rows.sparkSession.sql(f"{query} LIMIT {MAX_PARTITIONS + 1}").collect()
+    found = _repeats(rows, fields, keys) if keys else _partitions(rows, fields).distinct()
+    collected = found.limit(MAX_PARTITIONS + 1).collect()
     if len(collected) > MAX_PARTITIONS:
         raise ValueError(
             f"the batch touches more than {MAX_PARTITIONS} partitions; make the batches smaller, or the partitions larger; "
@@ -215,20 +212,26 @@ def content_of(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], ta
     return BatchContent(partitions, bool(keys) and any(row["most"] > 1 for row in collected))
 
 
-def _partitions(view: str, fields: Sequence[Field]) -> str:
-    return f"SELECT DISTINCT {', '.join(field.expression() for field in fields)} FROM {view}"  # noqa: S608 - names are quoted
+def _partitions(rows: DataFrame, fields: Sequence[Field], *others: str) -> DataFrame:
+    computed = (f"{field.expression()} AS {_name(number)}" for number, field in enumerate(fields))
+    return rows.selectExpr(*computed, *others)
 
 
-def _repeats(view: str, fields: Sequence[Field], keys: Sequence[str]) -> str:
-    """Return the query for each partition, and as `most` how many of its rows have the same keys, at most."""
-    named = {f"field{number}": field.expression() for number, field in enumerate(fields)}
-    identity = named | {f"key{number}": quoted(key) for number, key in enumerate(keys)}
-    computed = ", ".join(f"{expression} AS {name}" for name, expression in identity.items())
-    counted = f"SELECT {computed}, count(*) AS number FROM {view} GROUP BY {', '.join(identity)}"  # noqa: S608 - names are quoted
-    listed = ", ".join(named)
-    grouped = f"GROUP BY {listed} " if named else ""
-    columns = ", ".join([*named, "max(number) AS most"])
-    return f"SELECT {columns} FROM ({counted}) {grouped}HAVING max(number) IS NOT NULL"  # noqa: S608 - names are quoted
+def _repeats(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str]) -> DataFrame:
+    """Return each partition, and as `most` how many of its rows have the same keys, at most."""
+    from pyspark.sql import functions as f
+
+    named = [_name(number) for number in range(len(fields))]
+    others = [f"key{number}" for number in range(len(keys))]
+    identified = _partitions(
+        rows, fields, *(f"{quoted(key)} AS {name}" for key, name in zip(keys, others, strict=True))
+    )
+    counted = identified.groupBy(*named, *others).agg(f.count("*").alias("rows"))
+    return counted.groupBy(*named).agg(f.max("rows").alias("most")).where("most IS NOT NULL")
+
+
+def _name(number: int) -> str:
+    return f"field{number}"
 
 
 def merge_markers(paths: Iterable[str]) -> tuple[Marker, ...]:
