@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -23,12 +25,12 @@ def gateway_of(spark: SparkSession) -> Any:
     return spark.sparkContext._gateway
 
 
-def accept_callbacks(spark: SparkSession) -> None:
-    """Let the JVM call objects of this Python process."""
-    from pyspark import java_gateway
+def accept_callbacks(gateway: Any) -> None:
+    """Let the JVM behind this gateway call objects of this Python process."""
+    from pyspark.java_gateway import ensure_callback_server_started
 
-    untyped: Any = java_gateway
-    untyped.ensure_callback_server_started(gateway_of(spark))
+    start: Any = ensure_callback_server_started  # it has no annotations
+    start(gateway)
 
 
 def threads_are_pinned() -> bool:
@@ -65,8 +67,8 @@ def defined_class(
 
     If the class path doesn't have it, it is defined in the class loader of `neighbour`, a class of the same Java package, by
     `MethodHandles.Lookup.defineClass`. So a job needs no jar of lakewarden. That needs Java 9. `inner` are its inner classes,
-    each before those that use it: the class loader finds them nowhere else. `version`: its `VERSION`. Raises `RuntimeError`
-    if the class path has another one.
+    each before those that use it: the class loader finds them nowhere else. `version`: its `VERSION`. Raises
+    `UnsupportedSpark` if the class path has another one.
     """
     with _DEFINING:
         for each in (*(f"{name}${simple}" for simple in inner), name):
@@ -81,7 +83,7 @@ def defined_class(
                 java_class(spark, each)
     defined = java_type(spark, name)
     if version is not None and version != defined.VERSION:
-        raise RuntimeError(
+        raise UnsupportedSpark(
             f"the class path has another {name}, of version {defined.VERSION}; this lakewarden needs version {version}: remove "
             "that jar, the class comes with the Python package"
         )

@@ -171,17 +171,6 @@ def is_persisted(rows: DataFrame) -> bool:
 
 
 @contextmanager
-def as_view(rows: DataFrame, name: str) -> Iterator[str]:
-    """Give the rows a name in the session's SQL for the block."""
-    rows.createOrReplaceTempView(name)
-    try:
-        yield quoted(name)
-    finally:
-        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
-        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001
-
-
-@contextmanager
 def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
     """Let several jobs of the block see the same `rows`, which come from `batch`."""
     if is_persisted(batch):

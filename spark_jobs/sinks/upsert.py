@@ -7,7 +7,8 @@ fields. Then a commit to any other partition is a conflict. So each MERGE has th
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
@@ -130,3 +131,14 @@ def require_known(given: Collection[str], known: Collection[str], upsert: Upsert
             f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
             f"columns={list(known)}"
         )
+
+
+@contextmanager
+def as_view(rows: DataFrame, name: str) -> Iterator[str]:
+    """Give the rows a name in the session's SQL for the block."""
+    rows.createOrReplaceTempView(name)
+    try:
+        yield quoted(name)
+    finally:
+        # `spark.catalog.dropTempView` also unpersists the rows: the batch's, if these are the same ones.
+        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)  # noqa: SLF001

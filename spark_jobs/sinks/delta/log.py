@@ -55,9 +55,9 @@ class TableLog:
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         """Raise `ValueError` if there is no Delta table."""
-        self._session = spark
         self._spark = spark._jsparkSession
         self._new_path = java_type(spark, "org.apache.hadoop.fs.Path")
+        self._new_uri = java_type(spark, "java.net.URI")
         self._delta_log = java_type(spark, DELTA_LOG)
         self._path = self._new_path(location)
         self.java = self._delta_log.forTable(self._spark, self._path)
@@ -128,11 +128,10 @@ class TableLog:
 
     def delete(self, files: Iterable[str]) -> None:
         """Delete files of the table, by their paths in the log. One that is absent is no error."""
-        uri = java_type(self._session, "java.net.URI")
         folder = self.java.dataPath()
         file_system = folder.getFileSystem(self._conf)
         for file in files:
-            relative = uri(file)
+            relative = self._new_uri(file)
             if not relative.isAbsolute():  # a shallow clone refers to another table's files
                 file_system.delete(self._new_path(folder, self._new_path(relative)), False)  # noqa: FBT003 - of Java
 

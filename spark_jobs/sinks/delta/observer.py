@@ -39,6 +39,7 @@ from lakewarden.spark_jobs.sinks.delta.release import OBSERVER
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     elements,
+    gateway_of,
     is_instance,
     java_causes,
     java_text,
@@ -96,7 +97,7 @@ class CommitObserver:
 
     def run(self, statement: Callable[[], object]) -> None:
         """Execute the statement. If this returns, its commit is in the table, or it had nothing to commit."""
-        accept_callbacks(self._spark)
+        accept_callbacks(gateway_of(self._spark))
         registry = getattr(java_type(self._spark, f"{OBSERVER}$"), "MODULE$")
         before = registry.getObserver()
         registry.setObserver(self)

@@ -40,7 +40,6 @@ from lakewarden.spark_jobs.sinks.partitions import (
     BatchContent,
     Partition,
     PartitionScope,
-    as_view,
     cast_columns,
     computed_once,
     content_of,
@@ -49,7 +48,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     quoted,
 )
 from lakewarden.spark_jobs.sinks.table_locations import is_location, location_of
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, require_columns, require_known
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view, require_columns, require_known
 from lakewarden.spark_jobs.sinks.whole_statement import COST, run_under_grant
 
 if TYPE_CHECKING:

@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
-from lakewarden.spark_jobs.sinks.java import accept_callbacks, defined_class, java_class, java_type
+from lakewarden.spark_jobs.sinks.java import (
+    accept_callbacks,
+    defined_class,
+    gateway_of,
+    java_class,
+    java_type,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,12 +62,9 @@ class Provider:
                 f"Hudi {release} is not supported: HudiSink knows the commits of {', '.join(f'{each}.x' for each in RELEASES)} "
                 f"and can't hold back those of another release; start Spark with spark.jars.packages={BUNDLE}"
             )
-        try:
-            self._locks = defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
-        except RuntimeError as error:
-            raise UnsupportedSpark(str(error)) from error
+        self._locks = defined_class(spark, LOCK_PROVIDER, NEIGHBOUR, CLASSES, version=VERSION)
         self._clients = defined_class(spark, CLIENTS, NEIGHBOUR, CLASSES)
-        accept_callbacks(spark)
+        accept_callbacks(gateway_of(spark))
 
     def register(self, transaction: str, answer: Any) -> None:
         """Let `answer`, a `java.util.function.BiFunction`, decide about the sections of this transaction."""

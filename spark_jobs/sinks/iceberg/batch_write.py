@@ -14,14 +14,15 @@ from lakewarden.spark_jobs.sinks.iceberg.staging import COMMIT_FAILED, VALIDATIO
 from lakewarden.spark_jobs.sinks.iceberg.table import OpenTable
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
+    gateway_of,
     is_instance,
     java_causes,
     java_class,
     java_map,
     java_type,
 )
-from lakewarden.spark_jobs.sinks.partitions import Partition, as_view, quoted
-from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert
+from lakewarden.spark_jobs.sinks.partitions import Partition, quoted
+from lakewarden.spark_jobs.sinks.upsert import Mode, Upsert, as_view
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +86,7 @@ def with_properties(spark: SparkSession, properties: Mapping[str, str], write: C
 
     Iceberg knows the write by the JVM's thread, so PySpark must pin its threads.
     """
-    accept_callbacks(spark)
+    accept_callbacks(gateway_of(spark))
     with CallbackErrors() as errors:
         call = java_type(spark, "org.apache.iceberg.spark.CommitMetadata").withCommitProperties
         call(

@@ -31,6 +31,7 @@ STAGING_CATALOG = "lakewarden_staging"
 """Name of the catalog, in the Spark session, whose tables are those in `SparkTableCache`."""
 
 STAGED_TABLE = "org.apache.iceberg.LakewardenStagedTable"
+"""Class of the tables that statements write to (`java/`)."""
 NEIGHBOUR = "org.apache.iceberg.BaseTable"
 """Iceberg's class of the same package."""
 SOURCES = Path(__file__).parent / "java"
@@ -81,7 +82,7 @@ def _obstacle(spark: SparkSession, version: str) -> str | None:
     if missing:
         return f"Iceberg {version} has no {' and no '.join(missing)}"
     try:
-        staged_table_class(spark)
+        defined_class(spark, STAGED_TABLE, NEIGHBOUR, CLASSES, version=VERSION)
     except Exception as error:  # noqa: BLE001 - whatever it is, whole statements can be granted
         return f"{STAGED_TABLE} can't be defined: {java_text(error)}"
     return None
@@ -98,11 +99,6 @@ def _has_class(spark: SparkSession, name: str) -> bool:
 def has_extensions(spark: SparkSession) -> bool:
     """Return whether the session has Iceberg's extensions, which push transforms such as `days(ts)` down to the scan."""
     return _EXTENSIONS in (spark.conf.get("spark.sql.extensions", "") or "")
-
-
-def staged_table_class(spark: SparkSession) -> Any:
-    """Return py4j's view of the class of the tables that statements write to. Raise if it can't be used."""
-    return defined_class(spark, STAGED_TABLE, NEIGHBOUR, CLASSES, version=VERSION)
 
 
 def table_cache(spark: SparkSession) -> Any:

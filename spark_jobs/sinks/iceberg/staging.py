@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
-from lakewarden.spark_jobs.sinks.iceberg.release import staged_table_class
+from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, find_transaction
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     elements,
+    gateway_of,
     is_instance,
     java_exception,
     java_map,
@@ -109,19 +110,24 @@ class StagedTable:
     """The table for one statement. Create it after the markers are published: it is the base of the batch."""
 
     def __init__(self, spark: SparkSession, table: Any, properties: Mapping[str, str]) -> None:
-        """`properties`: of the statement's snapshot. One is the gate's transaction."""
-        accept_callbacks(spark)
+        """`properties`: of the statement's snapshot. One is the gate's transaction.
+
+        `require_release` must have found that statements can be staged: it defines the class of the table.
+        """
+        accept_callbacks(gateway_of(spark))
         self._spark = spark
         self._table = table
-        self._name = properties[TRANSACTION]
+        self._gate_transaction = properties[TRANSACTION]
         self._files: dict[str, None] = {}
         self._operations = CheckedOperations(table.operations(), self._list_files)
         begin = java_type(spark, "org.apache.iceberg.Transactions").newTransaction
         self._transaction = begin(table.name(), self._operations)
         operations = self._transaction.table().operations()
-        self._seen = java_type(spark, "org.apache.iceberg.BaseTable")(operations, table.name())
-        self._base = self._seen.currentSnapshot()
-        self.java = staged_table_class(spark).of(self._seen, self._transaction, java_map(spark, properties))
+        self._pinned = java_type(spark, "org.apache.iceberg.BaseTable")(operations, table.name())
+        self._base = self._pinned.currentSnapshot()
+        self.java = java_type(spark, STAGED_TABLE).of(
+            self._pinned, self._transaction, java_map(spark, properties)
+        )
         """`org.apache.iceberg.Table`, for the statement."""
 
     @property
@@ -131,11 +137,11 @@ class StagedTable:
 
     def staged(self) -> None:
         """Call it after the statement. Raise if its write isn't staged here."""
-        snapshot = self._seen.currentSnapshot()
-        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._name:
+        snapshot = self._pinned.currentSnapshot()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._gate_transaction:
             raise RuntimeError(
                 "Spark didn't write to the staged table, so its commit, if there was one, had no grant: this release of "
-                f"Iceberg doesn't work with the sink; report it; table={self._seen.name()}"
+                f"Iceberg doesn't work with the sink; report it; table={self._pinned.name()}"
             )
         self._list_files(snapshot)
 
@@ -167,7 +173,7 @@ class StagedTable:
         if operations.overtaken:
             # The store may have seen one request twice, and have refused the second one.
             self._table.refresh()
-            found = find_transaction(self._table, self._name)
+            found = find_transaction(self._table, self._gate_transaction)
             operations.unanswered = False
             return found
         if operations.unanswered:
@@ -200,8 +206,8 @@ class StagedTable:
         return ", ".join(named[:MAX_NAMED]) + more or "none is left in the table's history"
 
     def _list_files(self, snapshot: Any) -> None:
-        io = self._seen.io()
-        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._name:
+        io = self._pinned.io()
+        if snapshot is None or snapshot.summary().get(TRANSACTION) != self._gate_transaction:
             return
         if str(snapshot.manifestListLocation()) in self._files:
             return
@@ -209,7 +215,7 @@ class StagedTable:
             for file in elements(added):
                 self._files[str(file.path())] = None
         parent = snapshot.parentId()
-        before = None if parent is None else (self._seen.snapshot(parent) or self._table.snapshot(parent))
+        before = None if parent is None else (self._pinned.snapshot(parent) or self._table.snapshot(parent))
         # In the JVM: a table may have thousands of manifests, and each call from Python takes time.
         new_list = java_type(self._spark, "java.util.ArrayList")
         manifests = new_list(snapshot.allManifests(io))
@@ -224,7 +230,7 @@ class StagedTable:
         if not self._files:
             return
         self._table.refresh()
-        if find_transaction(self._table, self._name) is not None:
+        if find_transaction(self._table, self._gate_transaction) is not None:
             return
         paths = java_type(self._spark, "java.util.ArrayList")()
         for path in self._files:

@@ -27,7 +27,7 @@ from lakewarden.handlers.paimon.compaction import may_compact, refusal, worth_me
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.handlers.paimon.s3_options import java_options
 from lakewarden.spark_jobs.gate.errors import BaseChanged
-from lakewarden.spark_jobs.sinks.java import java_causes, java_text
+from lakewarden.spark_jobs.sinks.java import accept_callbacks, java_causes, java_text
 from lakewarden.spark_jobs.sinks.paimon.commit import (
     FILES_CONFLICT,
     GRANT_TOKEN,
@@ -227,10 +227,7 @@ class JavaTable:
         Return None if there was nothing to merge. Raise `NothingPublished`; any other error leaves the outcome unknown.
         `check` raises to refuse, before each put.
         """
-        from pyspark.java_gateway import ensure_callback_server_started
-
-        start: Any = ensure_callback_server_started  # it has no annotations
-        start(self._gateway)
+        accept_callbacks(self._gateway)
         name = CommitName(self._user, UNNUMBERED, transaction)
         labels = {TRANSACTION: transaction, GRANT_TOKEN: str(token)}
         fenced = FencedCommit(self._python_table, name, check, body=_with_java_fields)

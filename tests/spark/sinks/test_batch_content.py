@@ -14,6 +14,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     content_of,
     known_content,
 )
+from lakewarden.spark_jobs.sinks.upsert import as_view
 
 pytestmark = [pytest.mark.real]
 
@@ -53,12 +54,14 @@ def test_a_table_without_partitions_has_one_if_there_are_rows(spark: SparkSessio
     assert content_of(rows.limit(0), [], keys, "lake") == BatchContent(())
 
 
-def test_rows_that_are_persisted_stay_so(spark: SparkSession) -> None:
+def test_rows_that_are_persisted_stay_so_when_a_view_of_them_is_dropped(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(1, 7, "a", "x")], ROWS).persist()
     cached = spark._jsparkSession.sharedState().cacheManager().lookupCachedData
 
-    content_of(rows, [DAY], ["id"], "lake")
+    with as_view(rows, "persisted"):
+        assert spark.table("persisted").count() == 1
 
+    assert not spark.catalog.tableExists("persisted")
     assert cached(rows._jdf).isDefined()
     rows.unpersist()
     assert not cached(rows._jdf).isDefined()
