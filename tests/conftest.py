@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from lakewarden.agent.embedded import kafka
 
 # A shell ignores SIGINT for what it runs in the background, and each program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -29,6 +32,13 @@ SERVERS = {
 UNIT_TESTS = Path(__file__).parent / "unit"
 USED = pytest.StashKey[list[str]]()
 SENT_BY_WORKER = "servers used"
+
+
+def pytest_configure() -> None:
+    """Each worker of pytest-xdist has free ports of its own, so that none takes a port that another one is about to use."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    kafka.PORTS = kafka.PORTS[int(worker) :: int(workers)]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

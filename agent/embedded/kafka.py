@@ -297,7 +297,7 @@ class EmbeddedKafka:
         assert self._lock is not None, "call _prepare first"
         self._port = self._requested_port or free_port()
         _require_free(self._port)
-        self._write_settings(self._port, controller_port=free_port())
+        self._write_settings(self._port, controller_port=free_port(besides=self._port))
         self._logged_before = self._log.stat().st_size if self._log.exists() else 0
         with self._console.open("wb") as console:
             self._process = subprocess.Popen(
@@ -310,7 +310,10 @@ class EmbeddedKafka:
             )
 
     def _wait_until_ready(self, last: bool) -> bool:  # noqa: FBT001 - run_sync passes no keywords
-        """Wait until the broker answers. Returns False if another process has its port and another try may succeed."""
+        """Wait until the broker answers. Returns False if another process took one of its ports, and another try may succeed.
+
+        Another try with a requested port replaces the controller's port, or fails with an error that names the requested one.
+        """
         process = self._process
         assert process is not None, "call _spawn first"
         assert self._port is not None, "call _spawn first"
@@ -318,7 +321,7 @@ class EmbeddedKafka:
         while not _answers_metadata(self._port):
             status = process.poll()
             if status is not None:
-                if not last and not self._requested_port and "Address already in use" in self._logged():
+                if not last and "Address already in use" in self._logged():
                     return False
                 ended = signal.Signals(-status).name if status < 0 else f"status {status}"
                 raise self._failure(f"Kafka ended during its start ({ended})")
@@ -416,9 +419,11 @@ def _lock_folder(data_dir: Path) -> int:
     return descriptor
 
 
-def free_port() -> int:
-    """A port of `PORTS` that is free now. Another process may bind it before it is used."""
+def free_port(*, besides: int | None = None) -> int:
+    """A port of `PORTS`, but not `besides`, that is free now. Another process may bind it before it is used."""
     for port in random.sample(PORTS, k=len(PORTS)):
+        if port == besides:
+            continue
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise KafkaStartError(f"no port from {PORTS[0]} to {PORTS[-1]} on {HOST} is free")

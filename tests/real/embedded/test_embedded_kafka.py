@@ -172,19 +172,23 @@ def test_the_error_for_a_port_in_use_names_the_port(tmp_path: Path) -> None:
             EmbeddedKafka(tmp_path, port=port).start()
 
 
-@pytest.mark.parametrize("which", ["broker", "controller"])
+@pytest.mark.parametrize("which", ["broker", "controller", "controller beside a requested port"])
 def test_a_port_that_another_process_takes_before_the_broker_binds_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     free = kafka_module.free_port
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        ports = iter([taken, free()] if which == "broker" else [free(), taken])
-        monkeypatch.setattr(kafka_module, "free_port", lambda: next(ports, None) or free())
+        ports = iter([free(), taken] if which == "controller" else [taken])
+        monkeypatch.setattr(
+            kafka_module, "free_port", lambda besides=None: next(ports, None) or free(besides=besides)
+        )
         monkeypatch.setattr(kafka_module, "_require_free", lambda _: None)  # it was free at that time
 
-        with EmbeddedKafka(tmp_path) as kafka:
+        requested = free() if "requested" in which else 0
+        with EmbeddedKafka(tmp_path, port=requested) as kafka:
             assert kafka.bootstrap_servers != f"127.0.0.1:{taken}"
+            assert not requested or kafka.bootstrap_servers == f"127.0.0.1:{requested}"
 
     assert next(ports, None) is None
 
