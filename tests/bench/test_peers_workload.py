@@ -84,21 +84,34 @@ def test_an_attempt_that_was_stopped_is_recorded_once_as_computed_in_vain() -> N
     assert not record.commits
 
 
-def test_wall_times_are_compared_by_the_medians_of_the_runs() -> None:
+def test_the_seconds_from_a_grant_to_its_commit_are_recorded() -> None:
+    record = Record()
+
+    for what in ("admitted", "granted", "granted", "completed", "completed"):
+        record.observe(GateEvent(0.0, what, "file:///t", "1:query", "transaction", 0, 1))
+
+    assert len(record.grants_held) == 1
+
+
+def test_wall_and_cpu_times_are_compared_by_the_medians_of_the_runs() -> None:
     sizes = asdict(workload())
 
-    def run(way: str, wall: float, table_format: str = "delta") -> dict[str, Any]:
-        return {"format": table_format, "workload": sizes, "way": way, "wall_seconds": wall}
+    def run(way: str, wall: float, cpu: float, table_format: str = "delta") -> dict[str, Any]:
+        run_of = {"format": table_format, "workload": sizes, "way": way}
+        return {**run_of, "wall_seconds": wall, "cpu_seconds": cpu}
 
     runs = [
-        run("native", 10.0),
-        run("auto", 30.0),
-        run("native", 12.0),
-        run("auto", 8.0),
-        run("native", 50.0),
+        run("native", 10.0, 20.0),
+        run("auto", 30.0, 9.0),
+        run("native", 12.0, 1.0),
+        run("auto", 8.0, 10.0),
+        run("native", 50.0, 30.0),
     ]
 
-    _, *found = wall_rows([*runs, run("auto", 9.0), run("auto", 1.0, "hudi")])
+    _, *found = wall_rows([*runs, run("auto", 9.0, 90.0), run("auto", 1.0, 1.0, "hudi")])
 
     name = "delta, 2 writers, the same partitions, 8 rows a batch"
-    assert found == [(name, "native", "3", "12.0 s", "1.00"), (name, "auto", "3", "9.0 s", "0.75")]
+    assert found == [
+        (name, "native", "3", "12.0 s", "1.00", "20.0 s", "1.00"),
+        (name, "auto", "3", "9.0 s", "0.75", "10.0 s", "0.50"),
+    ]

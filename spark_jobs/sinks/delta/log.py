@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DELTA_LOG = "org.apache.spark.sql.delta.DeltaLog"
 
+SQL_NAMES = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+"""Types that a schema in JSON names otherwise than a DataFrame does. A column of the same type isn't cast."""
+
 SHORT_LOG = 20
 """Commits up to which a log is read from its first one. A longer one is summed up by Delta, once per process."""
 
@@ -79,8 +82,11 @@ class TableLog:
         action = json.loads(self.snapshot().metadata().json())["metaData"]
         fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
         partitioned_by = action["partitionColumns"]
+        types = {name: fields[name]["type"] for name in partitioned_by}
         return Metadata(
-            partitioned_by=tuple(PartitionColumn(name, fields[name]["type"]) for name in partitioned_by),
+            partitioned_by=tuple(
+                PartitionColumn(name, SQL_NAMES.get(kind, kind)) for name, kind in types.items()
+            ),
             physical_names={
                 name: fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
                 for name in partitioned_by

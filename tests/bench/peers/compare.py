@@ -36,7 +36,8 @@ FOOTNOTE = (
     "In vain: seconds of attempts that committed nothing, and their share of all. Ran: how long such an attempt ran.\n"
     "Conflict → stopped: of each such attempt, from when the files of two writes showed a common file group until save()\n"
     "raised, or until the gate had stopped the Spark jobs; looked for every 20 ms. Deaths: queries that ended with an\n"
-    "exception, and were started again. Requests: of driver and agent to the S3 server. Rows wrong: missing, doubled or of\n"
+    "exception, and were started again. CPU: of the driver, while the writers write. Grant held: from the grant until the\n"
+    "writer published its commit. Requests: of driver and agent to the S3 server. Rows wrong: missing, doubled or of\n"
     "another batch.\n"
     "Aims on Hudi: stopped in less than 0.3 s (p50); auto in vain at most 2 %; wall time of auto at most Hudi's best."
 )
@@ -183,44 +184,52 @@ def rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         "",
         "way",
         "wall",
+        "CPU",
         "in vain",
         "ran p50 / max",
         "conflict → stopped p50 / max",
         "deaths",
         "longest wait",
+        "grant held p50 / max",
         "requests",
         "rows wrong",
     )
     for run in runs:
         vain, useful = run["vain_seconds"], run["useful_seconds"]
+        held = run["grants_held_seconds"]
         share = sum(vain) / (sum(vain) + sum(useful))
         yield (
             f"{run['format']}, {_title(Workload(**run['workload']))}",
             run["way"],
             f"{run['wall_seconds']:.0f} s",
+            f"{run['cpu_seconds']:.0f} s",
             f"{sum(vain):.1f} s, {share:.0%}",
             f"{median(vain):.1f} / {max(vain):.1f} s" if vain else "–",
             _stopped(run["conflict_to_stop_seconds"]),
             f"{run['deaths']}",
             f"{run['longest_wait_seconds']:.0f} s",
+            f"{median(held):.2f} / {max(held):.2f} s" if held else "–",
             _requests(run["requests"]),
             f"{run['rows_wrong']:,}",
         )
 
 
 def wall_rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The table of the wall times by the native one's, medians of all runs of each way."""
-    walls: dict[str, dict[str, list[float]]] = {}
+    """The table of wall and CPU times by the native ones, medians of all runs of each way."""
+    by_way: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for run in runs:
         name = f"{run['format']}, {_title(Workload(**run['workload']))}"
-        walls.setdefault(name, {}).setdefault(run["way"], []).append(run["wall_seconds"])
-    yield "", "way", "runs", "wall, median", "by native"
-    for name, ways in walls.items():
+        by_way.setdefault(name, {}).setdefault(run["way"], []).append(run)
+    yield "", "way", "runs", "wall, median", "by native", "CPU, median", "by native"
+    for name, ways in by_way.items():
         if NATIVE not in ways:
             continue
-        for way, seconds in ways.items():
-            ratio = median(seconds) / median(ways[NATIVE])
-            yield name, way, f"{len(seconds)}", f"{median(seconds):.1f} s", f"{ratio:.2f}"
+        for way, mine in ways.items():
+            figures = [f"{len(mine)}"]
+            for measured in ("wall_seconds", "cpu_seconds"):
+                middle, native = (median(each[measured] for each in of) for of in (mine, ways[NATIVE]))
+                figures += [f"{middle:.1f} s", f"{middle / native:.2f}"]
+            yield name, way, *figures
 
 
 def _stopped(seconds: Sequence[float | None] | None) -> str:

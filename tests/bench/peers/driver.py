@@ -10,6 +10,8 @@ the program that started it reads the numbers of requests.
   gate had stopped its jobs; only of Hudi (`sharing.py`).
 - *deaths*: how often a query ended with an exception, and was started again.
 - *longest wait*: the longest time in which a writer that had batches left committed none.
+- *CPU*: of this process and its JVM, while the writers write.
+- *grant held*: from the grant until the writer published that its commit is in the table.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyspark
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
@@ -60,12 +63,16 @@ class Record:
     deaths: int = 0
     commits: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Times of the commits of each writer."""
+    grants_held: list[float] = field(default_factory=list)
+    """Seconds of each grant."""
+    _granted: dict[str, float] = field(default_factory=dict)
     _running_since: dict[str, float] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget what was recorded."""
         self.attempts.clear()
         self.commits.clear()
+        self.grants_held.clear()
         self.deaths = 0
 
     def running(self) -> list[str]:
@@ -95,7 +102,11 @@ class Record:
         """Record the same of a transaction of the gate."""
         if event.what == "admitted":
             self._begin(event.transaction)
+        elif event.what == "granted":
+            self._granted[event.transaction] = time.monotonic()
         elif event.what == "completed":
+            if (granted := self._granted.pop(event.transaction, None)) is not None:
+                self.grants_held.append(time.monotonic() - granted)
             self._end(event.transaction, int(event.writer.partition(":")[0]))
         elif event.what in ("jobs-stopped", "abandoned", "failed"):
             self._end(event.transaction, None)
@@ -179,7 +190,9 @@ class _Run:
         announce(STEPS[0])
         with ExitStack() as stack:
             looks = stack.enter_context(self._looks(name, record)) if self._looks_are_possible else None
+            cpu = _cpu_seconds()
             wall, waits = self._write(table, workload, source, record)
+            cpu = _cpu_seconds() - cpu
             announce(STEPS[1])
         found = Counter(
             {
@@ -192,6 +205,8 @@ class _Run:
         return {
             "way": self.way,
             "wall_seconds": round(wall, 1),
+            "cpu_seconds": round(cpu, 1),
+            "grants_held_seconds": [round(each, 3) for each in record.grants_held],
             "deaths": record.deaths,
             "attempts": len(record.attempts),
             "useful_seconds": [round(each, 2) for each in useful],
@@ -268,6 +283,13 @@ class _Run:
                 record.deaths += 1
                 print(f"died: {' '.join(str(error).split())[:300]}", file=sys.stderr, flush=True)
         raise RuntimeError(f"a query died {MAX_DEATHS} times; way={self.way}")
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and its JVM."""
+    here = psutil.Process()
+    times = [process.cpu_times() for process in (here, *here.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _stops(record: Record, looks: Looks) -> list[float | None]:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lakewarden.events import WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
+from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.upsert import Mode
 from tests.spark.fake_agent import aborted, grant_everything
 from tests.spark.harness import Harness
@@ -225,6 +226,32 @@ def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
 
     assert case.flights() == [5]
     assert case.orphans() == set()
+
+
+def test_types_of_partition_columns_have_the_names_of_a_dataframe(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """So the rows of a batch with the table's types aren't cast."""
+    columns = [
+        "a tinyint",
+        "b smallint",
+        "c int",
+        "d bigint",
+        "e string",
+        "f date",
+        "g decimal(9,2)",
+        "h boolean",
+    ]
+    names = ", ".join(column[0] for column in columns)
+    spark.sql(
+        f"CREATE TABLE delta.`{tmp_path}` ({', '.join(columns)}, v int) USING delta PARTITIONED BY ({names})"
+    )
+
+    fields = TableLog(spark, str(tmp_path)).metadata().partitioned_by
+
+    assert [(field.column, field.value_type) for field in fields] == spark.read.format("delta").load(
+        str(tmp_path)
+    ).dtypes[:-1]
 
 
 def test_the_clean_up_leaves_files_that_deletion_vectors_add_again(
