@@ -9,7 +9,7 @@ A sink knows one table format and nothing of Kafka. The gate knows the protocol 
 | `__call__(batch, txn)`: stages the batch, then publishes it | cancels its Spark jobs the moment an abort arrives |
 | `committed(writer, batch_id)`: is it in the table? | calls it before the compute, under the grant, after a failed publish |
 
-**Scope.** At most one Spark job finds it. The gate persists the batch before, and passes the result on as `txn.batch_scope`, so
+**Scope.** At most one query finds it. The gate persists the batch before, and passes the result on as `txn.batch_scope`, so
 the sink neither computes the batch again nor lists its partitions twice. None means: unknown, or never worth waiting for.
 
 **Staging.** Nothing that is written before the grant is visible to readers of the table. `txn.touch_all(…)` precedes the first

@@ -1,7 +1,11 @@
-"""The partitions of a batch: found by one Spark job, named by markers, and written as typed literals in SQL.
+"""The partitions of a batch: found by one query, named by markers, and written as typed literals in SQL.
 
-For an upsert the same job finds whether keys repeat. If they don't, a MERGE takes the rows as they are. One row for each key
+For an upsert the same query finds whether keys repeat. If they don't, a MERGE takes the rows as they are. One row for each key
 costs a shuffle and a sort of whole rows, and a MERGE reads its source more than once.
+
+The query groups the rows. For few rows two shuffles cost more than the grouping itself (`make bench` has the difference in the
+wall time of a small batch), so one task groups them, without a shuffle. How many they are is known after the job that persists
+them.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition fields, in the table's order. Empty for an unpartitioned table."""
+
+ONE_TASK_ROWS = 100_000
+"""Up to which one task groups the rows of a batch. On two cores that took less time than shuffles even for twice as many."""
 
 MAX_COMBINATIONS = 100
 """Of all partition fields but the last, in one condition. Beyond, each field is restricted by itself, which covers more."""
@@ -183,13 +190,19 @@ def computed_once(rows: DataFrame, batch: DataFrame) -> Iterator[None]:
         rows.unpersist()
 
 
-def content_of(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], table: str) -> BatchContent:
-    """Return the content of the rows, by one Spark job. Without `keys` it doesn't find whether they repeat.
+def content_of(
+    rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], table: str, *, persisted: bool
+) -> BatchContent:
+    """Return the content of the rows. Without `keys` it doesn't find whether they repeat.
+
+    `persisted`: whether the rows are computed at most once. If not, they aren't counted before they are grouped.
 
     Raises `ValueError` if there are more than `MAX_PARTITIONS` partitions.
     """
     if not fields and not keys:
         return BatchContent(((),) if rows.head(1) else ())
+    if persisted and _count(rows) <= ONE_TASK_ROWS:
+        rows = rows.coalesce(1)
     found = _repeats(rows, fields, keys) if keys else _partitions(rows, fields).distinct()
     collected = found.limit(MAX_PARTITIONS + 1).collect()
     if len(collected) > MAX_PARTITIONS:
@@ -199,6 +212,11 @@ def content_of(rows: DataFrame, fields: Sequence[Field], keys: Sequence[str], ta
         )
     partitions = tuple(tuple(row[: len(fields)]) for row in collected)
     return BatchContent(partitions, bool(keys) and any(row["most"] > 1 for row in collected))
+
+
+def _count(rows: DataFrame) -> int:
+    """Count the rows, as `count()` does, but without its shuffle. It computes them by as many tasks as they have partitions."""
+    return int(rows.select()._jdf.queryExecution().toRdd().count())  # noqa: SLF001 - the RDD of PySpark converts each row
 
 
 def _partitions(rows: DataFrame, fields: Sequence[Field], *others: str) -> DataFrame:

@@ -43,6 +43,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     cast_columns,
     computed_once,
     content_of,
+    is_persisted,
     known_content,
     merge_markers,
     quoted,
@@ -113,11 +114,11 @@ class DeltaSink(Sink):
         return "deleted-file" if self._mode == "append" else "file-group"
 
     def scope(self, batch: DataFrame, /) -> PartitionScope | None:
-        """Return the partitions that the batch changes, by one Spark job. None for an append."""
+        """Return the partitions that the batch changes, by one query. None for an append."""
         if self._mode == "append":
             return None
         metadata, keys = self._open(batch.sparkSession).metadata(), self._upsert.keys
-        content = self._content(self._typed(batch, metadata), metadata)
+        content = self._content(self._typed(batch, metadata), metadata, persisted=is_persisted(batch))
         markers = self._markers(content.partitions, metadata)
         return PartitionScope(markers, content, metadata.partitioned_by, keys, batch)
 
@@ -222,7 +223,7 @@ class DeltaSink(Sink):
             self._execute(append, txn, table, batch.sparkSession, touch_files)
             return
         with computed_once(batch, batch):
-            touch(self._content(self._typed(batch, metadata), metadata).partitions)
+            touch(self._content(self._typed(batch, metadata), metadata, persisted=True).partitions)
             self._execute(append, txn, table, batch.sparkSession)
 
     def _rewrite(self, batch: DataFrame, txn: Transaction, table: TableLog, metadata: Metadata) -> None:
@@ -235,7 +236,7 @@ class DeltaSink(Sink):
 
         with computed_once(rows, batch):
             content = known_content(txn.batch_scope, batch, fields, self._upsert.keys)
-            content = content or self._content(rows, metadata)
+            content = content or self._content(rows, metadata, persisted=True)
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, metadata))
@@ -294,8 +295,8 @@ class DeltaSink(Sink):
         require_known(batch.columns, metadata.columns, self._upsert, self.table)
         return cast_columns(batch, types)
 
-    def _content(self, rows: DataFrame, metadata: Metadata) -> BatchContent:
-        return content_of(rows, metadata.partitioned_by, self._upsert.keys, self.table)
+    def _content(self, rows: DataFrame, metadata: Metadata, *, persisted: bool) -> BatchContent:
+        return content_of(rows, metadata.partitioned_by, self._upsert.keys, self.table, persisted=persisted)
 
     def _markers(self, partitions: Sequence[Partition], metadata: Metadata) -> tuple[Marker, ...]:
         paths = _paths(metadata)

@@ -55,6 +55,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
     cast_columns,
     computed_once,
     content_of,
+    is_persisted,
     known_content,
     merge_markers,
     quoted,
@@ -110,11 +111,12 @@ class IcebergSink(Sink):
         return "deleted-file" if self._mode == "append" else "file-group"
 
     def scope(self, batch: DataFrame, /) -> PartitionScope | None:
-        """Return the partitions that the batch changes, by one Spark job. None for an append."""
+        """Return the partitions that the batch changes, by one query. None for an append."""
         if self._mode == "append":
             return None
         table, keys = self._open(), self._upsert.keys
-        content = content_of(self._typed(batch, table), table.fields, keys, self.table)
+        rows = self._typed(batch, table)
+        content = content_of(rows, table.fields, keys, self.table, persisted=is_persisted(batch))
         markers = self._markers(content.partitions, table)
         return PartitionScope(markers, content, table.fields, keys, batch)
 
@@ -126,7 +128,7 @@ class IcebergSink(Sink):
         rows = self._rows(batch, table)
         with computed_once(rows, batch):
             content = known_content(txn.batch_scope, batch, table.fields, keys)
-            content = content or content_of(rows, table.fields, keys, self.table)
+            content = content or content_of(rows, table.fields, keys, self.table, persisted=True)
             if not content.partitions:
                 return
             txn.touch_all(self._markers(content.partitions, table))

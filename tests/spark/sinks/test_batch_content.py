@@ -1,4 +1,4 @@
-"""What one Spark job finds in a batch: its partitions, and whether keys repeat in one of them."""
+"""What one query finds in a batch: its partitions, and whether keys repeat in one of them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ DAY = PartitionColumn("day", "int")
 ROWS = "day int, id long, part string, note string"
 
 
+@pytest.fixture(params=["not persisted", "grouped in one task", "grouped by shuffles"])
+def persisted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param == "grouped by shuffles":
+        monkeypatch.setattr(partitions, "ONE_TASK_ROWS", 1)
+    return str(request.param) != "not persisted"
+
+
 @pytest.mark.parametrize(
     ("rows", "keys", "repeat"),
     [
@@ -36,10 +43,14 @@ ROWS = "day int, id long, part string, note string"
     ],
 )
 def test_keys_repeat_only_within_one_partition(
-    spark: SparkSession, rows: list[tuple[int | None, int | None, str, str]], keys: list[str], repeat: bool
+    spark: SparkSession,
+    persisted: bool,
+    rows: list[tuple[int | None, int | None, str, str]],
+    keys: list[str],
+    repeat: bool,
 ) -> None:
     """NULL is a key and a partition like any other. Without keys nothing is asked."""
-    found = content_of(spark.createDataFrame(rows, ROWS), [DAY], keys, "lake")
+    found = content_of(spark.createDataFrame(rows, ROWS), [DAY], keys, "lake", persisted=persisted)
 
     assert set(found.partitions) == {(row[0],) for row in rows}
     assert len(found.partitions) == len(set(found.partitions))
@@ -50,8 +61,25 @@ def test_keys_repeat_only_within_one_partition(
 def test_a_table_without_partitions_has_one_if_there_are_rows(spark: SparkSession, keys: list[str]) -> None:
     rows = spark.createDataFrame([(1, 7, "a", "x"), (2, 7, "a", "y")], ROWS)
 
-    assert content_of(rows, [], keys, "lake") == BatchContent(((),), keys_repeat=bool(keys))
-    assert content_of(rows.limit(0), [], keys, "lake") == BatchContent(())
+    assert content_of(rows, [], keys, "lake", persisted=True) == BatchContent(((),), keys_repeat=bool(keys))
+    assert content_of(rows.limit(0), [], keys, "lake", persisted=True) == BatchContent(())
+
+
+@pytest.mark.parametrize("keys", [[], ["id"]])
+def test_few_rows_are_computed_in_parallel_and_grouped_without_a_shuffle(
+    spark: SparkSession, keys: list[str]
+) -> None:
+    context, jobs = spark.sparkContext, spark.sparkContext.statusTracker()
+    rows = spark.range(90, numPartitions=3).selectExpr("id % 2 AS day", "id").persist()
+    context.setJobGroup(f"content-{keys}", "")
+
+    content_of(rows, [DAY], keys, "lake", persisted=True)
+
+    context._jsc.clearJobGroup()
+    rows.unpersist()
+    found = [jobs.getJobInfo(job) for job in sorted(jobs.getJobIdsForGroup(f"content-{keys}"))]
+    stages = [jobs.getStageInfo(stage) for job in found if job for stage in job.stageIds]
+    assert [stage.numTasks for stage in stages if stage] == [3, 1]
 
 
 def test_rows_that_are_persisted_stay_so_when_a_view_of_them_is_dropped(spark: SparkSession) -> None:
@@ -74,9 +102,9 @@ def test_too_many_partitions_are_refused(
     monkeypatch.setattr(partitions, "MAX_PARTITIONS", 2)
     rows = spark.createDataFrame([(day, 7, "a", "x") for day in range(3)], ROWS)
 
-    assert len(content_of(rows.where("day < 2"), [DAY], keys, "lake").partitions) == 2
+    assert len(content_of(rows.where("day < 2"), [DAY], keys, "lake", persisted=False).partitions) == 2
     with pytest.raises(ValueError, match=r"more than 2 partitions.*table=lake"):
-        content_of(rows, [DAY], keys, "lake")
+        content_of(rows, [DAY], keys, "lake", persisted=False)
 
 
 def test_a_scope_is_known_for_its_own_batch_fields_and_keys_only(spark: SparkSession) -> None:
