@@ -148,10 +148,8 @@ FULL = Size(
     upserts=Upserts(files=30, rows=40_000, runs=3),
     peers=(
         *(
-            Workload(
-                writers, overlap, batches=4, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5
-            )
-            for writers, overlap in ((2, True), (2, False), (4, True))
+            Workload(writers, overlap, batches, rows_per_day=60_000, rows_per_batch=10_000, days_per_batch=5)
+            for writers, overlap, batches in ((2, True, 8), (2, False, 8), (4, True, 4))
         ),
         *(
             Workload(2, overlap, 4, rows_per_day=400_000, rows_per_batch=50_000, days_per_batch=5, large=True)

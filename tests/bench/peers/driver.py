@@ -43,8 +43,8 @@ from tests.bench.peers.sharing import Attempt, Looks, seconds_to_stop
 from tests.bench.peers.tables import Store, Table, settings_of, table_of
 from tests.bench.peers.workload import FIRST_ROWS, SCHEMA, Workload
 
-WARM_UP_BATCHES = {"delta": 12, "iceberg": 12, "hudi": 4}
-"""The JVM compiles for long, and the gate's ways have more to compile."""
+WARM_UP_BATCHES = {"delta": 24, "iceberg": 24, "hudi": 4}
+"""The JVM compiles for long, and the gate's ways have more to compile. After 12 batches of Delta it still compiled."""
 
 STEPS = ("began", "ended")
 
@@ -157,7 +157,7 @@ def main() -> None:
                 )
             )
         run = _Run(spark, options.table_format, options.way, options.folder, gate, store)
-        batches = min(WARM_UP_BATCHES[options.table_format], 3 * workload.batches)
+        batches = min(WARM_UP_BATCHES[options.table_format], 6 * workload.batches)
         run.measure("warm", replace(workload, writers=1, batches=batches), record, lambda _step: None)
         record.clear()
         figures = run.measure("table", workload, record, _announce)
