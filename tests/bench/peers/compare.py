@@ -1,4 +1,7 @@
-"""All runs of the named formats, one after the other, each in a process of its own with one agent beside it."""
+"""All runs of the named formats, one after the other, with one agent beside each driver.
+
+The ways of a workload take turns in one driver. Only Hudi's have a driver for each run, because its requests are counted.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ FOOTNOTE = (
 class _Run:
     table_format: str
     workload: Workload
-    way: str
+    ways: Sequence[str]
+    repeat: int
 
 
 def measure(
@@ -63,33 +67,41 @@ def measure(
 
     `repeat`: how often each way runs. The ways of a workload take turns.
     """
-    runs = [
-        _Run(each, workload, way)
-        for each in workloads
-        for workload in workloads[each]
-        for _ in range(repeat)
-        for way in WAYS[each]
-        if not ways or way in ways
-    ]
-    report = []
+    runs: list[_Run] = []
+    for table_format, sizes in workloads.items():
+        chosen = [way for way in WAYS[table_format] if not ways or way in ways]
+        for workload in sizes:
+            if table_format == "hudi":
+                runs += [_Run(table_format, workload, [way], 1) for _ in range(repeat) for way in chosen]
+            else:
+                runs.append(_Run(table_format, workload, chosen, repeat))
+    report: list[dict[str, Any]] = []
     for number, run in enumerate(runs):
-        print(f"… {run.table_format}, {_title(run.workload)}: {run.way}", file=sys.stderr, flush=True)
+        times = f", {run.repeat} times" if run.repeat > 1 else ""
+        title = f"{run.table_format}, {_title(run.workload)}: {', '.join(run.ways)}{times}"
+        print(f"… {title}", file=sys.stderr, flush=True)
         place = folder / f"run{number}"
         place.mkdir()
         if run.table_format == "hudi":
             assert server is not None, "Hudi's tables are on a store"
-            figures = _on_store(run, servers, place, server)
+            measured = _on_store(run, servers, place, server)
         else:
             # The tables are real ones, so the agent finds their locks itself.
-            figures = _measure(run, servers, place, _Surroundings({"allow": "file:///*"}))
-        report.append({"format": run.table_format, "workload": asdict(run.workload), **figures})
-        names, values = rows(report[-1:])
-        printed = ", ".join(f"{name} {value}" for name, value in list(zip(names, values, strict=True))[2:])
-        print(f"  {printed}", file=sys.stderr, flush=True)  # all runs together take half an hour
+            measured = _measure(run, servers, place, _Surroundings({"allow": "file:///*"}))
+        for figures in measured:
+            report.append({"format": run.table_format, "workload": asdict(run.workload), **figures})
+            _print_last(report)
     return report
 
 
-def _on_store(run: _Run, servers: str, folder: Path, server: S3Server) -> dict[str, Any]:
+def _print_last(report: Sequence[dict[str, Any]]) -> None:
+    """Print the figures of the last run: all runs together take half an hour."""
+    names, values = rows(report[-1:])
+    printed = ", ".join(f"{name} {value}" for name, value in list(zip(names, values, strict=True))[1:])
+    print(f"  {printed}", file=sys.stderr, flush=True)
+
+
+def _on_store(run: _Run, servers: str, folder: Path, server: S3Server) -> list[dict[str, Any]]:
     """Run with a table in a bucket of its own. Driver and agent have a proxy each, which counts their requests."""
     bucket = server.bucket()
     with StoreProxy(server.endpoint) as driver, StoreProxy(server.endpoint) as agent:
@@ -142,12 +154,20 @@ class _Counted:
         }
 
 
-def _measure(run: _Run, servers: str, folder: Path, surroundings: _Surroundings) -> dict[str, Any]:
+def _measure(run: _Run, servers: str, folder: Path, surroundings: _Surroundings) -> list[dict[str, Any]]:
     prefix = f"peers-{uuid.uuid4().hex[:8]}"
     connection = ["--bootstrap-servers", servers, "--topic-prefix", prefix]
     python = SPARK35_PYTHON if run.table_format == "hudi" else Path(sys.executable)
-    command = [str(python), "-m", "tests.bench.peers.driver", run.table_format, run.way, str(folder)]
-    command += ["--workload", json.dumps(asdict(run.workload)), *connection, *surroundings.arguments]
+    command = [
+        str(python),
+        "-m",
+        "tests.bench.peers.driver",
+        run.table_format,
+        ",".join(run.ways),
+        str(folder),
+    ]
+    command += ["--workload", json.dumps(asdict(run.workload)), "--repeat", str(run.repeat)]
+    command += [*connection, *surroundings.arguments]
     log = folder / "driver.log"
     counted = _Counted(surroundings.proxies)
     with (
@@ -174,8 +194,8 @@ def _measure(run: _Run, servers: str, folder: Path, surroundings: _Surroundings)
                 process.stdin.flush()
         if process.wait():
             raise RuntimeError(f"{run} failed: {log.read_text()[-5000:]}")
-    figures: dict[str, Any] = json.loads(last)
-    return figures | counted.figures()
+    measured: list[dict[str, Any]] = json.loads(last)
+    return [figures | counted.figures() for figures in measured]
 
 
 def rows(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -1,7 +1,9 @@
-"""One run: one driver with all writers as streaming queries. Prints its figures as one line of JSON, the last.
+"""One driver with all writers as streaming queries. Prints the figures of its runs as one line of JSON, the last.
 
-Before the measured run one writer writes to another table by the same way, so that the JVM has loaded and compiled what it needs.
-The driver prints a line when the measured run begins and when it has ended (`STEPS`), and waits for a line on stdin: meanwhile
+Before the measured runs one writer writes to another table by each way, so that the JVM has loaded and compiled what it needs.
+Then the ways take turns, in one JVM: how much a JVM has compiled yet differs from run to run by more than the ways do.
+
+The driver prints a line when a measured run begins and when it has ended (`STEPS`), and waits for a line on stdin: meanwhile
 the program that started it reads the numbers of requests.
 
 - *in vain*: the seconds for which attempts ran that committed nothing. Waiting for admission is not counted, because it computes
@@ -124,12 +126,13 @@ class Record:
 
 
 def main() -> None:
-    """Run once."""
+    """Run each way as often as asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers.driver", description=__doc__)
     parser.add_argument("table_format")
-    parser.add_argument("way")
+    parser.add_argument("ways", help="separated by commas")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workload", required=True, help="JSON")
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--store", help="JSON; default: the table is in the folder")
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--topic-prefix", required=True)
@@ -145,8 +148,9 @@ def main() -> None:
     )
     with ExitStack() as stack:
         record = Record()
+        ways = options.ways.split(",")
         gate = None
-        if not options.way.startswith("native"):
+        if not all(way.startswith("native") for way in ways):
             gate = stack.enter_context(
                 CommitGate(
                     options.bootstrap_servers,
@@ -156,11 +160,21 @@ def main() -> None:
                     observer=record.observe,
                 )
             )
-        run = _Run(spark, options.table_format, options.way, options.folder, gate, store)
+
+        def measured(way: str, name: str, sizes: Workload, announce: Callable[[str], None]) -> dict[str, Any]:
+            record.clear()
+            through = None if way.startswith("native") else gate
+            run = _Run(spark, options.table_format, way, options.folder, through, store)
+            return run.measure(f"{name}_{way}", sizes, record, announce)
+
         batches = min(WARM_UP_BATCHES[options.table_format], 6 * workload.batches)
-        run.measure("warm", replace(workload, writers=1, batches=batches), record, lambda _step: None)
-        record.clear()
-        figures = run.measure("table", workload, record, _announce)
+        for way in ways:
+            measured(way, "warm", replace(workload, writers=1, batches=batches), lambda _step: None)
+        figures = [
+            measured(way, f"table{number}", workload, _announce)
+            for number in range(options.repeat)
+            for way in ways
+        ]
     spark.stop()
     print(json.dumps(figures), flush=True)
 
