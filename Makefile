@@ -19,7 +19,8 @@ STAMP := .venv/.set-up
 SPARK35_BIN := build/venv-spark35/bin
 SPARK35_STAMP := build/venv-spark35/.set-up
 SPARK35_TESTS := tests/spark/gate tests/spark/jobs tests/spark/streaming/test_foreach_batch.py \
-	tests/spark/sinks/test_contract.py tests/spark/sinks/test_hudi_contest.py tests/spark/sinks/test_hudi_sink.py \
+	tests/spark/sinks/test_batch_content.py tests/spark/sinks/test_contract.py tests/spark/sinks/test_hudi_contest.py \
+	tests/spark/sinks/test_hudi_sink.py \
 	tests/spark/sinks/test_hudi_watched.py tests/spark/sinks/test_merge.py tests/spark/sinks/test_partition_paths.py \
 	'tests/spark/sinks/test_exactly_once.py::test_a_driver_killed_at_any_step_leaves_each_batch_once[hudi-hardest]' \
 	--ignore tests/spark/gate/test_async_gate.py --ignore tests/spark/gate/test_without_spark.py \

@@ -70,7 +70,7 @@ def spark_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        # Spark keeps the last 100 classes that it has generated. Two writers of Delta need more, so each batch compiled them again.
+        # Spark keeps the last 100 classes that it has generated. Two writers of Delta need more: each batch compiled them again.
         "spark.sql.codegen.cache.maxEntries": "1000",
         # The Python worker of a cancelled task is killed so long after Spark noticed it: the retry needs its core.
         "spark.python.task.killTimeout": "50ms",

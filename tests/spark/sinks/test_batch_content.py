@@ -79,7 +79,8 @@ def test_few_rows_are_computed_in_parallel_and_grouped_without_a_shuffle(
     rows.unpersist()
     found = [jobs.getJobInfo(job) for job in sorted(jobs.getJobIdsForGroup(f"content-{keys}"))]
     stages = [jobs.getStageInfo(stage) for job in found if job for stage in job.stageIds]
-    assert [stage.numTasks for stage in stages if stage] == [3, 1]
+    # Spark 3.5 also reads what is persisted in a job of its own.
+    assert [stage.numTasks for stage in stages if stage] in ([3, 1], [3, 3, 1])
 
 
 def test_rows_that_are_persisted_stay_so_when_a_view_of_them_is_dropped(spark: SparkSession) -> None:
