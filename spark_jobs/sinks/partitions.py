@@ -3,8 +3,8 @@
 For an upsert the same query finds whether keys repeat. If they don't, a MERGE takes the rows as they are. One row for each key
 costs a shuffle and a sort of whole rows, and a MERGE reads its source more than once.
 
-The query groups the rows. For few rows two shuffles cost more than the grouping itself, so one task groups them, without a shuffle.
-How many they are is known after the job that persists them.
+The query groups the rows. For few rows two shuffles cost more than the grouping itself, so one task groups them, without a
+shuffle. How many they are is known after the job that persists them.
 """
 
 from __future__ import annotations
