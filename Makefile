@@ -94,7 +94,7 @@ test-pythons: jdk $(STAMP)
 	done
 
 # What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
-test-matrix: jdk $(STAMP)
+test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	$(BIN)/pytest -n 2 -m matrix $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)

@@ -127,6 +127,26 @@ def test_hudis_own_lock_is_measured_beside_the_agents(
     assert _started_with(tmp_path) == []
 
 
+@pytest.mark.matrix
+def test_each_formats_own_way_is_measured_beside_the_gate(
+    kafka: KafkaServer, s3_server: S3Server, tmp_path: Path
+) -> None:
+    store = s3_server.environment | {ENDPOINT_VARIABLE: s3_server.endpoint}
+    selected = ["--workload", "2-same", "--ways", "native", "auto"]
+
+    _, report = bench(kafka, tmp_path, "--peers", "delta", "iceberg", "hudi", *selected, **store)
+
+    assert {(run["format"], run["way"]) for run in report["peers"]} == {
+        (form, way) for form in ("delta", "iceberg", "hudi") for way in ("native", "auto")
+    }
+    for run in report["peers"]:
+        assert run["rows_wrong"] == 0
+        assert len(run["useful_seconds"]) == run["workload"]["writers"] * run["workload"]["batches"]
+        if run["way"] == "auto":
+            assert run["deaths"] == 0
+    assert _started_with(tmp_path) == []
+
+
 def _check_latencies(latencies: dict[str, Any]) -> None:
     for name in LATENCIES:
         assert latencies[name].keys() == {"p50", "p99", "max", "count"}

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.spark_jobs import IcebergSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
+from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
 from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, load
 from tests.spark.fake_agent import grant_everything
@@ -306,6 +307,29 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     assert sink.committed("w", 1) == str(first)
     assert sink.committed("w", 2) is None
     assert Counter(table.operations()) == {"append": 2}
+
+
+def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_published(
+    harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that wrote a statement in two steps would otherwise commit what the gate never saw."""
+    table = Table(spark, tmp_path, COLUMNS, "")
+    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+    harness.agent(grant_everything)
+    once = BatchWrite.run
+
+    def twice(write: BatchWrite, target: str, base: int | None) -> None:
+        once(write, target, base)
+        once(write, target, base)
+
+    monkeypatch.setattr(BatchWrite, "run", twice)
+
+    with pytest.raises(Exception, match="a second write in one statement"):
+        harness.gate().foreach_batch(IcebergSink(table.name), writer="w")(changes(spark, (1, 2, "new")), 0)
+
+    assert table.rows() == [(1, 1, "old")]
+    assert table.operations() == ["append"]
+    assert "requested" not in harness.steps()
 
 
 def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
