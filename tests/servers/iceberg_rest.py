@@ -25,13 +25,14 @@ from tests.servers.jars import jars
 from tests.servers.program import NoServerError, spawn, stop
 
 ICEBERG_VERSION: Final = "1.10.0"
+SQLITE: Final = "org.xerial:sqlite-jdbc:3.50.3.0"
 _ALONE: Final = (
     f"org.apache.iceberg:iceberg-open-api:{ICEBERG_VERSION}:test-fixtures",
     f"org.apache.iceberg:iceberg-core:{ICEBERG_VERSION}:tests",
     f"org.apache.iceberg:iceberg-aws:{ICEBERG_VERSION}",
     f"org.apache.iceberg:iceberg-aws-bundle:{ICEBERG_VERSION}",
     "dev.failsafe:failsafe:3.3.2",
-    "org.xerial:sqlite-jdbc:3.50.3.0",
+    SQLITE,
 )
 """Without their dependencies: those of the tests aren't needed, and the bundle contains the SDK."""
 _WITH_DEPENDENCIES: Final = (

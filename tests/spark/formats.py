@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from lakewarden.spark_jobs.jobs.table_formats import DELTA_CATALOG, EXTENSIONS, PACKAGES
 from lakewarden.spark_jobs.sinks.hudi.provider import BUNDLE
+from tests.servers.iceberg_rest import SQLITE
 
 HUDI_RELEASE = os.environ.get("LAKEWARDEN_TEST_HUDI") or BUNDLE.rpartition(":")[2]
 """Other releases than the default are tried by `make test-matrix`."""
@@ -55,7 +56,7 @@ def format_settings() -> dict[str, Any]:
     if not DELTA_AND_ICEBERG:
         return {}
     settings = {
-        "spark.jars.packages": ",".join(DELTA_AND_ICEBERG.values()),
+        "spark.jars.packages": ",".join([*DELTA_AND_ICEBERG.values(), *([SQLITE] if HAS_ICEBERG else [])]),
         "spark.sql.extensions": ",".join(
             extension for name, extension in EXTENSIONS.items() if name in DELTA_AND_ICEBERG
         ),
@@ -67,10 +68,16 @@ def format_settings() -> dict[str, Any]:
     return settings
 
 
-def iceberg_name(spark: SparkSession, folder: Path) -> str:
-    """Return the name of the table in `folder`, and configure the Hadoop catalog that has it."""
-    catalog = f"lake{abs(hash(folder.parents[1])):x}"
-    spark.conf.set(f"spark.sql.catalog.{catalog}", "org.apache.iceberg.spark.SparkCatalog")
-    spark.conf.set(f"spark.sql.catalog.{catalog}.type", "hadoop")
-    spark.conf.set(f"spark.sql.catalog.{catalog}.warehouse", str(folder.parents[1]))
+def iceberg_name(spark: SparkSession, folder: Path, kind: str = "hadoop") -> str:
+    """Return the name of the table in `folder`, and configure the catalog that has it: `hadoop`, or `jdbc` on SQLite."""
+    warehouse = folder.parents[1]
+    catalog = f"lake{abs(hash(warehouse)):x}"
+    settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": kind, ".warehouse": str(warehouse)}
+    if kind == "jdbc":
+        warehouse.mkdir(parents=True)
+        settings[".uri"] = f"jdbc:sqlite:{warehouse / 'catalog.db'}"
+    for name, value in settings.items():
+        spark.conf.set(f"spark.sql.catalog.{catalog}{name}", value)
+    if kind == "jdbc":
+        spark.sql(f"CREATE NAMESPACE {catalog}.{folder.parent.name}")
     return f"{catalog}.{folder.parent.name}.{folder.name}"

@@ -26,14 +26,20 @@ COLUMNS = "day int, id long, note string"
 
 
 class Table:
-    """A table of a Hadoop catalog of its own."""
+    """A table of a catalog of its own."""
 
     def __init__(
-        self, spark: SparkSession, folder: Path, columns: str, partitioned_by: str, **properties: str
+        self,
+        spark: SparkSession,
+        folder: Path,
+        columns: str,
+        partitioned_by: str,
+        catalog: str = "hadoop",
+        **properties: str,
     ) -> None:
         self.spark = spark
         self.folder = folder / "warehouse" / "test" / "flights"
-        self.name = iceberg_name(spark, self.folder)
+        self.name = iceberg_name(spark, self.folder, catalog)
         properties = {"format-version": ICEBERG_FORMAT} | {
             key.replace("_", "."): value for key, value in properties.items()
         }
@@ -307,6 +313,27 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     assert sink.committed("w", 1) == str(first)
     assert sink.committed("w", 2) is None
     assert Counter(table.operations()) == {"append": 2}
+
+
+def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, tmp_path, COLUMNS, "day", catalog="jdbc")
+    changes(spark, (1, 1, "old")).writeTo(table.name).append()
+
+    def append(_event: object) -> None:
+        changes(spark, (1, 2, "foreign")).writeTo(table.name).append()
+
+    harness.agent(At("commit-requested", append))
+    write = harness.gate().foreach_batch(IcebergSink(table.name, mode="upsert", keys=["id"]), writer="w")
+
+    write(changes(spark, (1, 1, "new")), 0)
+    write(changes(spark, (1, 1, "newer")), 0)  # a replay
+
+    assert table.rows() == [(1, 1, "new"), (1, 2, "foreign")]
+    assert table.operations() == ["append", "append", "overwrite"]
+    assert len(harness.only("abandoned")) == 1
+    assert table.leftovers() == set()
 
 
 def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_published(
