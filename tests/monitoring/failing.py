@@ -55,11 +55,14 @@ SHORT: dict[str, Any] = {
 WRITERS = 2
 PAUSE_SECONDS = 0.3
 SUSPENDED_SECONDS, RUNNING_SECONDS = 1.2, 0.15
-"""Of an agent whose machine is overloaded."""
+"""Of an agent whose machine is overloaded, at first."""
+LAG = "lakewarden_partition_lag_seconds"
+LESS, AFTER_SCRAPES = 0.6, 10
+"""By so much it runs less, each time that its lag hasn't grown during so many scrapes: some machines are three times as fast."""
 COMPUTING_SECONDS = 40.0
 """Of each batch that is computed in vain."""
 FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
-"""So many events with so many markers in each period. A tenth of a processor decides fewer."""
+"""So many events with so many markers in each period. A tenth of most processors decides fewer."""
 
 
 @dataclass(slots=True)
@@ -237,15 +240,19 @@ class Failing:
 
     @asynccontextmanager
     async def slowed(self, instance: str) -> AsyncGenerator[None]:
-        """The agent gets a ninth of the processor time while the block runs, as on a machine that is overloaded."""
+        """The agent gets a ninth of the processor time while the block runs, or less, until its lag grows."""
         popen = self.agents[instance].popen
 
         async def slow() -> None:
+            running, looked = RUNNING_SECONDS, self.recording.scrapes
             while True:
                 popen.send_signal(signal.SIGSTOP)
                 await anyio.sleep(SUSPENDED_SECONDS)
                 popen.send_signal(signal.SIGCONT)
-                await anyio.sleep(RUNNING_SECONDS)
+                await anyio.sleep(running)
+                if self.recording.scrapes >= looked + AFTER_SCRAPES:
+                    looked = self.recording.scrapes
+                    running *= 1.0 if self._lag_grows() else LESS
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(slow)
@@ -254,6 +261,15 @@ class Failing:
             finally:
                 tasks.cancel_scope.cancel()
                 popen.send_signal(signal.SIGCONT)
+
+    def _lag_grows(self) -> bool:
+        """Of any partition, in the last scrapes."""
+        series = (
+            values[-AFTER_SCRAPES:]
+            for name, values in self.recording.series.items()
+            if name.startswith(f"{LAG}{{")
+        )
+        return any((values[-1] or 0.0) > (values[0] or 0.0) + AFTER_SCRAPES / 3 for values in series)
 
     @asynccontextmanager
     async def flooding(self) -> AsyncGenerator[None]:

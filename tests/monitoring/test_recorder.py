@@ -23,7 +23,7 @@ from lakewarden.events import Abort
 from tests.kafka_fixture import KafkaServer
 from tests.monitoring import defective_agent
 from tests.monitoring.expected_alerts import EXPECTED
-from tests.monitoring.failing import Failing, failing
+from tests.monitoring.failing import LAG, Failing, failing
 from tests.monitoring.recording import Recording, selectors_of
 from tests.monitoring.test_recorded_alerts import alerts_on, check_alerts
 from tests.real.serving.test_undecodable_decisions import FROM_A_LATER_VERSION
@@ -308,7 +308,7 @@ async def test_an_agent_is_overloaded(
     ):
         began = scene.recording.scrapes
         await scene.scrapes(45, since=began)
-        await scene.shows("lakewarden_partition_lag_seconds", lambda lag: lag > BEHIND_SECONDS, scrapes=10)
+        await scene.shows(LAG, lambda lag: lag > BEHIND_SECONDS, scrapes=10)
         scene.recording.mark("during")
 
 
