@@ -252,7 +252,8 @@ class Failing:
                 await anyio.sleep(running)
                 if self.recording.scrapes >= looked + AFTER_SCRAPES:
                     looked = self.recording.scrapes
-                    running *= 1.0 if self._lag_grows() else LESS
+                    if not self._lag_grows():
+                        running *= LESS
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(slow)
@@ -263,13 +264,11 @@ class Failing:
                 popen.send_signal(signal.SIGCONT)
 
     def _lag_grows(self) -> bool:
-        """Of any partition, in the last scrapes."""
-        series = (
-            values[-AFTER_SCRAPES:]
-            for name, values in self.recording.series.items()
-            if name.startswith(f"{LAG}{{")
+        """Return whether the lag of a partition has grown in the last scrapes."""
+        return any(
+            (lags[-1] or 0.0) > (lags[0] or 0.0) + AFTER_SCRAPES / 3
+            for lags in self.recording.last_of_each(LAG, AFTER_SCRAPES)
         )
-        return any((values[-1] or 0.0) > (values[0] or 0.0) + AFTER_SCRAPES / 3 for values in series)
 
     @asynccontextmanager
     async def flooding(self) -> AsyncGenerator[None]:
