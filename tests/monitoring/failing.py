@@ -54,7 +54,7 @@ SHORT: dict[str, Any] = {
 }
 WRITERS = 2
 PAUSE_SECONDS = 0.3
-SUSPENDED_SECONDS, RUNNING_SECONDS = 1.2, 0.15
+SUSPENDED_SECONDS, RUNNING_SECONDS = 1.6, 0.15
 """Of an agent whose machine is overloaded, at first."""
 LAG = "lakewarden_partition_lag_seconds"
 LESS, AFTER_SCRAPES = 0.6, 10
@@ -62,7 +62,7 @@ LESS, AFTER_SCRAPES = 0.6, 10
 COMPUTING_SECONDS = 40.0
 """Of each batch that is computed in vain."""
 FLOOD_EVENTS, FLOOD_MARKERS, FLOOD_SECONDS = 200, 20, 0.1
-"""So many events with so many markers in each period. A tenth of most processors decides fewer."""
+"""So many events with so many markers in each period. A twelfth of most processors decides fewer."""
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class Failing:
 
     @asynccontextmanager
     async def slowed(self, instance: str) -> AsyncGenerator[None]:
-        """The agent gets a ninth of the processor time while the block runs, or less, until its lag grows."""
+        """The agent gets a twelfth of the processor time while the block runs, or less, until its lag grows."""
         popen = self.agents[instance].popen
 
         async def slow() -> None:
