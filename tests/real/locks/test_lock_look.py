@@ -1,4 +1,4 @@
-"""`lakewarden lock probe`, `show` and `release`, and usage errors: output and exit codes."""
+"""`lakewarden lock probe`, `show` and `release`: output and exit codes."""
 
 from __future__ import annotations
 
@@ -120,45 +120,8 @@ def test_a_lock_that_can_not_be_read_is_an_error_of_one_line(on_s3: Place, local
     failed(run("show", on_s3.table, env=wrong), 1, "status=403")
     silent = on_s3.run("show", on_s3.table, "--s3-endpoint", f"http://{NOWHERE}")
     failed(silent, 1, "check endpoint and network")
-    failed(local.run("show", "orders"), 2, "not a table URI: 'orders'")
-    failed(local.run("show", local.table, "--lock", "nope"), 2, "not a table URI: 'nope'")
-    failed(local.run("show", "ftp://a/b"), 2, "no store for ftp://")
     nowhere = {name: value for name, value in local.settings.items() if name != "lock_root"}
     failed(run("show", local.table, env=environment(nowhere)), 1, "--lock-root")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["hold", "/t"], "Missing option '--seconds'"),
-        (["hold", "/t", "--seconds", "0"], "--seconds"),
-        (["hold", "/t", "--seconds", "1", "--exec", "ls", "--", "ls"], "not both"),
-        (["hold", "t", "--seconds", "1"], "not a table URI: 't'"),
-        (["release", "/t"], "Missing option '--if-owner'"),
-        (["probe", "foo"], "not a bucket or folder: 'foo'"),
-        (["audit", "--table", "t"], "not a table URI: 't'"),
-        (["shwo"], "No such command 'shwo'"),
-    ],
-)
-def test_a_usage_error_ends_with_2_and_one_line(local: Place, arguments: list[str], message: str) -> None:
-    failed(local.run(*arguments), 2, message)
-
-
-@pytest.mark.parametrize("command", ["probe", "show", "hold", "release", "audit"])
-def test_the_help_of_each_command_lists_its_exit_codes(local: Place, command: str) -> None:
-    done = local.run(command, "--help")
-
-    assert done.returncode == 0
-    assert "Usage: " in done.stdout
-    assert "Exit codes" in " ".join(done.stdout.split())
-
-
-def test_the_group_without_a_command_lists_the_commands(local: Place) -> None:
-    done = local.run()
-
-    assert done.returncode == 2
-    for name in ("probe", "show", "hold", "release", "audit"):
-        assert f"\n  {name} " in done.stderr
 
 
 def test_a_manual_release_keeps_the_end_of_the_lease(place: Place) -> None:

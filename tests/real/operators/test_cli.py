@@ -1,4 +1,4 @@
-"""The command line from outside: exit codes, errors of one line, and output."""
+"""The command line from outside: failures of one line, and output. Usage errors: `tests/unit/agent/cli/test_command_line.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,52 +34,6 @@ NOWHERE = "127.0.0.1:9"
 async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
         yield made
-
-
-def test_the_version_is_the_installed_one() -> None:
-    """Bug reports begin with it."""
-    printed = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True, timeout=60)
-
-    assert printed.stdout == f"lakewarden {metadata.version('lakewarden')}\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "problem"),
-    [
-        (["agent", "--nope"], {}, "No such option: --nope"),
-        (["conflcts"], {}, "No such command 'conflcts'. Did you mean 'conflicts'? See lakewarden --help"),
-        (["explain"], {}, "Missing argument 'TRANSACTION'; see lakewarden explain --help"),
-        (["explain", ""], {}, "Invalid value for TRANSACTION: the transaction id is empty"),
-        (["agent"], {}, "--allow"),
-        (["agent", "--allow", "/w/*", "--s3-endpoint", "s3:9000"], {}, "'s3:9000' is not a URL"),
-        (["agent", "--allow", "warehouse"], {}, "allow ($LAKEWARDEN_ALLOW): 'warehouse' is not a table URI"),
-        (["agent", "--allow", "/w/*"], {"validity_seconds": "soon"}, "$LAKEWARDEN_VALIDITY_SECONDS"),
-        (["agent", "--allow", "/w/*"], {"grant_seconds": 30}, "a grant would outlive its lock"),
-        (["agent", "--config", "/nowhere.toml"], {}, "/nowhere.toml: cannot be read"),
-        (["status", "--table", "t"], {}, "--table: not a table URI: 't'"),
-        (["status", "--output", "xml"], {}, "xml"),
-        (["status", "--bootstrap-servers", ""], {}, "bootstrap_servers ($LAKEWARDEN_BOOTSTRAP_SERVERS)"),
-        (
-            ["status"],
-            {"kafka_security_protocol": "SSL", "kafka_ssl_cafile": "/nowhere.pem"},
-            "kafka_ssl_cafile=/nowhere.pem can't be read",
-        ),
-        (["status"], {"kafka_security_protocol": "SASL_SSL"}, "kafka_sasl_username and kafka_sasl_password"),
-        (["dev"], {}, "--data"),
-        (["dev", "--data", "/w"], {"allow": "warehouse"}, "allow ($LAKEWARDEN_ALLOW): 'warehouse'"),
-        (["dev", "--data", "/w"], {"lock_root": "locks"}, "lock_root ($LAKEWARDEN_LOCK_ROOT): 'locks'"),
-        (["demo", "--s3-bucket", "b"], {}, "--s3-bucket needs --s3-endpoint"),
-    ],
-)
-def test_a_usage_error_has_exit_code_2_and_one_line_with_the_problem(
-    arguments: list[str], settings: dict[str, Any], problem: str
-) -> None:
-    done = _run(*arguments, **settings)
-
-    assert done.returncode == 2, done
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert problem in done.stderr
-    assert done.stdout == ""
 
 
 def test_dev_reports_a_folder_that_it_cannot_write() -> None:
@@ -112,14 +65,6 @@ def test_without_topics_status_and_conflicts_advise_to_start_an_agent(
     assert done.returncode == 1
     assert "start an agent there first" in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
-
-
-def test_help_lists_the_variable_of_every_flag() -> None:
-    done = _run("agent", "--help")
-
-    assert done.returncode == 0
-    for name in ("BOOTSTRAP_SERVERS", "ALLOW", "LOCK_ROOT", "S3_ENDPOINT", "CONFIG"):
-        assert f"LAKEWARDEN_{name}" in done.stdout
 
 
 async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for(scene: World) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
+from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, markers, world
 
@@ -58,13 +60,9 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     assert (against["theirs"]["where"]["offset"], against["mine"]["where"]["offset"]) == (first, met)
     assert aborted["cause"]["event"]["where"]["offset"] == met
     assert aborted["detected_after_ms"] >= 0
-    assert [each["kind"] for each in explanation["steps"]] == [
-        "opened",
-        "admitted",
-        "touched",
-        "aborted",
-        "ignored",
-    ]
+    # The agent acquires the lock when it can, on a busy machine while the loser is open.
+    kinds = [each["kind"] for each in explanation["steps"] if each["kind"] != "lock"]
+    assert kinds == ["opened", "admitted", "touched", "aborted", "ignored"]
     assert [each["fate"]["version"] for each in explanation["attempts"]] == [None, "snapshot 13"]
     assert (
         f"ABORTED (conflict) by agent agent-one, retriable, 1 conflict lost in a row: its marker-created at writers:{met} "
@@ -94,13 +92,14 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
 
 
 async def test_a_lock_that_a_foreign_writer_holds_is_in_the_explanation(scene: World) -> None:
-    foreign = {"expired": False, "validUntil": round((time.time() + 3) * 1000), "owner": "a-hudi-writer"}
+    foreign = LockRecord(expired=False, valid_until=round((time.time() + 3600) * 1000), owner="a-hudi-writer")
     scene.lock_object().parent.mkdir(parents=True)
-    scene.lock_object().write_text(json.dumps(foreign, separators=(",", ":")))
+    scene.lock_object().write_bytes(render(foreign))
     writer = scene.writer("patient")
     async with scene.agent():
         await writer.begin(heartbeat_seconds=100)
         await scene.wait_for(LockRefused)
+        scene.lock_object().write_bytes(render(replace(foreign, expired=True)))
         await writer.complete((await writer.obtain_grant()).grant)
         await scene.settle()
 

@@ -185,23 +185,3 @@ async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scen
     assert "the ledger has no entry of writer absent; check the name" in done.err
     assert json.loads(with_table.out)["before"] is None
     assert json.loads(with_table.out)["after"]["batch_id"] is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["abort", ""], "the transaction id is empty"),
-        (["abort", "t", "--table", "x"], "--table: not a table URI"),
-        (
-            ["ledger", "correct", "--writer", "w", "--batch-id", "many", "--reason", "r"],
-            "'many' is neither an integer of 64 bits nor none",
-        ),
-        (["ledger", "correct", "--writer", "w", "--batch-id", "1"], "--reason"),
-    ],
-)
-async def test_a_usage_error_has_exit_code_2(scene: World, arguments: list[str], problem: str) -> None:
-    """One line, with the problem."""
-    done = await run(scene, *arguments)
-
-    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
-    assert problem in done.err

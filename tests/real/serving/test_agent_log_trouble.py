@@ -16,7 +16,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from lakewarden.agent.errors import PartitionsChangedError
 from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
-from lakewarden.events import Abort
+from lakewarden.events import Abort, LockAcquired
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
 
@@ -101,7 +101,7 @@ async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_run
         await agent.ready.wait()
         writer = scene.writer("before")
         await writer.begin(heartbeat_seconds=100)
-        assert scene.lock_object().exists()
+        await scene.wait_for(LockAcquired)
         await _add_partitions(scene, admin)
         with anyio.fail_after(PATIENCE_SECONDS):
             while not ended:
