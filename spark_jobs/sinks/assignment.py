@@ -1,0 +1,251 @@
+"""Store assignment: which column of a table a batch's column goes into, and how its values are converted.
+
+The rules are Spark's own, those of `writeTo(…).append()`: this module calls the resolver that Spark's analyzer calls for a write
+by name (`TableOutputResolver`), under the batch's session.
+
+- Columns, and the fields of structs in them, in arrays and in maps, go by name, under `spark.sql.caseSensitive`.
+- `spark.sql.storeAssignmentPolicy` says which types fit. What doesn't fit is refused here, before any row is read.
+- A value that doesn't fit is an error of the Spark job that computes it, whether ANSI is on or off: overflow, a text longer than
+  `VARCHAR(n)`, NULL in a column or field that is NOT NULL.
+- Policy `legacy` is refused, as by Spark for every table but its own: it stores NULL for what doesn't fit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lakewarden.spark_jobs.sinks.java import MAX_TEXT, java_causes, java_text, java_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructField, StructType
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+
+RESOLVER = f"{_CATALYST}.analysis.TableOutputResolver"
+
+_ROW = "_lakewarden_row"
+
+_VALUE_ERRORS = (
+    "CAST_OVERFLOW",
+    "CAST_INVALID_INPUT",
+    "NUMERIC_VALUE_OUT_OF_RANGE",
+    "ARITHMETIC_OVERFLOW",
+    "EXCEED_LIMIT_LENGTH",
+    "NOT_NULL_ASSERT_VIOLATION",
+    "Null value appeared in non-nullable field",
+)
+"""Of Spark's errors, in Spark 3.5 too. They name at most the column."""
+
+
+def is_case_sensitive(spark: SparkSession) -> bool:
+    """Return whether names that differ only in case are different columns in this session."""
+    return str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+
+def folding(spark: SparkSession) -> Callable[[str], str]:
+    """Return the function under which names of the same column are equal in this session."""
+    return str if is_case_sensitive(spark) else str.lower
+
+
+def assigned(
+    batch: DataFrame,
+    columns: StructType,
+    table: str,
+    *,
+    partial: bool = False,
+    others: Collection[str] = (),
+) -> DataFrame:
+    """Return the batch as the table stores it: the table's columns, in its order, spelling and types.
+
+    `columns` is the table's schema in Spark's types, with `nullable` as the table has it; `varchar(n)` and `char(n)` keep their
+    lengths. `table` is for errors. `partial`: columns that the batch lacks are left out; otherwise they are an error. The batch
+    may also have `others`, which stay as they are, after the table's.
+
+    Returns the batch itself if it fits as it is. Raises `ValueError` for columns that the table doesn't have, that come twice, or
+    whose types don't fit.
+    """
+    spark = batch.sparkSession
+    folded = folding(spark)
+    given = [folded(name) for name in batch.columns]
+    known = {folded(field.name) for field in columns.fields}
+    extra = {folded(name) for name in others} - known
+    _require_columns(batch, given, known | extra, columns, table)
+    expected = [field for field in columns.fields if not partial or folded(field.name) in given]
+    expected += [field for field in batch.schema.fields if folded(field.name) in extra]
+    if len(expected) == len(given) and all(map(_fits, batch.schema.fields, expected)):
+        return batch
+    return _resolved(batch, expected, table)
+
+
+@contextmanager
+def naming_values(batch: DataFrame, columns: StructType, table: str) -> Iterator[None]:
+    """Run a block that computes what `assigned` returns. If a value doesn't fit, the error names it, its column and its row.
+
+    The value is looked for only then, by Spark jobs over parts of the batch.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = _of_a_value(error)
+        found = _misfit(batch, columns, table) if text else None
+        if found is None:
+            raise
+        raise ValueError(f"{found}; {text}; table={table}") from error
+
+
+def _fits(given: StructField, expected: StructField) -> bool:
+    """Return whether a column can be stored without a conversion and a check."""
+    limited = "char(" in expected.dataType.json() or "__CHAR_VARCHAR" in expected.json()
+    return not limited and _same_field(given, expected)
+
+
+def _same_field(given: StructField, expected: StructField) -> bool:
+    nullable = expected.nullable or not given.nullable
+    return given.name == expected.name and nullable and _same_type(given.dataType, expected.dataType)
+
+
+def _same_type(given: DataType, expected: DataType) -> bool:
+    """Return whether the types are equal, but for NULL in fewer places."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match given, expected:
+        case StructType(), StructType():
+            fields = zip(given.fields, expected.fields, strict=False)
+            return len(given.fields) == len(expected.fields) and all(_same_field(*each) for each in fields)
+        case ArrayType(), ArrayType():
+            nullable = expected.containsNull or not given.containsNull
+            return nullable and _same_type(given.elementType, expected.elementType)
+        case MapType(), MapType():
+            nullable = expected.valueContainsNull or not given.valueContainsNull
+            keys = _same_type(given.keyType, expected.keyType)
+            return nullable and keys and _same_type(given.valueType, expected.valueType)
+        case _:
+            return given == expected
+
+
+def _require_columns(
+    batch: DataFrame, given: list[str], known: Collection[str], columns: StructType, table: str
+) -> None:
+    """Raise what Spark would: its errors for these name all columns of a wide table, and not what to do."""
+    unknown = [name for name, folded in zip(batch.columns, given, strict=True) if folded not in known]
+    if unknown:
+        raise ValueError(
+            f"the table has no columns {unknown}: add them with ALTER TABLE, or drop them from the batch; table={table} "
+            f"columns={columns.names}"
+        )
+    repeated = [name for name, folded in zip(batch.columns, given, strict=True) if given.count(folded) > 1]
+    if repeated:
+        raise ValueError(
+            f"the batch has several columns for one of the table's: {repeated}; drop all but one; table={table}"
+        )
+
+
+def _resolved(batch: DataFrame, expected: list[StructField], table: str) -> DataFrame:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    spark = batch.sparkSession
+    session = spark._jsparkSession  # noqa: SLF001 - PySpark has no other way to the analyzer
+    conf = session.sessionState().conf()
+    if str(conf.storeAssignmentPolicy()).lower() == "legacy":
+        raise ValueError(
+            "spark.sql.storeAssignmentPolicy=legacy stores NULL for values that don't fit: set it to ANSI or STRICT; "
+            f"table={table}"
+        )
+    schema = session.parseDataType(StructType(expected).json())
+    schema = java_type(spark, f"{_CATALYST}.util.CharVarcharUtils").replaceCharVarcharWithStringInSchema(
+        schema
+    )
+    attributes = java_type(spark, f"{_CATALYST}.types.DataTypeUtils").toAttributes(schema)
+    jdf: Any = batch._jdf  # noqa: SLF001
+    try:
+        plan = java_type(spark, RESOLVER).resolveOutputColumns(
+            f"`{table}`",
+            attributes,
+            jdf.queryExecution().analyzed(),
+            True,  # noqa: FBT003 - by name; Java has no keyword arguments
+            conf,
+            False,  # noqa: FBT003 - no defaults for columns that the batch lacks
+        )
+        dataset = jdf.getClass().getName()
+        return DataFrame(java_type(spark, dataset).ofRows(session, plan), spark)
+    except Exception as error:
+        if not any(_is_analysis(java) for java in java_causes(error)):
+            raise
+        raise ValueError(f"the batch doesn't fit the table: {java_text(error)}; table={table}") from None
+
+
+def _of_a_value(error: Exception) -> str | None:
+    """Return Spark's text if it failed for a value that doesn't fit."""
+    for java in java_causes(error):
+        text = " ".join(str(java.getMessage()).split())
+        start = min((at for name in _VALUE_ERRORS if (at := text.find(name)) >= 0), default=-1)
+        if start >= 0:
+            return re.split(r" If the schema is inferred| at (?:org|java|scala)\.", text[start:])[0].replace(
+                "]", ":", 1
+            )
+    return None
+
+
+def _misfit(batch: DataFrame, columns: StructType, table: str) -> str | None:
+    """Return the first column and value that can't be stored, as text. None if there is none, or if it can't be found."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    folded = folding(batch.sparkSession)
+    types = {folded(field.name): field for field in columns.fields}
+    numbered = batch.withColumn(_ROW, f.monotonically_increasing_id())
+    try:
+        for given in batch.schema.fields:
+            field = types.get(folded(given.name))
+            if field is None or _fits(given, field):
+                continue
+            only = numbered.select(f"`{given.name.replace('`', '``')}`", _ROW)
+            one = StructType([field])
+
+            def fails(rows: DataFrame, one: StructType = one) -> bool:
+                try:
+                    _run(assigned(rows.drop(_ROW), one, table))
+                except Exception as error:
+                    if _of_a_value(error) is None:
+                        raise
+                    return True
+                return False
+
+            if fails(only):
+                value = _first(only, fails)
+                wanted = f"{field.dataType.simpleString()}{'' if field.nullable else ' NOT NULL'}"
+                return (
+                    f"column {field.name!r} of the batch has type {given.dataType.simpleString()}, and its value {value} can't "
+                    f"be stored as {wanted}"
+                )
+    except Exception:  # noqa: BLE001 - an aborted batch: its jobs are cancelled; Spark's own error says enough then
+        return None
+    return None
+
+
+def _run(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("overwrite").save()
+
+
+def _first(rows: DataFrame, fails: Callable[[DataFrame], bool]) -> str:
+    """Return the value of a row for which `fails`: each step halves the rows that are left."""
+    from pyspark.sql import functions as f
+
+    while True:
+        lowest, greatest = rows.agg(f.min(_ROW), f.max(_ROW)).head() or (0, 0)
+        if lowest == greatest:
+            text = rows.select(
+                f.to_json(f.struct(f.col(rows.columns[0])), {"ignoreNullFields": "false"})
+            ).head()
+            return str(text[0])[:MAX_TEXT] if text is not None else "NULL"
+        half = rows.where(f.col(_ROW) <= (lowest + greatest) // 2)
+        rows = half if fails(half) else rows.where(f.col(_ROW) > (lowest + greatest) // 2)
+
+
+def _is_analysis(java: Any) -> bool:
+    return str(java.getClass().getName()).endswith(".AnalysisException")
