@@ -37,7 +37,7 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
-from lakewarden.events.access import OAUTH, TokenError, read_password_again
+from lakewarden.events.access import OAUTH, TokenError, read_every_batch, read_password_again
 from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
@@ -88,8 +88,10 @@ def admin_client(settings: KafkaSettings) -> AIOKafkaAdminClient:
 
 
 def rotating(client: _Client, settings: KafkaSettings) -> _Client:
-    """The client, which from now on reads its password's file at each connect."""
+    """The client, which from now on reads its password's file at each connect, and every batch that brokers accept."""
     read_password_again(client, settings.access())
+    if isinstance(client, AIOKafkaConsumer):
+        read_every_batch(client)
     return client
 
 

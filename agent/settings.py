@@ -12,7 +12,6 @@ import secrets
 import socket
 import tomllib
 from contextvars import ContextVar
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -139,7 +138,7 @@ class KafkaSettings(BaseSettings):
     )
     kafka_compression_type: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
         default="none",
-        description="compression of published records; all but `gzip` need the package `cramjam`",
+        description="compression of published records",
     )
     kafka_request_timeout_seconds: Seconds = Field(default=40.0, description="timeout of one Kafka request")
 
@@ -178,13 +177,6 @@ class KafkaSettings(BaseSettings):
             ) from None
         finally:
             _config_file.reset(reading)
-
-    @field_validator("kafka_compression_type")
-    @classmethod
-    def _has_codec(cls, value: str) -> str:
-        if value not in ("none", "gzip") and find_spec("cramjam") is None:
-            raise ValueError(f"{value} needs a package that is not installed; run pip install cramjam")
-        return value
 
     @model_validator(mode="after")
     def _secured(self) -> Self:

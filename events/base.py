@@ -14,7 +14,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 
 from lakewarden.events.tables import require_canonical
 
@@ -53,6 +61,14 @@ def _at_most(limit: int) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _integer(value: object) -> object:
+    if type(value) is not int:
+        raise ValueError("an integer is expected")  # noqa: TRY004 - pydantic reports a ValueError
+    return value
+
+
+Version = BeforeValidator(_integer)
+"""Of a `protocol`: a literal would accept `true` and `1.0` for 1."""
 _LINE = r"^[^\n\r]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME, pattern=_LINE), _at_most(MAX_NAME)]
 GrantId = Annotated[
@@ -67,18 +83,21 @@ TableUri = Annotated[
 
 
 class Wire(BaseModel):
-    """A frozen value that refuses unknown fields when it is built. `codec.decode` ignores them when it reads."""
+    """A frozen value that refuses unknown fields when it is built. `codec.decode` ignores them when it reads.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    A value of another type is refused, never converted: `"7"`, `true` and `7.0` are no integers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class EventBase(Wire):
     """The fields that every event has."""
 
-    protocol: Literal[1] = 1
+    protocol: Annotated[Literal[1], Version] = 1
     """Version of the protocol. Readers refuse an event of another version."""
     event_id: Annotated[str, StringConstraints(min_length=1)]
-    """Unique. A repeated id is a duplicate delivery and changes nothing."""
+    """Unique. Decisions name the event by it. Ids are not compared: what an event says counts once."""
     table: TableUri
     """Canonical URI of the table."""
     transaction: str

@@ -28,6 +28,9 @@ from lakewarden.events.writer import WriterEventUnion
 MAX_EVENT_BYTES = 1_048_576
 """Kafka's default record limit. `decode` refuses a larger record before it parses it."""
 
+UNREADABLE = b"\x00unreadable: "
+"""Begins the value of a record that stands for a batch that can't be read (`access/batches.py`); the reason follows."""
+
 Event: TypeAlias = Annotated[
     WriterEventUnion | DecisionRecord | ConflictDetected | AuditEventUnion | LedgerEventUnion | LedgerCopied,
     Field(discriminator="type"),
@@ -76,6 +79,8 @@ def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = Non
     """Decode a record's value as an event of `kind`. If `key` is not None, it must be the event's table."""
     if value is None:
         return Undecodable("empty record")
+    if value.startswith(UNREADABLE):
+        return Undecodable(value[len(UNREADABLE) :].decode(errors="replace"))
     if len(value) > MAX_EVENT_BYTES:
         return Undecodable(f"record of {len(value)} bytes; at most {MAX_EVENT_BYTES} are read")
     try:

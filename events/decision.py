@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import Field, StringConstraints, WithJsonSchema
 
-from lakewarden.events.base import Counter, EventBase, TableUri, Wire
+from lakewarden.events.base import Counter, EventBase, TableUri, Version, Wire
 from lakewarden.events.markers import ConflictEntry, Marker
 
 AbortReason: TypeAlias = Literal[
@@ -47,7 +47,7 @@ class Admitted(DecisionEvent):
     """The agent has accepted the intent: start computing. The writer reads its base version only now."""
 
     type: Literal["admitted"] = "admitted"
-    protocol: Literal[1, 2] = 1  # type: ignore[assignment]  # all other events have version 1
+    protocol: Annotated[Literal[1, 2], Version] = 1  # type: ignore[assignment]  # all other events have version 1
     """2 if there is a `turn`: a reader that knows no turns must refuse the record, not skip it."""
     reserved: tuple[Marker, ...] = ()
     """Partitions reserved for a writer that lost too often and named none. They count as touched by the transaction."""

@@ -32,7 +32,7 @@ class WriterEvent(EventBase):
     """An event of a transaction. All three names are present and bounded, because decisions repeat them."""
 
     event_id: Name
-    """Unique. A repeated id is a duplicate delivery and changes nothing."""
+    """Unique. Decisions name the event by it. Ids are not compared: what an event says counts once."""
     transaction: Name
     """Id of the transaction, unique for each attempt."""
     writer: Name

@@ -6,6 +6,7 @@
 | `files.py` | certificates, keys and passwords, read again when their files change |
 | `tokens.py` | access tokens for OAUTHBEARER: client credentials, or a provider of the user's own |
 | `clients.py` | the options as arguments of aiokafka's clients |
+| `batches.py` | every batch that a broker accepts, in a form that can be read |
 
 - **Secrets are read from files at each connect.** A certificate, password or token that was rotated is used by the next
   connection. Open connections stay as they are; the broker decides how long they are accepted.
@@ -14,6 +15,7 @@
 - **An error of a token provider is a `KafkaError`** (`TokenError`), because aiokafka's background tasks end at any other.
 """
 
+from lakewarden.events.access.batches import read_every_batch
 from lakewarden.events.access.clients import check_files, client_arguments, read_password_again, token_problem
 from lakewarden.events.access.options import OAUTH, Access, AccessError
 from lakewarden.events.access.tokens import TokenError, guarded_provider
@@ -26,6 +28,7 @@ __all__ = [
     "check_files",
     "client_arguments",
     "guarded_provider",
+    "read_every_batch",
     "read_password_again",
     "token_problem",
 ]

@@ -178,7 +178,11 @@ def _judge_topic(wanted: TopicSettings, facts: TopicFacts, rights: Iterable[str]
                 "grant describe-configs on the topic",
             )
         ]
-    return [Finding("topic", "ok", facts.name, f"{size}, {may}, settings as the agent needs them")]
+    return [
+        Finding(
+            "topic", "ok", facts.name, f"{size}, {may}, settings as the agent needs them, any compression"
+        )
+    ]
 
 
 def missing_rights(

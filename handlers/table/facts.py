@@ -8,6 +8,7 @@ Which events count (`why_ignored`). A client may publish any transaction id, so 
 | event | counts if |
 | --- | --- |
 | any event of a transaction that the state has | its `writer` is the one of the intent |
+| `commit-intent` of a transaction that the state has | never; it is reported unless it is that intent, delivered again |
 | `commit-completed` | it also names the grant of that transaction: a running or lapsed one, or that of an ended transaction |
 | `commit-completed` of an observed transaction | it names no grant, and the instant is not one of the gate's |
 | `commit-requested` of an observed transaction | never: it is not granted |
@@ -91,6 +92,8 @@ from lakewarden.handlers.table.verdicts import (
     Verdict,
 )
 
+ID_USED = "an earlier intent has used this transaction's id; use a new one for each attempt"
+
 
 def apply_event(state: TableState, event: WriterEventUnion, offset: int, now: float) -> list[Overlap]:
     """Apply a writer's event and return the overlaps of its markers with other transactions.
@@ -165,6 +168,8 @@ def why_ignored(state: TableState, event: WriterEventUnion) -> str | None:
         named = isinstance(event, CommitCompleted) and event.grant is not None
         forbidden = named or isinstance(event, CommitRequested)
         return "a watcher reports this transaction, so it is never granted" if forbidden else None
+    if isinstance(event, CommitIntent) and known.intent_id not in (None, event.event_id):
+        return ID_USED
     if isinstance(event, CommitCompleted) and event.grant is None:
         return "the completion names no grant, and the transaction is not observed"
     if isinstance(event, CommitCompleted) and event.grant != known.granted:
@@ -436,7 +441,8 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
         state.lost_on[transaction.writer] = _partitions_lost_on(state, transaction)
         state.unrecorded_losses[transaction.writer] = transaction.id
     closed = _closed_by(verdict, transaction.writer, transaction.batch_id)
-    close(state, transaction, replace(closed, observed=transaction.observed))
+    closed = replace(closed, observed=transaction.observed, intent_id=transaction.intent_id)
+    close(state, transaction, closed)
     if transaction.observed:
         _await_late_completion(state, transaction, now)
 
@@ -470,6 +476,7 @@ def _closed(phase: Phase, transaction: Transaction) -> Closed:
         transaction.batch_id,
         granted=transaction.granted,
         observed=transaction.observed,
+        intent_id=transaction.intent_id,
     )
 
 

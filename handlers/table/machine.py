@@ -64,7 +64,7 @@ from lakewarden.handlers.table.admission import (
 )
 from lakewarden.handlers.table.conflicts import conflicting
 from lakewarden.handlers.table.detection import judge_landing, judge_markers, report_observed, sweep
-from lakewarden.handlers.table.facts import apply_event, apply_verdict, is_expected, why_ignored
+from lakewarden.handlers.table.facts import ID_USED, apply_event, apply_verdict, is_expected, why_ignored
 from lakewarden.handlers.table.grants import (
     extend_grant,
     grant_next,
@@ -324,10 +324,8 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
     ignored = why_ignored(state, event)
     overlaps = apply_event(state, event, context.cause.offset, context.now)
     if ignored is not None:
-        if is_expected(state, event):
-            return
-        what = "commit-without-grant" if isinstance(event, CommitCompleted) else "event.another-writer"
-        context.emit([Warn(what, event.transaction, event.writer, ignored)])
+        if not is_expected(state, event):
+            context.emit([Warn(_kind_of_ignored(event, ignored), event.transaction, event.writer, ignored)])
         return
     transaction = state.transactions.get(event.transaction)
     if isinstance(event, CommitIntent):
@@ -358,6 +356,12 @@ def _apply_and_judge(context: StepContext, event: WriterEventUnion) -> None:
         extend_grant(context, transaction)
     if overlaps:
         judge_markers(context, transaction, overlaps)
+
+
+def _kind_of_ignored(event: WriterEventUnion, why: str) -> str:
+    if isinstance(event, CommitCompleted):
+        return "commit-without-grant"
+    return "transaction.repeated" if why == ID_USED else "event.another-writer"
 
 
 def _answer_unknown_transaction(context: StepContext, event: WriterEventUnion) -> None:

@@ -159,6 +159,8 @@ class Closed:
     """Id of its grant, if it had one. A late completion that names it still counts."""
     observed: bool = False
     """A watcher reported it. A late completion of it still counts, whatever the agent decided about it."""
+    intent_id: str | None = None
+    """`event_id` of its intent, as far as the state has it."""
     duplicate_of: str | None = None
     """Of an instant that a watcher reported: the transaction of the gate that has it. Nothing about the instant counts."""
 

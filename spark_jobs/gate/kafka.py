@@ -36,7 +36,7 @@ from aiokafka.errors import (
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
-from lakewarden.events.access import AccessError
+from lakewarden.events.access import AccessError, read_every_batch
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
 from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -98,6 +98,7 @@ async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, 
         auto_offset_reset="earliest",
         **_arguments(options, client_id),
     )
+    read_every_batch(consumer)
     return await _started(consumer, options)
 
 

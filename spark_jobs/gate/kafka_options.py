@@ -6,7 +6,7 @@
 | `sasl_plain_username`, `sasl_plain_password` | aiokafka's names of `sasl_username` and `sasl_password` |
 | `ssl_context`, `sasl_oauth_token_provider` | objects of the caller's own, in place of files |
 | `client_id` | for quotas; by default `lakewarden-writer` in the driver and `lakewarden-executor` in executors |
-| `compression_type` | of published records: `gzip`, or with the package `cramjam` `snappy`, `lz4` or `zstd` |
+| `compression_type` | of published records: `gzip`, `snappy`, `lz4` or `zstd` |
 | `connections_max_idle_ms`, `metadata_max_age_ms`, `retry_backoff_ms` | as in aiokafka |
 
 What else aiokafka's clients accept is decided by the gate (`acks`, offsets, groups, timeouts): naming it is an error.
@@ -18,7 +18,6 @@ import dataclasses
 import ssl
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 from lakewarden.events.access import (
@@ -151,10 +150,6 @@ def _check_objects(objects: Mapping[str, Any], compression: object) -> None:
         raise InvalidKafkaOptions("kafka option sasl_oauth_token_provider must have a method token")
     if compression not in (None, "gzip", "snappy", "lz4", "zstd"):
         raise InvalidKafkaOptions("kafka option compression_type must be gzip, snappy, lz4 or zstd")
-    if compression not in (None, "gzip") and find_spec("cramjam") is None:
-        raise InvalidKafkaOptions(
-            f"kafka option compression_type={compression} needs a package: pip install cramjam"
-        )
 
 
 def _why_refused(name: str) -> str:

@@ -144,7 +144,9 @@ class Progress:
 
     def _concerns(self, decision: DecisionEventUnion) -> bool:
         """Whether a decision on this id is on this transaction (rule 1)."""
-        return (decision.table, decision.writer) == self._names
+        table, writer = self._names
+        unread = isinstance(decision, Abort) and not decision.writer
+        return decision.table == table and (unread or decision.writer == writer)
 
     def _apply_abort(self, abort: Abort) -> Change:
         if self.phase is Phase.PUBLISHING:

@@ -40,6 +40,8 @@ from lakewarden.events import (
     operator,
     writer,
 )
+from lakewarden.events.access.batches import MAX_BATCH
+from lakewarden.events.topics import MAX_BATCH_BYTES
 from lakewarden.handlers.table import conflicts, state
 from lakewarden.spark_jobs import CommitGate
 from tests.corpus import recorded
@@ -238,6 +240,12 @@ def _limits() -> str:
     )
     rows = [
         ("a record's value", f"{MAX_EVENT_BYTES:,} bytes", "refused before it is parsed"),
+        (
+            "a record with its key and its batch",
+            f"{MAX_BATCH_BYTES:,} bytes (`max.message.bytes` of the topic)",
+            "refused by the broker: split the markers before 900,000 bytes; of a scope, name partitions with `*`",
+        ),
+        ("a compressed batch", f"{MAX_BATCH:,} bytes uncompressed", "refused as one record"),
         ("markers in one event", f"{MAX_MARKERS_PER_EVENT:,}", "refused; split the list"),
         (
             "`event_id`, `transaction`, `writer`, `operator`",

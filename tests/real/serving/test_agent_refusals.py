@@ -16,7 +16,12 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+from aiokafka.structs import TopicPartition
 
+from lakewarden.agent.kafka import partition_of
 from lakewarden.events import (
     MAX_EVENT_BYTES,
     Abort,
@@ -57,6 +62,64 @@ async def test_an_undecodable_event_goes_to_the_dead_letters_and_other_events_ar
     assert (letter.topic, letter.offset) == (f"{scene.prefix}.writers", offset)
     assert base64.b64decode(letter.value) == b"rubbish"
     assert letter.reason
+
+
+async def test_records_in_every_compression_are_served_and_a_batch_that_cannot_be_read_is_refused(
+    scene: World,
+) -> None:
+    """lz4, snappy and zstd are the usual settings of Java's and librdkafka's producers. Kafka keeps what it accepted for days."""
+    async with scene.agent():
+        for codec in ("gzip", "snappy", "lz4", "zstd"):
+            writer = scene.writer(codec)
+            await send_batch(scene, codec, encode(writer.event(CommitIntent)))
+            await writer.wait_for(Admitted)
+        await send_batch(scene, "zstd", b" " * 100_000_000)
+        await send_batch(scene, "none", b"bad header", header=b"\xff")
+        letters = await scene.wait_for(DeadLetter, count=2)
+        await scene.writer("good").begin()
+    async with scene.agent():
+        await scene.writer("after the replay").begin()
+
+    assert ["can't be read" in each.reason for each in letters] == [True, True]
+
+
+async def send_batch(scene: World, codec: str, value: bytes, *, header: bytes = b"h") -> None:
+    """Publish a batch of one record as another client may: with any compression, and any name of a header."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=["none", "gzip", "snappy", "lz4", "zstd"].index(codec),
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 30,
+    )
+    builder.append(
+        0,
+        timestamp=round(time.time() * 1000),
+        key=scene.table.encode(),
+        value=value,
+        headers=[("~" * len(header), b"")],
+    )
+    batch = (
+        bytes(builder.build()).replace(b"~" * len(header), header)
+        if codec == "none"
+        else bytes(builder.build())
+    )
+    batch = batch[:17] + calc_crc32c(batch[21:]).to_bytes(4) + batch[21:]
+    name, client = f"{scene.prefix}.writers", scene.producer.client
+    partitions = await scene.producer.partitions_for(name)
+    topic = TopicPartition(name, partition_of(scene.table, len(partitions)))
+    leader = client.cluster.leader_for_partition(topic)
+    request = ProduceRequest(
+        transactional_id=None,
+        required_acks=-1,
+        timeout=10_000,
+        topics=[(topic.topic, [(topic.partition, batch)])],
+    )
+    response = await client.send(leader, request)
+    [(_, [(_, error, *_)])] = response.topics
+    assert error == 0
 
 
 async def test_a_record_above_the_size_limit_is_refused(scene: World) -> None:

@@ -109,7 +109,7 @@ def test_an_event_is_immutable() -> None:
         an_intent().priority = 7  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("protocol", [0, 2, "1.0", None])
+@pytest.mark.parametrize("protocol", [0, 2, "one", 1.0, True, None])
 def test_another_protocol_is_refused_with_its_reason(protocol: object) -> None:
     """A writer of the next major version sends its events to this agent."""
     found = refused(changed(an_intent(), protocol=protocol))
@@ -157,6 +157,17 @@ def test_a_decision_on_the_writers_topic_is_refused() -> None:
         ("scope", [{"partition": "p" * 1025, "file_group": "f", "operation": "merge"}]),
         ("lock", ""),
         ("admission_reason", "x" * 1001),
+        # a value of another type is not converted
+        ("batch_id", "7"),
+        ("batch_id", [7]),
+        ("batch_id", True),
+        ("batch_id", 7.0),
+        ("priority", False),
+        ("heartbeat_seconds", "5"),
+        ("observed", "true"),
+        ("observed", 1),
+        ("at", 1_780_000_000),
+        ("writer", 7),
     ],
 )
 def test_a_field_outside_its_limits_is_refused_and_the_reason_names_it(field: str, value: object) -> None:

@@ -25,6 +25,7 @@ FORGED: dict[str, Callable[[World], object]] = {
     "completion": lambda w: w.complete("A", writer="other", batch_id=900),
     "completion under a guessed grant": lambda w: w.complete("A", grant="0:9", batch_id=900),
     "intent": lambda w: w.intent("A", writer="other", batch_id=900),
+    "second intent of the same writer": lambda w: w.intent("A", batch_id=900),
 }
 PHASES: dict[str, Callable[[], World]] = {
     "open": lambda: world().intent("A", batch_id=4).touch("A", m("p/f")),
@@ -50,6 +51,7 @@ def test_a_forged_event_changes_nothing_and_is_reported(
     assert (warning.event, warning.transaction) in {
         ("event.another-writer", "A"),
         ("commit-without-grant", "A"),
+        ("transaction.repeated", "A"),
     }
     assert facts(w.state) == before
     assert facts(w.rebuilt().state) == before, "a replay ignores it, too"

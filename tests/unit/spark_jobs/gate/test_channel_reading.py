@@ -150,7 +150,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     broker = Broker()
 
     class Consumer(FakeConsumer):
-        pass
+        _client = SimpleNamespace(send=None)
 
     Consumer.broker = broker
 

@@ -136,6 +136,13 @@ def test_a_decision_on_the_same_id_of_another_table_or_writer_changes_nothing(na
     assert progress.apply(before, 79) is Change.ANSWER
 
 
+def test_an_abort_for_a_record_whose_writer_the_agent_could_not_read_ends_the_transaction() -> None:
+    progress, _ = requested()
+
+    assert progress.apply(ABORT.model_copy(update={"writer": "", "table": "file:///other"}), 8) is Change.NONE
+    assert progress.apply(ABORT.model_copy(update={"writer": ""}), 9) is Change.ABORT
+
+
 def test_a_grant_counts_only_while_the_writer_waits_for_it() -> None:
     early = Progress("file:///lake/t", "w", 1.0)
     early.apply(ADMITTED, 0)

@@ -1,0 +1,211 @@
+"""Read every batch that a broker accepts, whatever its compression and its content.
+
+aiokafka ends a consumer's read at a batch that it can't read: a codec whose library is missing, damaged compressed data, or a
+header whose name isn't UTF-8. The broker keeps such a batch for days, and every read would end there.
+
+1. Compressed batches are decompressed here, with all codecs of Kafka, and passed on as uncompressed ones.
+2. A batch that can't be read, or that has more than `MAX_BATCH` bytes uncompressed, becomes one record in its place. Its value is
+   `UNREADABLE` and the reason, so `decode` refuses it like any record that is no event.
+3. Of one response, about `MAX_RESPONSE` bytes are decompressed. The batches behind that are left out; the next fetch has them.
+4. A batch whose checksum is wrong is passed on, and aiokafka raises: the network or the broker's disk has damaged it, and another
+   read may succeed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import cramjam
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatch, DefaultRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
+
+from lakewarden.events.codec import UNREADABLE
+
+MAX_BATCH = 16 * 1024 * 1024
+"""Uncompressed bytes of a batch: 16 of the largest events. A compressed batch of 1 MB could have 30 GB."""
+MAX_RESPONSE = 2 * MAX_BATCH
+"""Uncompressed bytes of the batches of one response that were compressed."""
+FIRST_GUESS = 64 * 1024
+GROWTH = 8
+"""A buffer that is too small for a batch is tried again with this many times its size."""
+
+_HEADER = DefaultRecordBase.HEADER_STRUCT
+_OVERHEAD = struct.calcsize(">qi")
+_CRC, _ATTRIBUTES = DefaultRecordBase.CRC_OFFSET, DefaultRecordBase.ATTRIBUTES_OFFSET
+_XERIAL = b"\x82SNAPPY\x00"
+"""Begins what Java's snappy writes: blocks, each with its size before it."""
+_XERIAL_HEADER = 16
+
+
+class _UnreadableError(Exception):
+    """The batch can't be read."""
+
+
+def read_every_batch(consumer: Any) -> None:
+    """Let a consumer read every batch. aiokafka has no hook for it, so what its inner client returns is replaced."""
+    connections = consumer._client  # noqa: SLF001
+    send = connections.send
+
+    async def send_and_read(node_id: Any, request: Any, **more: Any) -> Any:
+        response = await send(node_id, request, **more)
+        if isinstance(request, FetchRequest):
+            response.topics = readable_topics(response.topics)
+        return response
+
+    connections.send = send_and_read
+
+
+def readable_topics(topics: Any) -> Any:
+    """The topics of a fetch response with readable batches. The batches are the last field of each partition."""
+    left = MAX_RESPONSE
+    found = []
+    for topic, partitions in topics or ():
+        answers = []
+        for *fields, batches in partitions:
+            readable, used = readable_batches(batches or b"", left)
+            left -= used
+            answers.append((*fields, readable))
+        found.append((topic, answers))
+    return found
+
+
+def readable_batches(batches: bytes, left: int = MAX_RESPONSE) -> tuple[bytes, int]:
+    """The batches of one partition, uncompressed, and how many bytes were decompressed; those after `left` bytes are left out."""
+    found: list[bytes] = []
+    position = used = 0
+    changed = False
+    while position + _HEADER.size <= len(batches):
+        (length,) = struct.unpack_from(">i", batches, position + 8)
+        end = position + _OVERHEAD + length
+        if length < _HEADER.size - _OVERHEAD or end > len(batches):
+            break  # cut off by the broker, or of the format before Kafka 0.11
+        batch = batches[position:end]
+        magic, attributes = batch[16], _HEADER.unpack_from(batch)[5]
+        if magic == 2 and not attributes & DefaultRecordBase.CONTROL_MASK:
+            compressed = bool(attributes & DefaultRecordBase.CODEC_MASK)
+            if compressed and used >= left:
+                return b"".join(found), used
+            readable = _readable(batch)
+            used += len(readable) if compressed else 0
+            changed = changed or readable is not batch
+            batch = readable
+        found.append(batch)
+        position = end
+    return (b"".join([*found, batches[position:]]) if changed else batches), used
+
+
+def _readable(batch: bytes) -> bytes:
+    if not DefaultRecordBatch(batch).validate_crc():
+        return batch
+    header = _HEADER.unpack_from(batch)
+    codec = header[5] & DefaultRecordBase.CODEC_MASK
+    try:
+        plain = batch if codec == DefaultRecordBase.CODEC_NONE else _uncompressed(batch, codec)
+        for _ in DefaultRecordBatch(plain):
+            pass
+    except _UnreadableError as error:
+        return _refused(batch, str(error))
+    except Exception:  # noqa: BLE001 - whatever aiokafka makes of a record that it can't parse
+        return _refused(batch, "a record in it is malformed, or the name of a header isn't UTF-8")
+    return plain
+
+
+def _uncompressed(batch: bytes, codec: int) -> bytes:
+    name, decompress = _CODECS.get(codec, (f"codec {codec}", None))
+    if decompress is None:
+        raise _UnreadableError(f"its compression, {name}, is not one of Kafka's")
+    try:
+        records = decompress(batch[_HEADER.size :])
+    except (cramjam.DecompressionError, EOFError, OSError, ValueError, struct.error, zlib.error):
+        raise _UnreadableError(
+            f"what is compressed with {name} in it is damaged, or has more than {MAX_BATCH} bytes"
+        ) from None
+    if len(records) > MAX_BATCH:
+        raise _UnreadableError(f"compressed with {name}, it has more than {MAX_BATCH} bytes")
+    fields = list(_HEADER.unpack_from(batch))
+    fields[1] = _HEADER.size - _OVERHEAD + len(records)
+    fields[5] &= ~DefaultRecordBase.CODEC_MASK
+    return _with_checksum(_HEADER.pack(*fields) + records)
+
+
+def _with_checksum(batch: bytes) -> bytes:
+    checksum = struct.pack(">I", calc_crc32c(batch[_ATTRIBUTES:]))
+    return batch[:_CRC] + checksum + batch[_ATTRIBUTES:]
+
+
+def _refused(batch: bytes, reason: str) -> bytes:
+    """A batch in the place of one that can't be read, with one record that has the reason."""
+    fields = _HEADER.unpack_from(batch)
+    offset, last_delta, time, count = fields[0], fields[6], fields[8], fields[12]
+    text = f"a batch of {count} records, at the offsets {offset} to {offset + last_delta}, can't be read: {reason}"
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=2 * len(text) + 1024,
+    )
+    builder.append(0, timestamp=max(time, 0), key=b"", value=UNREADABLE + text.encode(), headers=[])
+    made = bytes(builder.build())
+    own = list(_HEADER.unpack_from(made))
+    own[0], own[6] = offset, last_delta
+    return _with_checksum(_HEADER.pack(*own) + made[_HEADER.size :])
+
+
+def _gzip(compressed: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(compressed)) as file:
+        return file.read(MAX_BATCH + 1)
+
+
+def _snappy(compressed: bytes) -> bytes:
+    if not compressed.startswith(_XERIAL):
+        return _snappy_block(compressed)
+    blocks, size, position = [], 0, _XERIAL_HEADER
+    while position < len(compressed) and size <= MAX_BATCH:
+        (length,) = struct.unpack_from(">i", compressed, position)
+        position += 4
+        if not 0 < length <= len(compressed) - position:
+            raise ValueError("a block ends behind the batch")
+        blocks.append(_snappy_block(compressed[position : position + length]))
+        size += len(blocks[-1])
+        position += length
+    return b"".join(blocks)
+
+
+def _snappy_block(compressed: bytes) -> bytes:
+    if cramjam.snappy.decompress_raw_len(compressed) > MAX_BATCH:
+        raise ValueError("too large")
+    return bytes(cramjam.snappy.decompress_raw(compressed))
+
+
+def _bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
+    """A codec whose data doesn't have its size: with a buffer that grows up to the limit."""
+
+    def decompress(compressed: bytes) -> bytes:
+        size = max(FIRST_GUESS, GROWTH * len(compressed))
+        while size < MAX_BATCH:
+            buffer = bytearray(size)
+            try:
+                return bytes(memoryview(buffer)[: decompress_into(compressed, buffer)])
+            except (cramjam.DecompressionError, OSError):
+                size *= GROWTH
+        buffer = bytearray(MAX_BATCH)
+        return bytes(memoryview(buffer)[: decompress_into(compressed, buffer)])
+
+    return decompress
+
+
+_CODECS: dict[int, tuple[str, Callable[[bytes], bytes]]] = {
+    DefaultRecordBase.CODEC_GZIP: ("gzip", _gzip),
+    DefaultRecordBase.CODEC_SNAPPY: ("snappy", _snappy),
+    DefaultRecordBase.CODEC_LZ4: ("lz4", _bounded(cramjam.lz4.decompress_into)),
+    DefaultRecordBase.CODEC_ZSTD: ("zstd", _bounded(cramjam.zstd.decompress_into)),
+}
