@@ -63,7 +63,7 @@ def _at_most(limit: int) -> AfterValidator:
 
 def _integer(value: object) -> object:
     if type(value) is not int:
-        raise ValueError("an integer is expected")  # noqa: TRY004 - pydantic reports a ValueError
+        raise ValueError("an integer is expected")
     return value
 
 
