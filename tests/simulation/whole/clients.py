@@ -47,6 +47,8 @@ class Written(NamedTuple):
 class _Connections:
     """`_client` of aiokafka's clients, which is closed if `stop` did not finish."""
 
+    send = None  # fetches don't go through it
+
     def __init__(self, tasks: Callable[[], Iterable[asyncio.Task[None]]]) -> None:
         self._tasks = tasks
 
