@@ -1,0 +1,97 @@
+"""Writes the batches of a situation by the sink and natively, and compares what is in the tables after each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from lakewarden.events import Marker
+from tests.spark.rows.memory_gate import MemoryGate
+from tests.spark.rows.tables import FORMATS, Situation, Tables, session_settings
+
+SMALL = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    # Each situation has other columns: compiling their code takes longer than interpreting the few rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A batch of which the sink made something else than the format alone."""
+
+    what: str
+    batch: int
+    """Its number in the situation."""
+    native_error: str | None = None
+    sink_error: str | None = None
+
+    def __str__(self) -> str:
+        errors = [
+            f"{title} raised: {error}"
+            for title, error in (("native", self.native_error), ("sink", self.sink_error))
+            if error
+        ]
+        return "\n".join([f"batch {self.batch}: {self.what}", *errors])
+
+
+class Unusable(Exception):
+    """The format has no such table."""
+
+
+def compare(
+    spark: SparkSession, folder: Path, situation: Situation, table_format: str, mode: str
+) -> Finding | None:
+    """Return the first difference between the sink and the native write, or None."""
+    with session_settings(spark, SMALL):
+        try:
+            tables = FORMATS[table_format](spark, folder / uuid.uuid4().hex, situation, mode)
+        except Exception as error:
+            raise Unusable(str(error)) from error
+        try:
+            return _compare(spark, tables, situation)
+        finally:
+            tables.drop()
+
+
+def _compare(spark: SparkSession, tables: Tables, situation: Situation) -> Finding | None:
+    gate = MemoryGate(tables.folder)
+    sink = lru_cache(1)(tables.make_sink)  # one sink for all batches, created with the first one
+    for number, sql in enumerate(situation.batches):
+        markers: set[Marker] = set()
+        with session_settings(spark, dict(situation.settings)):
+            batch = spark.sql(sql)
+            native_error = _error(partial(tables.write_natively, batch))
+            sink_error = _error(
+                partial(gate.write, sink, batch, number, markers, declared=situation.declared)
+            )
+        found = partial(Finding, batch=number, native_error=native_error, sink_error=sink_error)
+        if sink_error and dict(situation.settings).get("spark.sql.storeAssignmentPolicy") == "LEGACY":
+            return None  # the sinks refuse this policy; MERGE, and Delta, store NULL for what doesn't fit
+        if (native_error is None) != (sink_error is None):
+            return found(
+                "the sink wrote what is refused natively" if native_error else "only the sink refused"
+            )
+        text = tables.difference()
+        if text:
+            return found(f"other rows: {text}")
+        declared = {marker.partition for marker in markers}
+        undeclared = tables.changed() - declared
+        if undeclared:
+            return found(f"undeclared partitions {sorted(undeclared)}; declared {sorted(declared)}")
+    return None
+
+
+def _error(write: Callable[[], object]) -> str | None:
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - whatever is raised is a refusal
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return None

@@ -1,0 +1,52 @@
+"""Runs generated situations of one format and mode, from a seed, and reports the smallest that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, Verbosity, assume, given, settings
+from hypothesis import seed as seeded
+from pyspark.sql import SparkSession
+
+from tests.spark.rows.comparison import Finding, Unusable, compare
+from tests.spark.rows.generator import situations
+from tests.spark.rows.tables import Situation
+
+
+def explore(
+    spark: SparkSession, folder: Path, table_format: str, mode: str, *, examples: int, seed: int, shrink: bool
+) -> None:
+    """Compare so many generated situations. Raise `AssertionError` with the smallest that differs."""
+    phases = [Phase.generate, *([Phase.shrink] if shrink else [])]
+
+    @seeded(seed)
+    @settings(
+        max_examples=examples,
+        phases=phases,
+        database=None,
+        deadline=None,
+        report_multiple_bugs=False,
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(situation=situations(table_format, mode))
+    def check(situation: Situation) -> None:
+        try:
+            found = compare(spark, folder, situation, table_format, mode)
+        except Unusable:
+            assume(False)  # noqa: FBT003 - of Hypothesis
+            return
+        assert found is None, described(table_format, mode, situation, found)
+
+    try:
+        check()
+    except AssertionError as error:
+        error.add_note(
+            f"make rows SEED={seed} EXAMPLES={examples} ARGS='-k {table_format}-{mode}' finds it again"
+        )
+        raise
+
+
+def described(table_format: str, mode: str, situation: Situation, found: Finding) -> str:
+    """Return a situation and what was found in it, for people."""
+    return f"{table_format} {mode}: {found}\n{situation}"

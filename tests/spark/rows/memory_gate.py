@@ -1,0 +1,133 @@
+"""A gate whose agent grants everything at once, in this process: a transaction costs no Kafka.
+
+Everything else is the gate's own code. It keeps the markers that each transaction declared, those of executors included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from lakewarden.events import CommitIntent, CommitRequested, Marker, MarkerCreated, Topics, WriterEventUnion
+from lakewarden.spark_jobs import CommitGate, Sink
+from lakewarden.spark_jobs.gate.channel import OnDecision
+from lakewarden.spark_jobs.gate.event_publisher import Intent
+from lakewarden.spark_jobs.gate.transaction import Transaction
+from tests.spark.fake_agent import grant_everything
+
+
+class MemoryChannel:
+    """What a transaction needs of `Channel`."""
+
+    topics = Topics("memory")
+    bootstrap_servers = "memory:9092"
+    timeout = 60.0
+    kafka = None
+    share = "memory"
+    reading_error = None
+
+    def __init__(self) -> None:
+        self.events: list[WriterEventUnion] = []
+        self._receivers: dict[str, OnDecision] = {}
+
+    def subscribe(self, _table: str, transaction: str, on_decision: OnDecision, **_facts: str) -> None:
+        self._receivers[transaction] = on_decision
+
+    def unsubscribe(self, transaction: str) -> None:
+        self._receivers.pop(transaction, None)
+
+    def send(self, event: WriterEventUnion) -> int:
+        self.events.append(event)
+        for decision in grant_everything(event, len(self.events) - 1):
+            self._receivers[event.transaction](decision, len(self.events))
+        return len(self.events) - 1
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, Any]], **_facts: object) -> Any:
+        return asyncio.run(function())
+
+    async def publish(self, event: WriterEventUnion) -> Awaitable[int]:
+        offset = asyncio.get_running_loop().create_future()
+        offset.set_result(self.send(event))
+        return offset
+
+    def spawn(self, *_: object, **__: object) -> None:
+        """Start no heartbeats: leases last for minutes."""
+
+    def read_back(self, _table: str, start: int, _timeout: float) -> list[WriterEventUnion]:
+        return self.events[start:]
+
+    def agent_read_up_to(self, _table: str) -> int | None:
+        return len(self.events)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class MemoryGate(CommitGate):
+    """Writes batches to sinks, one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` receives the markers of executors."""
+        super().__init__(MemoryChannel.bootstrap_servers)
+        self._memory = MemoryChannel()
+        self._channel = self._memory  # type: ignore[assignment]
+        self._folder = folder
+
+    def prepare(self, intent: Intent) -> Transaction:
+        txn = super().prepare(intent)
+        txn.executor_channel = lambda: _file_channel(self._folder / f"{txn.id}.markers")  # type: ignore[method-assign]
+        return txn
+
+    def write(
+        self,
+        sink: Callable[[], Sink],
+        batch: DataFrame,
+        batch_id: int,
+        markers: set[Marker],
+        *,
+        declared: bool,
+    ) -> None:
+        """Write a batch as a streaming query does. Add to `markers` what its transaction declares, scope included.
+
+        `declared`: whether the batch finds its scope before.
+        """
+        self._memory.events.clear()
+        admission: Any = "queued" if declared else "optimistic"
+        try:
+            self.foreach_batch(sink(), writer="rows", max_attempts=1, admission=admission)(batch, batch_id)
+        finally:
+            markers.update(self._markers())
+
+    def _markers(self) -> set[Marker]:
+        found: set[Marker] = set()
+        for event in self._memory.events:
+            if isinstance(event, CommitIntent):
+                found.update(event.scope)
+                file = self._folder / f"{event.transaction}.markers"
+                lines = file.read_text().splitlines() if file.exists() else []
+                found.update(Marker(**json.loads(line)) for line in lines)
+            if isinstance(event, MarkerCreated | CommitRequested):
+                found.update(event.markers)
+        return found
+
+
+def _file_channel(file: Path) -> Any:
+    """Return a channel for executors that writes markers to a file. Its class is pickled by value: executors lack this module."""
+    path = str(file)
+
+    class FileChannel:
+        def touch_all(self, markers: Iterable[Any]) -> None:
+            lines = [f"{marker.model_dump_json()}\n" for marker in markers]
+            with open(path, "a") as stream:  # noqa: PTH123 - pickled by value
+                stream.writelines(lines)
+
+        def touch(self, partition: str, file_group: str, operation: str) -> None:
+            raise NotImplementedError(f"{uuid.uuid4()}")
+
+    return FileChannel()

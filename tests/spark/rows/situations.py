@@ -1,0 +1,469 @@
+"""Situations that were reported on other projects, or that a sink once wrote otherwise than its format."""
+
+from __future__ import annotations
+
+from tests.spark.rows.tables import Situation
+
+ANSI_OFF = (("spark.sql.ansi.enabled", "false"),)
+ANSI_ON = (("spark.sql.ansi.enabled", "true"),)
+LEGACY = (("spark.sql.storeAssignmentPolicy", "LEGACY"),)
+STRICT = (("spark.sql.storeAssignmentPolicy", "STRICT"),)
+SENSITIVE = (("spark.sql.caseSensitive", "true"),)
+BERLIN = (("spark.sql.session.timeZone", "Europe/Berlin"),)
+MAPPED = (
+    ("delta.columnMapping.mode", "name"),
+    ("delta.minReaderVersion", "2"),
+    ("delta.minWriterVersion", "5"),
+)
+SPARK = ("delta", "iceberg")
+
+
+def _rows(*rows: str, names: str) -> str:
+    return f"SELECT * FROM VALUES {', '.join(f'({row})' for row in rows)} AS t({names})"  # noqa: S608 - it consists of its own texts
+
+
+def _one(column: str, *values: str) -> Situation:
+    """A column `v` of one type, and a batch for each value."""
+    return Situation(f"id bigint, v {column}", tuple(f"SELECT 1L id, {value} v" for value in values))
+
+
+SITUATIONS: dict[str, Situation] = {
+    # columns and nested fields by name
+    "other order": Situation("id bigint, a string, b string", ("SELECT 'b' b, 'a' a, 1L id",)),
+    "struct by name": Situation(
+        "id bigint, addr struct<city:string,zip:string>",
+        ("SELECT 1L id, named_struct('zip','10115','city','Berlin') addr",),
+    ),
+    "struct in an array by name": Situation(
+        "id bigint, addr array<struct<city:string,zip:string>>",
+        ("SELECT 1L id, array(named_struct('zip','10115','city','Berlin')) addr",),
+    ),
+    "struct in a map by name": Situation(
+        "id bigint, addr map<string,struct<city:string,zip:string>>",
+        ("SELECT 1L id, map('home', named_struct('zip','10115','city','Berlin')) addr",),
+    ),
+    "struct as a map's key by name": Situation(
+        "id bigint, addr map<struct<city:string,zip:string>,int>",
+        ("SELECT 1L id, map(named_struct('zip','10115','city','Berlin'), 1) addr",),
+    ),
+    "struct with other names": Situation(
+        "id bigint, addr struct<city:string,zip:string>",
+        ("SELECT 1L id, named_struct('town','Berlin','zip','10115') addr",),
+    ),
+    "struct with a field less": Situation(
+        "id bigint, addr struct<city:string,zip:string>",
+        ("SELECT 1L id, named_struct('city','Berlin') addr",),
+    ),
+    "struct with a field more": Situation(
+        "id bigint, addr struct<city:string>",
+        ("SELECT 1L id, named_struct('city','Berlin','zip','10115') addr",),
+    ),
+    "struct with cases": Situation(
+        "id bigint, addr struct<city:string,zip:string>",
+        ("SELECT 1L id, named_struct('ZIP','10115','City','Berlin') addr",),
+    ),
+    "a column less": Situation(
+        "id bigint, a string, b string", ("SELECT 1L id, 'x' a", "SELECT 1L id, 'y' b")
+    ),
+    "a column more": Situation("id bigint, a string", ("SELECT 1L id, 'x' a, 'y' b",)),
+    "ID for id": Situation("id bigint, a string", ("SELECT 1L ID, 'x' A", "SELECT 1L Id, 'y' a")),
+    "ID for id, sensitive": Situation("id bigint, a string", ("SELECT 1L ID, 'x' A",), settings=SENSITIVE),
+    "names that differ only in case, sensitive": Situation(
+        "id bigint, a string, A string",
+        ("SELECT 1L id, 'x' A, 'y' a",),
+        settings=SENSITIVE,
+        formats=("paimon",),
+    ),
+    # names
+    "odd names": Situation(
+        "id bigint, `user-agent` int, `a b` int, `select` int, `ä` int, `t` int, `s` int",
+        ("SELECT 1L id, 1L `user-agent`, 2S `a b`, 3 `select`, 4 `ä`, 5 `t`, 6Y `s`",),
+        properties=MAPPED,
+    ),
+    "a dot in a name": Situation(
+        "id bigint, `a.b` int", ("SELECT 1L id, 1L `a.b`",), formats=("delta", "paimon")
+    ),
+    "odd nested names": Situation(
+        "id bigint, n struct<`user-agent`:int,`a b`:int,`select`:int>",
+        ("SELECT 1L id, named_struct('select', 3, 'a b', 2Y, 'user-agent', 1L) n",),
+        properties=MAPPED,
+    ),
+    "a dot in a nested name": Situation(
+        "id bigint, n struct<`a.b`:int>", ("SELECT 1L id, named_struct('a.b', 1L) n",), properties=MAPPED
+    ),
+    "an odd key": Situation(
+        "`the key` bigint, `day-of` int, n int",
+        ("SELECT 1L `the key`, 1 `day-of`, 1 n", "SELECT 1 `the key`, 1 `day-of`, 2 n"),
+        keys=("the key",),
+        partitioned_by=("day-of",),
+        properties=MAPPED,
+    ),
+    # conversions
+    "overflow of an int": _one("int", "3000000000L"),
+    "overflow of an int, ANSI off": Situation(
+        "id bigint, v int", ("SELECT 1L id, 3000000000L v",), settings=ANSI_OFF
+    ),
+    "text into int": _one("int", "'abc'"),
+    "text into int, ANSI off": Situation("id bigint, v int", ("SELECT 1L id, 'abc' v",), settings=ANSI_OFF),
+    "text into date, ANSI off": Situation(
+        "id bigint, v date", ("SELECT 1L id, '2026-13-45' v",), settings=ANSI_OFF
+    ),
+    "overflow of a decimal, ANSI off": Situation(
+        "id bigint, v decimal(5,2)", ("SELECT 1L id, 123456.7891BD v",), settings=ANSI_OFF
+    ),
+    "overflow of a decimal": _one("decimal(5,2)", "123456.7891BD"),
+    "a decimal is rounded": _one("decimal(5,2)", "1.005BD", "1.0049D", "1", "CAST(1.5 AS float)"),
+    "double into int": _one("int", "1.9D", "-1.9D", "CAST('NaN' AS double)"),
+    "bigint into timestamp": _one("timestamp", "1764000000000L"),
+    "boolean into int": _one("int", "true"),
+    "int into boolean": _one("boolean", "1"),
+    "anything into string": Situation(
+        "id bigint, a string, b string, c string, d string, e string, f string",
+        (
+            "SELECT 1L id, 1 a, 1.50BD b, true c, date'2026-01-02' d, timestamp'2026-01-02 03:04:05.678' e, -0.0D f",
+            (
+                "SELECT 2L id, 1e100D a, 'x' b, 1Y c, date'0001-01-01' d, timestamp_ntz'2026-01-02 03:04:05.678' e, "
+                "CAST('NaN' AS float) f"
+            ),
+        ),
+        settings=BERLIN,
+    ),
+    "binary into string": _one("string", "X'ff00fe'"),
+    "string into binary": _one("binary", "'ä'"),
+    "date into timestamp": Situation(
+        "id bigint, a timestamp, b timestamp_ntz, c date, d timestamp",
+        (
+            (
+                "SELECT 1L id, date'2026-03-29' a, date'2026-03-29' b, timestamp'2026-03-28 23:30:00' c, "
+                "timestamp_ntz'2026-03-29 02:30:00' d"
+            ),
+        ),
+        settings=BERLIN,
+    ),
+    "numbers widen": Situation(
+        "id bigint, a bigint, b double, c decimal(20,2), d float, e int",
+        ("SELECT 1Y id, 2S a, 3 b, 4L c, 5 d, 6.4BD e",),
+    ),
+    "conversions in nested fields": Situation(
+        "id bigint, n struct<a:bigint,b:array<double>,c:map<string,date>>",
+        (
+            "SELECT 1L id, named_struct('c', map('x', date'2026-01-01'), 'a', 1Y, 'b', array(1, 2)) n",
+            "SELECT 2L id, named_struct('c', map('x', 'no date'), 'a', 1Y, 'b', array(1, 2)) n",
+        ),
+    ),
+    "LEGACY": Situation("id bigint, v int", ("SELECT 1L id, 'abc' v",), settings=LEGACY + ANSI_OFF),
+    "LEGACY overflow": Situation(
+        "id bigint, v int", ("SELECT 1L id, 3000000000L v",), settings=LEGACY + ANSI_OFF
+    ),
+    "STRICT": Situation("id bigint, v int", ("SELECT 1L id, 1 v", "SELECT 2L id, 1L v"), settings=STRICT),
+    "a NULL of no type": _one("int", "NULL"),
+    # lengths and NOT NULL
+    "VARCHAR": _one("varchar(3)", "'abc'", "'abc  '", "'abcd'"),
+    "CHAR": _one("char(3)", "'a'", "'abcd'"),
+    "VARCHAR in an array": _one("array<varchar(3)>", "array('abc')", "array('abcd')"),
+    "NOT NULL": Situation(
+        "id bigint, v int NOT NULL", ("SELECT 1L id, 1 v", "SELECT 1L id, CAST(NULL AS int) v")
+    ),
+    "NOT NULL, the column is missing": Situation("id bigint, v int NOT NULL", ("SELECT 1L id",)),
+    "nested NOT NULL": Situation(
+        "id bigint, n struct<a:int NOT NULL>",
+        (
+            "SELECT 1L id, named_struct('a', 1) n",
+            "SELECT 2L id, CAST(NULL AS struct<a:int>) n",
+            "SELECT 1L id, named_struct('a', CAST(NULL AS int)) n",
+        ),
+    ),
+    # values
+    "floats": Situation(
+        "id bigint, v double, f float, a array<double>, n struct<d:double>",
+        (
+            "SELECT 1L id, -0.0D v, CAST('-0.0' AS float) f, array(-0.0D, 0.0D) a, named_struct('d', -0.0D) n",
+            (
+                "SELECT 2L id, CAST('NaN' AS double) v, CAST('-Infinity' AS float) f, array(CAST('NaN' AS double)) a, "
+                "CAST(NULL AS struct<d:double>) n"
+            ),
+        ),
+    ),
+    "far dates": Situation(
+        "id bigint, d date, at timestamp, local timestamp_ntz",
+        tuple(
+            f"SELECT {number}L id, date'{day}' d, timestamp'{day} 01:02:03.456789' at, "
+            f"timestamp_ntz'{day} 01:02:03.456789' local"
+            for number, day in enumerate(("0001-01-01", "1500-02-28", "9999-12-31", "+12000-06-01"))
+        ),
+        settings=BERLIN,
+    ),
+    "binary": _one("binary", "X''", "X'00ff'", "CAST(NULL AS binary)"),
+    "maps keep their order": _one("map<string,int>", "map('b', 1, 'a', 2)", "CAST(map() AS map<string,int>)"),
+    "unicode": _one("string", "'\u00e9'", "'e\u0301'", "' '", "''"),
+    # keys
+    "a repeated key beside a map": Situation(
+        "id bigint, n int, m map<string,int>",
+        (_rows("1L, 1, map('a', 1)", "1L, 2, map('b', 2)", names="id, n, m"),),
+        order_by="n",
+        modes=("upsert", "key"),
+    ),
+    "a repeated key": Situation(
+        "id bigint, n int, a string",
+        (_rows("1L, 1, 'z'", "1L, 2, 'y'", "2L, 1, 'a'", names="id, n, a"),),
+        order_by="n",
+        modes=("upsert", "key"),
+    ),
+    "NULL as a key": Situation(
+        "id bigint, n int",
+        (_rows("CAST(NULL AS bigint), 1", "1L, 1", names="id, n"), "SELECT CAST(NULL AS bigint) id, 2 n"),
+        modes=("upsert",),
+    ),
+    "floats as keys": Situation(
+        "id double, n int",
+        (
+            _rows("-0.0D, 1", "CAST('NaN' AS double), 1", "1.5D, 1", names="id, n"),
+            _rows("0.0D, 2", "CAST('NaN' AS double), 2", names="id, n"),
+        ),
+        modes=("upsert",),
+    ),
+    "a key that is converted": Situation(
+        "id bigint, n int",
+        ("SELECT 1L id, 1 n", "SELECT 1 id, 2 n", "SELECT 1.0D id, 3 n", "SELECT 1.5D id, 4 n"),
+    ),
+    "a text as a key": Situation(
+        "id string, n int", ("SELECT '1' id, 1 n", "SELECT 1 id, 2 n", "SELECT '01' id, 3 n")
+    ),
+    "a struct as a key": Situation(
+        "id struct<a:int,b:string>, n int",
+        (
+            "SELECT named_struct('a', 1, 'b', 'x') id, 1 n",
+            "SELECT named_struct('a', 1, 'b', 'x') id, 2 n",
+        ),
+        modes=("upsert",),
+    ),
+    "a decimal as a key": Situation(
+        "id decimal(9,2), n int", ("SELECT 1.50BD id, 1 n", "SELECT 1.5BD id, 2 n", "SELECT 2BD id, 3 n")
+    ),
+    "a date as a key": Situation(
+        "id date, n int", ("SELECT date'2026-01-01' id, 1 n", "SELECT timestamp'2026-01-01 05:00:00' id, 2 n")
+    ),
+    "a binary as a key": Situation("id binary, n int", ("SELECT X'01ff' id, 1 n", "SELECT X'01ff' id, 2 n")),
+    "an instant as a key": Situation(
+        "id timestamp, n int",
+        (
+            "SELECT timestamp'2026-01-01 00:00:00 UTC' id, 1 n",
+            "SELECT timestamp'2026-01-01 01:00:00 Europe/Berlin' id, 2 n",
+        ),
+        settings=BERLIN,
+    ),
+    # partitions
+    "texts as partitions": Situation(
+        "id bigint, p string, n int",
+        tuple(
+            _rows(
+                *(
+                    f"1L, {p}, {n}"
+                    for p in (
+                        "''",
+                        "' '",
+                        "NULL",
+                        "'a b/c=d%\"'",
+                        "'x:y*z{[]}^#?'",
+                        "'\u00e9'",
+                        "'e\u0301'",
+                        "'50%'",
+                        "'%20'",
+                    )
+                ),
+                names="id, p, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p",),
+    ),
+    "an empty text as a partition": Situation(
+        "id bigint, p string, n int",
+        ("SELECT 1L id, '' p, 1 n", "SELECT 1L id, '' p, 2 n", "SELECT 1L id, '' p, 3 n"),
+        partitioned_by=("p",),
+    ),
+    "a blank and NULL as partitions": Situation(
+        "id bigint, p string, n int",
+        (
+            "SELECT 1L id, ' ' p, 1 n",
+            "SELECT 1L id, CAST(NULL AS string) p, 2 n",
+            _rows("1L, ' ', 3", "1L, NULL, 4", names="id, p, n"),
+        ),
+        partitioned_by=("p",),
+    ),
+    "dates as partitions": Situation(
+        "id bigint, p date, n int",
+        tuple(
+            _rows(
+                *(
+                    f"1L, {p}, {n}"
+                    for p in ("date'0001-01-01'", "date'1500-02-28'", "date'9999-12-31'", "NULL")
+                ),
+                names="id, p, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p",),
+    ),
+    "a far date as a partition": Situation(
+        "id bigint, p date, n int",
+        ("SELECT 1L id, date'+12000-06-01' p, 1 n", "SELECT 1L id, date'+12000-06-01' p, 2 n"),
+        partitioned_by=("p",),
+    ),
+    "a text for a date as a partition, ANSI off": Situation(
+        "id bigint, p date, n int",
+        ("SELECT 1L id, '2026-13-45' p, 1 n",),
+        partitioned_by=("p",),
+        settings=ANSI_OFF,
+    ),
+    "booleans and decimals as partitions": Situation(
+        "id bigint, p boolean, q decimal(9,2), n int",
+        tuple(
+            _rows(
+                f"1L, true, 1.50BD, {n}",
+                f"1L, false, -0.05BD, {n}",
+                f"1L, NULL, NULL, {n}",
+                names="id, p, q, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p", "q"),
+    ),
+    "doubles as partitions": Situation(
+        "id bigint, p double, n int",
+        tuple(
+            _rows(
+                *(
+                    f"1L, CAST({p} AS double), {n}"
+                    for p in ("'NaN'", "'-0.0'", "'Infinity'", "NULL", "'1.5'")
+                ),
+                names="id, p, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("p",),
+    ),
+    "both zeros as partitions": Situation(
+        "id bigint, p double, n int",
+        (
+            "SELECT 1L id, -0.0D p, 1 n",
+            "SELECT 1L id, 0.0D p, 2 n",
+            _rows("1L, -0.0D, 3", "2L, 0.0D, 3", names="id, p, n"),
+        ),
+        partitioned_by=("p",),
+    ),
+    "timestamps as partitions": Situation(
+        "id bigint, p timestamp, n int",
+        (
+            "SELECT 1L id, timestamp'2026-10-25 02:30:00.5' p, 1 n",
+            "SELECT 1L id, timestamp'2026-10-25 02:30:00.5' p, 2 n",
+            "SELECT 1L id, timestamp'1800-01-01 00:00:00' p, 1 n",
+        ),
+        partitioned_by=("p",),
+        settings=BERLIN,
+    ),
+    "local timestamps as partitions": Situation(
+        "id bigint, p timestamp_ntz, n int",
+        (
+            "SELECT 1L id, timestamp_ntz'2026-10-25 02:30:00.5' p, 1 n",
+            "SELECT 1L id, timestamp_ntz'2026-10-25 02:30:00.5' p, 2 n",
+        ),
+        partitioned_by=("p",),
+        settings=BERLIN,
+    ),
+    "binary as partitions": Situation(
+        "id bigint, p binary, n int",
+        ("SELECT 1L id, X'6162' p, 1 n", "SELECT 1L id, X'6162' p, 2 n", "SELECT 1L id, X'ff00' p, 1 n"),
+        partitioned_by=("p",),
+    ),
+    "a partition that is converted": Situation(
+        "id bigint, p int, n int",
+        (
+            "SELECT 1L id, 3 p, 1 n",
+            "SELECT 1L id, 3L p, 2 n",
+            "SELECT 1L id, 3.0D p, 3 n",
+            "SELECT 1L id, '03' p, 4 n",
+        ),
+        partitioned_by=("p",),
+    ),
+    "a partition column with another case": Situation(
+        "id bigint, p int, n int", ("SELECT 1L id, 3 P, 1 n", "SELECT 1L id, 3 P, 2 n"), partitioned_by=("p",)
+    ),
+    "VARCHAR as a partition": Situation(
+        "id bigint, p varchar(3), n int",
+        ("SELECT 1L id, 'abc' p, 1 n", "SELECT 1L id, 'abcd' p, 2 n"),
+        partitioned_by=("p",),
+    ),
+    "transforms": Situation(
+        "id bigint, at timestamp, name string, n int",
+        tuple(
+            _rows(
+                f"1L, timestamp'2026-01-01 23:30:00 Europe/Berlin', 'abcdef', {n}",
+                f"2L, timestamp'1960-01-01 00:00:00 UTC', 'a b', {n}",
+                f"3L, NULL, NULL, {n}",
+                names="id, at, name, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("days(at)", "truncate(3, name)", "bucket(4, id)"),
+        settings=BERLIN,
+        formats=("iceberg",),
+    ),
+    "hours": Situation(
+        "id bigint, at timestamp, n int",
+        tuple(
+            _rows(
+                f"1L, timestamp'1950-01-01 23:30:00 UTC', {n}",
+                f"2L, timestamp'+10000-01-01 00:00:00 UTC', {n}",
+                names="id, at, n",
+            )
+            for n in (1, 2)
+        ),
+        partitioned_by=("hours(at)",),
+        formats=("iceberg",),
+    ),
+    "years": Situation(
+        "id bigint, at date, n int",
+        tuple(
+            _rows(f"1L, date'1950-01-01', {n}", f"2L, date'0001-01-01', {n}", names="id, at, n")
+            for n in (1, 2)
+        ),
+        partitioned_by=("years(at)",),
+        formats=("iceberg",),
+    ),
+    "months": Situation(
+        "id bigint, at timestamp_ntz, n int",
+        tuple(_rows(f"1L, timestamp_ntz'1950-12-31 23:30:00', {n}", names="id, at, n") for n in (1, 2)),
+        partitioned_by=("months(at)",),
+        formats=("iceberg",),
+    ),
+    # of one format
+    "a generated partition column": Situation(
+        "id bigint, at timestamp, day date GENERATED ALWAYS AS (CAST(at AS date)), n int",
+        ("SELECT 1L id, timestamp'2026-01-01 10:00:00' at, 1 n",),
+        partitioned_by=("day",),
+        formats=("delta",),
+        modes=("append", "overwrite"),
+    ),
+    "a default": Situation(
+        "id bigint, v int DEFAULT 7",
+        ("SELECT 1L id",),
+        properties=(("delta.feature.allowColumnDefaults", "supported"),),
+        formats=("delta",),
+    ),
+    "microseconds into TIMESTAMP(3)": Situation(
+        "id bigint, at timestamp_ntz",
+        ("SELECT 1L id, timestamp_ntz'2026-01-01 00:00:00.123456' at",),
+        paimon=(("at", "TIMESTAMP(3)"),),
+        formats=("paimon",),
+    ),
+    "microseconds into TIMESTAMP(0)": Situation(
+        "id bigint, at timestamp_ntz",
+        ("SELECT 1L id, timestamp_ntz'2026-01-01 00:00:00.123456' at",),
+        paimon=(("at", "TIMESTAMP(0)"),),
+        formats=("paimon",),
+    ),
+}
+
+OPEN: frozenset[tuple[str, str, str]] = frozenset()
+"""Format, mode and name of situations that a sink still writes otherwise."""

@@ -1,0 +1,590 @@
+"""Each format's two tables of a situation: one is written by the sink, its twin by the format alone.
+
+| format | the native write | its rows and partitions are read from |
+| --- | --- | --- |
+| Delta, Iceberg | `writeTo(…).append()`, `overwritePartitions()`, MERGE of the batch's own columns | files in log or metadata |
+| Paimon | Spark's INSERT by name into a Parquet table, merged by SQL; pypaimon writes the result | pypaimon |
+| Hudi | `write.format("hudi")` with the sink's options | Spark |
+
+Partitions are spelled as the format spells them in its folders or metadata, and never by the sink's own code.
+"""
+# ruff: noqa: S608 - the statements consist of a situation's own texts
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as t
+
+from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, Sink
+from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
+from tests.spark.rows.values import Rows, counted, difference, file_rows
+
+PARTITIONED_BY = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A table, and the batches that are written to it one after the other. All of it is SQL, so that it can be read."""
+
+    columns: str
+    """Of the table, as in CREATE TABLE."""
+    batches: tuple[str, ...]
+    partitioned_by: PARTITIONED_BY = ()
+    """Columns, or transforms of Iceberg: `days(at)`."""
+    keys: tuple[str, ...] = ("id",)
+    order_by: str | None = None
+    settings: tuple[tuple[str, str], ...] = ()
+    """Of the session."""
+    declared: bool = True
+    """Whether batches find their scope before, and are persisted for it."""
+    formats: tuple[str, ...] = ()
+    """None: all."""
+    modes: tuple[str, ...] = ()
+    """None: all."""
+    properties: tuple[tuple[str, str], ...] = ()
+    """Of Delta's and Iceberg's tables."""
+    paimon: tuple[tuple[str, str], ...] = ()
+    """Types of Paimon's columns that Spark doesn't have."""
+
+
+@contextmanager
+def session_settings(spark: SparkSession, settings: dict[str, str]) -> Iterator[None]:
+    """Set the session's settings for the block."""
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, earlier)
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@contextmanager
+def view(rows: DataFrame) -> Iterator[str]:
+    """Give the rows a name in SQL."""
+    name = f"rows_{uuid.uuid4().hex}"
+    rows.createOrReplaceTempView(name)
+    try:
+        yield name
+    finally:
+        rows.sparkSession._jsparkSession.sessionState().catalog().dropTempView(name)
+
+
+class Tables:
+    """Two equal tables. `native` and `sink` are their places."""
+
+    format: ClassVar[str]
+    modes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, spark: SparkSession, folder: Path, situation: Situation, mode: str) -> None:
+        self.spark, self.folder, self.situation, self.mode = spark, folder, situation, mode
+        self.folder.mkdir(parents=True)
+        self.create()
+
+    def create(self) -> None:
+        raise NotImplementedError
+
+    def make_sink(self) -> Sink:
+        raise NotImplementedError
+
+    def write_natively(self, batch: DataFrame) -> None:
+        raise NotImplementedError
+
+    def rows(self, table: str) -> Rows:
+        """Return the rows of a table, `native` or `sink`, with their partitions."""
+        raise NotImplementedError
+
+    def changed(self) -> set[str]:
+        """Return the partitions that the sink's commits have changed since the last call, as markers spell them."""
+        raise NotImplementedError
+
+    def difference(self) -> str:
+        """Return how the two tables differ, or an empty text."""
+        return difference(self.rows("native"), self.rows("sink"))
+
+    def drop(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # for the formats that Spark writes
+
+    def _write(self, batch: DataFrame, target: str) -> None:
+        if self.mode == "append":
+            batch.writeTo(target).append()
+        elif self.mode == "overwrite":
+            batch.writeTo(target).overwritePartitions()
+        else:
+            self._merge(batch, target)
+
+    def _merge(self, batch: DataFrame, target: str) -> None:
+        """MERGE with the batch's own columns, of one row per key: the last one by `order_by`."""
+        situation = self.situation
+        same = [
+            f"{self._in_table('t', name)} <=> {self._in_table('s', name)}"
+            for name in dict.fromkeys((*situation.partitioned_by, *situation.keys))
+        ]
+        rows = batch
+        if situation.order_by is not None:
+            keys = ", ".join(
+                self._in_table("s", name) for name in (*situation.partitioned_by, *situation.keys)
+            )
+            kept = ", ".join(map(quoted, batch.columns))
+            with view(batch) as every:
+                rows = self.spark.sql(
+                    f"SELECT {kept} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} "
+                    f"ORDER BY {situation.order_by} DESC) rows_rank FROM {every} s) WHERE rows_rank = 1"
+                )
+        columns = [quoted(name) for name in batch.columns]
+        with view(rows) as source:
+            self.spark.sql(
+                f"MERGE INTO {target} t USING {source} s ON {' AND '.join(same)} "
+                f"WHEN MATCHED THEN UPDATE SET {', '.join(f't.{name} = s.{name}' for name in columns)} "
+                f"WHEN NOT MATCHED THEN INSERT ({', '.join(columns)}) "
+                f"VALUES ({', '.join(f's.{name}' for name in columns)})"
+            )
+
+    def _in_table(self, alias: str, name: str) -> str:
+        """Return a partition field or key of a row."""
+        function, bracket, argument = name.partition("(")
+        if not bracket:
+            return f"{alias}.{quoted(name)}"
+        *width, column = argument.removesuffix(")").split(",")
+        return (
+            f"{self._catalog()}.system.{function}({', '.join([*width, f'{alias}.{quoted(column.strip())}'])})"
+        )
+
+    def _catalog(self) -> str:
+        raise NotImplementedError
+
+    def _create_statement(self, target: str, provider: str, properties: dict[str, str]) -> str:
+        fields = [name if "(" in name else quoted(name) for name in self.situation.partitioned_by]
+        listed = ", ".join(
+            f"'{key}'='{value}'" for key, value in (properties | dict(self.situation.properties)).items()
+        )
+        return (
+            f"CREATE TABLE {target} ({self.situation.columns}) USING {provider}"
+            + (f" PARTITIONED BY ({', '.join(fields)})" if fields else "")
+            + (f" TBLPROPERTIES ({listed})" if listed else "")
+        )
+
+
+class DeltaTables(Tables):
+    format = "delta"
+    modes = ("append", "upsert", "overwrite")
+
+    def create(self) -> None:
+        native = self.folder / "native"
+        self.spark.sql(self._create_statement(f"delta.{quoted(str(native))}", "delta", {}))
+        shutil.copytree(native, self.folder / "sink")
+        self._seen = 1
+
+    def make_sink(self) -> Sink:
+        keys = self.situation.keys if self.mode == "upsert" else ()
+        order_by = self.situation.order_by if self.mode == "upsert" else None
+        mode: Any = self.mode
+        return DeltaSink(str(self.folder / "sink"), mode=mode, keys=keys, order_by=order_by)
+
+    def write_natively(self, batch: DataFrame) -> None:
+        self._write(batch, f"delta.{quoted(str(self.folder / 'native'))}")
+
+    def rows(self, table: str) -> Rows:
+        live: dict[str, dict[str, str | None]] = {}
+        for commit in self._log(table):
+            for kind, action in commit:
+                if kind == "remove":
+                    live.pop(action["path"], None)
+            for kind, action in commit:
+                if kind == "add":
+                    assert not action.get("deletionVector"), action
+                    live[action["path"]] = action["partitionValues"]
+        return counted(
+            (json.dumps(list(values.values())), file_rows(_decoded(self.folder / table, path)))
+            for path, values in live.items()
+        )
+
+    def changed(self) -> set[str]:
+        log = self._log("sink")
+        new, self._seen = log[self._seen :], len(log)
+        return {
+            self._spelled(action["partitionValues"])
+            for commit in new
+            for kind, action in commit
+            if kind in {"add", "remove"}
+        }
+
+    def _spelled(self, values: dict[str, str | None]) -> str:
+        """Return the partition as Spark's own function spells its folder."""
+        utilities = self.spark._jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils  # type: ignore[union-attr]
+        names = dict(zip(self._physical(), self.situation.partitioned_by, strict=True))
+        return "/".join(
+            utilities.getPartitionPathString(names[physical], values.get(physical)) for physical in names
+        )
+
+    def _physical(self) -> list[str]:
+        metadata = next(action for kind, action in self._log("sink")[0] if kind == "metaData")
+        fields = {each["name"]: each for each in json.loads(metadata["schemaString"])["fields"]}
+        return [
+            fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
+            for name in metadata["partitionColumns"]
+        ]
+
+    def _log(self, table: str) -> list[list[tuple[str, Any]]]:
+        files = sorted((self.folder / table / "_delta_log").glob("*.json"))
+        return [
+            [item for line in file.read_text().splitlines() for item in json.loads(line).items()]
+            for file in files
+        ]
+
+
+def _decoded(folder: Path, path: str) -> str:
+    """Return the file that a log names by a URI."""
+    from urllib.parse import unquote
+
+    return str(folder / unquote(path))
+
+
+class IcebergTables(Tables):
+    format = "iceberg"
+    modes = ("append", "upsert", "overwrite")
+
+    def create(self) -> None:
+        self._names = {
+            table: iceberg_name(self.spark, self.folder / "db" / table) for table in ("native", "sink")
+        }
+        for name in self._names.values():
+            self.spark.sql(self._create_statement(name, "iceberg", {"format-version": ICEBERG_FORMAT}))
+
+    def _catalog(self) -> str:
+        return self._names["native"].partition(".")[0]
+
+    def make_sink(self) -> Sink:
+        keys = self.situation.keys if self.mode == "upsert" else ()
+        order_by = self.situation.order_by if self.mode == "upsert" else None
+        mode: Any = self.mode
+        return IcebergSink(self._names["sink"], mode=mode, keys=keys, order_by=order_by)
+
+    def write_natively(self, batch: DataFrame) -> None:
+        if self.mode != "upsert":
+            batch = self._all_columns(batch)
+        self._write(batch, self._names["native"])
+
+    def _all_columns(self, batch: DataFrame) -> DataFrame:
+        """Columns that the batch lacks are NULL, as in Delta, in a MERGE, and in INSERT with a list of columns."""
+        sensitive = self.spark.conf.get("spark.sql.caseSensitive") == "true"
+        given = {name if sensitive else name.lower() for name in batch.columns}
+        for column in self.spark.table(self._names["native"]).schema.fields:
+            if (column.name if sensitive else column.name.lower()) not in given:
+                batch = batch.selectExpr(
+                    "*", f"CAST(NULL AS {column.dataType.simpleString()}) AS {quoted(column.name)}"
+                )
+        return batch
+
+    def rows(self, table: str) -> Rows:
+        found = []
+        java = self._load(table)
+        tasks = java.newScan().planFiles()
+        try:
+            iterator = tasks.iterator()
+            while iterator.hasNext():
+                file = iterator.next().file()
+                found.append((self._path(java, file), file_rows(str(file.path()).removeprefix("file:"))))
+        finally:
+            tasks.close()
+        return counted(found)
+
+    def changed(self) -> set[str]:
+        java = self._load("sink")
+        snapshot = java.currentSnapshot()
+        if snapshot is None or snapshot.snapshotId() == getattr(self, "_last", None):
+            return set()
+        self._last = snapshot.snapshotId()
+        files = [*snapshot.addedDataFiles(java.io()), *snapshot.removedDataFiles(java.io())]
+        return {self._path(java, file) for file in files}
+
+    def _path(self, java: Any, file: Any) -> str:
+        return str(java.specs().get(file.specId()).partitionToPath(file.partition()))
+
+    def _load(self, table: str) -> Any:
+        utilities = self.spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]
+        java = utilities.loadIcebergTable(self.spark._jsparkSession, self._names[table])
+        java.refresh()
+        return java
+
+
+class PaimonTables(Tables):
+    format = "paimon"
+    modes = ("append", "upsert", "key")
+
+    def create(self) -> None:
+        from pypaimon import CatalogFactory
+
+        self._catalog_java = CatalogFactory.create({"warehouse": str(self.folder / "warehouse")})
+        self._catalog_java.create_database("test", ignore_if_exists=True)
+        schema: Any = t.StructType.fromDDL(self.situation.columns)
+        self._schema: t.StructType = schema
+        self._create_paimon("sink")
+        self._name = f"rows_{uuid.uuid4().hex}"
+        for kind in ("batch", "state"):
+            self.spark.sql(
+                f"CREATE TABLE {self._name}_{kind} ({self.situation.columns}) USING parquet "
+                f"LOCATION '{self.folder / kind}'"
+            )
+        self._written = 0
+        self._files: set[str] = set()
+
+    def drop(self) -> None:
+        for kind in ("batch", "state"):
+            self.spark.sql(f"DROP TABLE IF EXISTS {self._name}_{kind}")
+        super().drop()
+
+    def _create_paimon(self, name: str) -> None:
+        from pypaimon import Schema
+        from pypaimon.schema.data_types import AtomicType, DataField
+
+        overridden = dict(self.situation.paimon)
+        fields = [
+            DataField(
+                number,
+                each.name,
+                AtomicType(overridden[each.name], each.nullable)
+                if each.name in overridden
+                else paimon_type(each.dataType, nullable=each.nullable),
+            )
+            for number, each in enumerate(self._schema.fields)
+        ]
+        keyed = self.mode == "key"
+        made = Schema(
+            fields,
+            partition_keys=list(self.situation.partitioned_by),
+            primary_keys=list(dict.fromkeys((*self.situation.partitioned_by, *self.situation.keys)))
+            if keyed
+            else [],
+            options={"bucket": "1"} if keyed else {},
+        )
+        self._catalog_java.create_table(f"test.{name}", made, ignore_if_exists=False)
+
+    def _location(self, name: str) -> str:
+        return str(self.folder / "warehouse" / "test.db" / name)
+
+    def make_sink(self) -> Sink:
+        if self.mode == "append":
+            return PaimonSink(self._location("sink"))
+        keys = self.situation.keys if self.mode == "upsert" else ()
+        return PaimonSink(self._location("sink"), mode="upsert", keys=keys, order_by=self.situation.order_by)
+
+    def write_natively(self, batch: DataFrame) -> None:
+        """Spark assigns the batch's columns; SQL merges them into the rows before; pypaimon writes the result."""
+        if self.spark.conf.get("spark.sql.storeAssignmentPolicy") == "LEGACY":
+            raise ValueError("Spark refuses this policy for every table but its own")
+        with view(batch) as source:
+            self.spark.sql(f"INSERT OVERWRITE {self._name}_batch BY NAME SELECT * FROM {source}")
+        assigned, state = self.spark.table(f"{self._name}_batch"), self.spark.table(f"{self._name}_state")
+        merged = assigned if self.mode == "append" else self._merged(assigned, batch)
+        (state.unionByName(merged) if self.mode == "append" else merged).write.parquet(
+            str(self.folder / f"merged-{self._written}")
+        )
+        rows = pa.concat_tables(
+            [
+                file_rows(str(file))
+                for file in sorted((self.folder / f"merged-{self._written}").glob("part-*.parquet"))
+            ]
+        )
+        self._written += 1
+        name = f"native_{self._written}"
+        self._create_paimon(name)
+        self._write_plainly(name, rows)
+        shutil.rmtree(self.folder / "state", ignore_errors=True)
+        shutil.move(self.folder / f"merged-{self._written - 1}", self.folder / "state")
+        self.spark.catalog.refreshTable(f"{self._name}_state")
+
+    def _merged(self, assigned: DataFrame, batch: DataFrame) -> DataFrame:
+        identity = list(dict.fromkeys((*self.situation.partitioned_by, *self.situation.keys)))
+        same = " AND ".join(f"t.{quoted(name)} <=> s.{quoted(name)}" for name in identity)
+        given = {name.lower() for name in batch.columns}
+        keyed = self.mode == "key"
+        values = ", ".join(
+            f"s.{quoted(name)}" if keyed or name.lower() in given else f"t.{quoted(name)}"
+            for name in assigned.columns
+        )
+        if self.situation.order_by is not None:
+            keys = ", ".join(map(quoted, identity))
+            columns = ", ".join(map(quoted, assigned.columns))
+            with view(assigned) as every:
+                assigned = self.spark.sql(
+                    f"SELECT {columns} FROM (SELECT *, row_number() OVER (PARTITION BY {keys} "
+                    f"ORDER BY {self.situation.order_by} DESC) rows_rank FROM {every}) WHERE rows_rank = 1"
+                )
+        with view(assigned) as source:
+            return self.spark.sql(
+                f"SELECT {values} FROM {source} s LEFT JOIN {self._name}_state t ON {same} "
+                f"UNION ALL SELECT t.* FROM {self._name}_state t LEFT ANTI JOIN {source} s ON {same}"
+            )
+
+    def _write_plainly(self, name: str, rows: pa.Table) -> None:
+        table = self._catalog_java.get_table(f"test.{name}")
+        builder = table.new_batch_write_builder()
+        write, commit = builder.new_write(), builder.new_commit()
+        try:
+            write.write_arrow(_as(rows, _arrow_schema(table)))
+            commit.commit(write.prepare_commit())
+        finally:
+            write.close()
+            commit.close()
+
+    def rows(self, table: str) -> Rows:
+        if table == "native" and not self._written:
+            return Rows()
+        opened = self._catalog_java.get_table(
+            f"test.{table}" if table == "sink" else f"test.native_{self._written}"
+        )
+        builder = opened.new_read_builder()
+        read = builder.new_read()
+        return counted(
+            (self._partition(split.files[0].file_path), read.to_arrow([split]))
+            for split in self._splits(opened)
+        )
+
+    def changed(self) -> set[str]:
+        opened = self._catalog_java.get_table("test.sink")
+        files = {file.file_path for split in self._splits(opened) for file in split.files}
+        before, self._files = self._files, files
+        return {self._partition(path) for path in files ^ before}
+
+    def _splits(self, opened: Any) -> list[Any]:
+        return list(opened.new_read_builder().new_scan().plan().splits())
+
+    def _partition(self, path: str) -> str:
+        """Return the folder of a file, below the table's and above the bucket's."""
+        return "/".join(path.partition("/test.db/")[2].split("/")[1:-2])
+
+
+def _arrow_schema(table: Any) -> pa.Schema:
+    from pypaimon.schema.data_types import PyarrowFieldParser
+
+    return PyarrowFieldParser.from_paimon_schema(table.table_schema.fields)
+
+
+def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows in the types of Paimon's columns. What a column is too short for is cut off."""
+    return rows.select(schema.names).cast(schema, safe=False)
+
+
+def paimon_type(kind: t.DataType, *, nullable: bool) -> Any:
+    """Return the type of Paimon that stands for a type of Spark."""
+    from pypaimon.schema import data_types as p
+
+    match kind:
+        case t.StructType():
+            return p.RowType(
+                nullable,
+                [
+                    p.DataField(number, each.name, paimon_type(each.dataType, nullable=each.nullable))
+                    for number, each in enumerate(kind.fields)
+                ],
+            )
+        case t.ArrayType():
+            return p.ArrayType(nullable, paimon_type(kind.elementType, nullable=kind.containsNull))
+        case t.MapType():
+            return p.MapType(
+                nullable,
+                paimon_type(kind.keyType, nullable=False),
+                paimon_type(kind.valueType, nullable=kind.valueContainsNull),
+            )
+        case t.DecimalType():
+            name = f"DECIMAL({kind.precision}, {kind.scale})"
+        case t.CharType() | t.VarcharType():
+            name = kind.simpleString().upper()
+        case t.TimestampType():
+            name = "TIMESTAMP(6) WITH LOCAL TIME ZONE"
+        case t.TimestampNTZType():
+            name = "TIMESTAMP(6)"
+        case _:
+            name = {
+                "byte": "TINYINT",
+                "short": "SMALLINT",
+                "integer": "INT",
+                "long": "BIGINT",
+                "binary": "BYTES",
+            }.get(kind.typeName(), kind.typeName().upper())
+    return p.AtomicType(name, nullable)
+
+
+class HudiTables(Tables):
+    format = "hudi"
+    modes = ("upsert", "insert", "insert_overwrite")
+
+    def create(self) -> None:
+        self._files: set[Path] = set()
+
+    def make_sink(self) -> Sink:
+        self._sink = HudiSink(
+            str(self.folder / "sink"),
+            keys=self.situation.keys,
+            partition_by=self.situation.partitioned_by,
+            order_by=self.situation.order_by,
+            operation=self.mode,  # type: ignore[arg-type]
+            options=HUDI_OPTIONS,
+        )
+        return self._sink
+
+    def write_natively(self, batch: DataFrame) -> None:
+        self.make_sink()
+        options = self._sink._options | {"hoodie.table.name": "sink"}
+        batch.write.format("hudi").options(**options).mode("append").save(str(self.folder / "native"))
+
+    def rows(self, table: str) -> Rows:
+        place = self.folder / table
+        if not (place / ".hoodie").exists():
+            return Rows()
+        rows = self.spark.read.format("hudi").load(str(place))
+        columns = [quoted(name) for name in rows.columns if not name.startswith("_hoodie")]
+        found = pa.Table.from_batches(
+            _arrow_batches(rows.selectExpr("_hoodie_partition_path", "_hoodie_record_key", *columns))
+        )
+        paths = found.column("_hoodie_partition_path").to_pylist()
+        return counted((path, found.slice(number, 1).combine_chunks()) for number, path in enumerate(paths))
+
+    def changed(self) -> set[str]:
+        place = self.folder / "sink"
+        files = {file for file in place.rglob("*.parquet") if ".hoodie" not in file.parts}
+        new, self._files = files - self._files, files
+        return {str(file.parent.relative_to(place)).removeprefix(".") for file in new}
+
+
+def _arrow_batches(rows: Any) -> list[Any]:
+    return list(rows._collect_as_arrow())
+
+
+HUDI_OPTIONS = {
+    "hoodie.metadata.enable": "false",
+    "hoodie.upsert.shuffle.parallelism": "1",
+    "hoodie.insert.shuffle.parallelism": "1",
+    "hoodie.write.lock.wait_time_ms_between_retry": "50",
+}
+
+FORMATS: dict[str, type[Tables]] = {"paimon": PaimonTables}
+if HAS_DELTA:
+    FORMATS["delta"] = DeltaTables
+if HAS_ICEBERG:
+    FORMATS["iceberg"] = IcebergTables
+if HAS_HUDI:
+    FORMATS["hudi"] = HudiTables
+
+MODES = {name: tables.modes for name, tables in FORMATS.items()}
