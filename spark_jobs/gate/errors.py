@@ -7,6 +7,7 @@ which table and writer, and what to do next. `retriable` says whether a new tran
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 from lakewarden.events import Abort, AbortReason, ConflictEntry
@@ -52,8 +53,18 @@ class AlreadyCommitted(GateError):
         source = "" if transaction is None else f" committed_transaction={transaction}"
         found = ", found in the table" if transaction is None else ""
         super().__init__(
-            f"batch {batch_id} of writer {writer!r} is already committed{found}: skip it; "
+            f"batch {batch_id} of writer {writer!r} is already committed{found}: skip it; {self.remedy}; "
             f"table={table}{source} version={version}"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the batch isn't committed, in one line: the command states that the batch before is the last one."""
+        last = self.batch_id - 1 if self.batch_id else "none"
+        names = f"--table {shlex.quote(self.table)} --writer {shlex.quote(self.writer)}"
+        return (
+            "if the table lacks its rows, stop the query, run "
+            f"`lakewarden ledger correct {names} --batch-id {last} --reason …`, and repeat the batch"
         )
 
 

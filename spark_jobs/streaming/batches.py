@@ -38,15 +38,12 @@ from lakewarden.spark_jobs.sinks.contract import Sink, Write
 from lakewarden.spark_jobs.sinks.partitions import computed_once
 from lakewarden.spark_jobs.streaming.admission import AdmissionMode, Choice, TableHistory
 from lakewarden.spark_jobs.streaming.cancelling import TaggedJobs
-from lakewarden.spark_jobs.streaming.spark_support import context_of
+from lakewarden.spark_jobs.streaming.spark_support import context_of, query_of
 from lakewarden.spark_jobs.streaming.table_names import table_uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
-
-QUERY_ID_PROPERTY = "sql.streaming.queryId"
-"""Local property in which Spark keeps the id of the query that runs in this thread."""
 
 FOOTPRINT_TIMEOUT_SECONDS = 10.0
 """For reading back what an aborted attempt touched. After it, the retry's scope is smaller, which is still correct."""
@@ -163,7 +160,7 @@ class BatchWriter:
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one batch, with retries. Return when it is committed, now or before, or when the body doesn't commit."""
         context = context_of(batch)
-        micro_batch = _Batch(batch, batch_id, wire_name(self._writer, context), context)
+        micro_batch = _Batch(batch, batch_id, wire_name(self._writer, batch), context)
         with self._scope_of(micro_batch):
             self._write_with_retries(micro_batch)
 
@@ -294,7 +291,7 @@ def _report_skipped(batch: _Batch, skipped: AlreadyCommitted) -> None:
         batch_id=batch.number,
         committed_transaction=skipped.committed_transaction,
         version=skipped.version,
-        detail=f"the batch is already committed, according to {found_in}; it is not written again",
+        detail=f"the batch is already committed, according to {found_in}; it is not written again; {skipped.remedy}",
     )
 
 
@@ -312,7 +309,7 @@ def as_batch_scope(found: BatchScope | Iterable[Marker | str] | None) -> BatchSc
     )
 
 
-def wire_name(writer: str, context: SparkContext) -> str:
-    """Return `<writer>:<query id>` in a streaming query's thread, and `writer` elsewhere."""
-    query = context.getLocalProperty(QUERY_ID_PROPERTY)
+def wire_name(writer: str, batch: DataFrame) -> str:
+    """Return `<writer>:<query id>` for a batch of a streaming query, and `writer` if no query runs."""
+    query = query_of(batch)
     return f"{writer}:{query}" if query else writer

@@ -8,19 +8,34 @@
 
 Each refusal is an `UnsupportedSpark`, when the function for `foreachBatch` is made, and so before the query starts. A batch of
 a Connect session that started later is refused when it arrives.
+
+Which query a batch belongs to (`query_of`) decides the writer's name. Two things say it, and each is missing somewhere:
+
+- *The session of the DataFrame*: Spark runs the batches of each query in a session of its own. So it says the query of a batch
+  and of what is derived from it, in any thread, but not of a DataFrame that the body makes from another session.
+- *Spark's local property of the thread*: it is there in the query's own thread, and in an inheritable thread that the body
+  starts, but not in others, such as those of a `ThreadPoolExecutor`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lakewarden.spark_jobs.gate.errors import UnsupportedSpark
+from lakewarden.spark_jobs.gate.errors import GateError, UnsupportedSpark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 OLDEST = (3, 5)
+
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
+"""Local property in which Spark keeps the id of the query that runs in this thread."""
+
+REMEDY = (
+    "pass the batch or a DataFrame derived from it, or start the thread with pyspark.InheritableThread or a function "
+    "wrapped by pyspark.inheritable_thread_target; outside a query, call the sink in gate.transaction(…)"
+)
 
 CONNECT = (
     "Spark Connect is not supported: the gate runs in the driver and needs its SparkContext; start the session without "
@@ -56,3 +71,31 @@ def context_of(batch: DataFrame) -> SparkContext:
     if type(batch).__module__.startswith("pyspark.sql.connect."):
         raise UnsupportedSpark(f"foreach_batch: {CONNECT}")
     return batch.sparkSession.sparkContext
+
+
+def query_of(batch: DataFrame) -> str | None:
+    """Return the id of the streaming query that a batch belongs to, or None if no query runs in this driver.
+
+    Raises `GateError` if a query runs and nothing says whether the batch is one of its own, or if session and thread say
+    different queries.
+    """
+    session: Any = batch._jdf.sparkSession()  # noqa: SLF001 - the Python session doesn't have the shared state
+    active = session.sharedState().activeStreamingQueries()
+    queries = {key.toString(): query for key in active if (query := active.get(key)) is not None}
+    by_session = next(
+        (name for name, query in queries.items() if query.sparkSessionForStream() == session), None
+    )
+    by_thread = context_of(batch).getLocalProperty(QUERY_ID_PROPERTY)
+    if by_thread not in queries:  # a thread that a pool keeps may have the property of a query that has ended
+        by_thread = None
+    if by_session and by_thread and by_session != by_thread:
+        raise GateError(
+            f"foreach_batch: the batch belongs to query {by_session}, and the thread to query {by_thread}: {REMEDY}"
+        )
+    found = by_session or by_thread
+    if found is None and queries:
+        raise GateError(
+            "foreach_batch: can't find the query of this batch, so its writer would lack the query id: neither its session "
+            f"nor its thread is one of the running queries ({', '.join(queries)}): {REMEDY}"
+        )
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitIntent, CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
 from lakewarden.spark_jobs import CommitAborted
+from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.gate.transaction import Transaction
+from lakewarden.spark_jobs.streaming.batches import wire_name
+from lakewarden.spark_jobs.streaming.spark_support import QUERY_ID_PROPERTY
 from tests.spark.fake_agent import aborted, already_committed, grant_everything, wait_until
 from tests.spark.harness import Harness
 
@@ -288,7 +292,9 @@ def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
     intents = agent.wait_for("commit-intent", 2)
     assert [intent.batch_id for intent in intents] == [0, 1]
     [line] = [each.getMessage() for each in caplog.records if each.getMessage().startswith("batch.skipped ")]
-    assert f"writer={intents[0].writer} batch_id=0 committed_transaction=earlier" in line
+    writer = intents[0].writer
+    assert f"writer={writer} batch_id=0 committed_transaction=earlier" in line
+    assert f"`lakewarden ledger correct --table {TABLE} --writer {writer} --batch-id none --reason …`" in line
 
 
 def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
@@ -486,3 +492,65 @@ def test_a_table_is_named_by_the_sink_or_by_the_argument(harness: Harness) -> No
     with pytest.raises(ValueError, match="`table` is not the table that the sink writes"):
         gate.foreach_batch(Declared(), table="/lake/trips", writer="w")
     gate.foreach_batch(Declared(), table="/lake/flights", writer="w")
+
+
+REFUSED = "refused"
+
+
+def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refused(
+    run_query: RunQuery, spark: SparkSession
+) -> None:
+    """A thread pool's threads lack Spark's local property. A name without the id would skip rows after a new checkpoint."""
+    context = spark.sparkContext
+    other = spark.readStream.format("rate").load().writeStream.format("noop").start()
+    ended = "00000000-0000-0000-0000-000000000000"
+    named: dict[str, str] = {}
+    query_ids: list[str] = []
+
+    def name_of(rows: DataFrame) -> str:
+        try:
+            return wire_name("w", rows)
+        except GateError as error:
+            return REFUSED if "inheritable_thread_target" in str(error) else str(error)
+
+    def in_thread(rows: DataFrame, query_id: str | None) -> str:
+        def run() -> str:
+            context.setLocalProperty(QUERY_ID_PROPERTY, query_id)  # type: ignore[arg-type]
+            return name_of(rows)
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run).result()
+
+    def write(batch: DataFrame, _batch_id: int) -> None:
+        mine = context.getLocalProperty(QUERY_ID_PROPERTY)
+        assert mine is not None
+        query_ids.append(mine)
+        frames = {
+            "batch": batch,
+            "select": batch.select("id"),
+            "union": batch.unionByName(spark.range(1)),
+            "its session": batch.sparkSession.range(1),
+            "anew": spark.range(1),
+            "anew, union": spark.range(1).unionByName(batch),
+            "new session": batch.sparkSession.newSession().range(1),
+        }
+        for name, rows in frames.items():
+            named[f"{name}, own thread"] = name_of(rows)
+            named[f"{name}, pool"] = in_thread(rows, None)
+        for name in ("batch", "anew"):
+            named[f"{name}, thread of an ended query"] = in_thread(frames[name], ended)
+        named["batch, thread of another query"] = in_thread(batch, other.id)
+
+    try:
+        run_query(write)
+    finally:
+        other.stop()
+
+    [query_id] = query_ids
+    refused = {name for name, found in named.items() if found == REFUSED}
+    assert refused == {
+        *("anew, pool", "anew, union, pool", "new session, pool"),
+        *("anew, thread of an ended query", "batch, thread of another query"),
+    }
+    assert {found for name, found in named.items() if name not in refused} == {f"w:{query_id}"}
+    assert name_of(spark.range(1)) == in_thread(spark.range(1), ended) == "w", "no query runs"
