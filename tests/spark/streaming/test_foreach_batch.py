@@ -530,14 +530,14 @@ def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refuse
             "select": batch.select("id"),
             "union": batch.unionByName(spark.range(1)),
             "its session": batch.sparkSession.range(1),
-            "anew": spark.range(1),
-            "anew, union": spark.range(1).unionByName(batch),
+            "made here": spark.range(1),
+            "made here, union": spark.range(1).unionByName(batch),
             "new session": batch.sparkSession.newSession().range(1),
         }
         for name, rows in frames.items():
             named[f"{name}, own thread"] = name_of(rows)
             named[f"{name}, pool"] = in_thread(rows, None)
-        for name in ("batch", "anew"):
+        for name in ("batch", "made here"):
             named[f"{name}, thread of an ended query"] = in_thread(frames[name], ended)
         named["batch, thread of another query"] = in_thread(batch, other.id)
 
@@ -549,8 +549,8 @@ def test_the_writers_name_has_the_query_id_in_every_thread_or_the_call_is_refuse
     [query_id] = query_ids
     refused = {name for name, found in named.items() if found == REFUSED}
     assert refused == {
-        *("anew, pool", "anew, union, pool", "new session, pool"),
-        *("anew, thread of an ended query", "batch, thread of another query"),
+        *("made here, pool", "made here, union, pool", "new session, pool"),
+        *("made here, thread of an ended query", "batch, thread of another query"),
     }
     assert {found for name, found in named.items() if name not in refused} == {f"w:{query_id}"}
     assert name_of(spark.range(1)) == in_thread(spark.range(1), ended) == "w", "no query runs"
