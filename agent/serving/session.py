@@ -46,6 +46,7 @@ from lakewarden.agent.kafka import (
     ended_tasks,
     ensure_topics,
     producer,
+    reader,
     rotating,
     start_client,
     stop_client,
@@ -151,13 +152,15 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         rotating(self._consumer, settings)
         sender = producer(settings)
         self._peers = PeerListener(settings, self._owners, self._lasting.undecodable, self._lasting.terms)
-        self._clients = [self._consumer, sender, self._peers.consumer]
+        self._asking = reader(settings)
+        self._clients = [self._consumer, sender, self._peers.consumer, self._asking]
         self._checkpoints = Checkpoints(self._consumer, self._topic, self._partitions)
         self._publisher = Publisher(sender, batch_bytes=BATCH_BYTES, on_queued=self._count_record)
         await start_client(sender, settings)
         tasks.start_soon(self._publisher.run)
         tasks.start_soon(self._watch.run)
         await self._peers.open(self._partitions)
+        await start_client(self._asking, settings)
         self._consumer.subscribe([self._topic], listener=self)
         await start_client(self._consumer, settings)
 
@@ -236,8 +239,8 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         known = {each: owner.ledger_extent for each, owner in owners.items()}
         try:
-            beginnings = await self._consumer.beginning_offsets(list(owners))
-            ends = await self._consumer.end_offsets(list(owners))
+            beginnings = await self._asking.beginning_offsets(list(owners))
+            ends = await self._asking.end_offsets(list(owners))
         except KafkaError as error:
             log.debug("kafka.offsets-unknown", problem=str(error) or repr(error))
             return
@@ -422,7 +425,14 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
         """Load the owners of newly assigned partitions. False if there are none."""
         loading = [owner for owner in self._owners.values() if owner.phase == "loading"]
         if loading:
-            await load(loading, self._settings, self._consumer, self._publisher, self._partitions)
+            await load(
+                loading,
+                self._settings,
+                self._consumer,
+                self._publisher,
+                self._partitions,
+                asking=self._asking,
+            )
             require_not_replaced(self._owners.values())
         return bool(loading)
 

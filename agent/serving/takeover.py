@@ -79,23 +79,29 @@ async def load(
     consumer: AIOKafkaConsumer,
     publisher: Publisher,
     partitions: int,
+    *,
+    asking: AIOKafkaConsumer,
 ) -> None:
-    """Load these owners. An owner whose partition was revoked meanwhile is skipped."""
+    """Load these owners. An owner whose partition was revoked meanwhile is skipped.
+
+    `asking`: a started consumer that fetches nothing. A broker answers the requests of a connection one after the other, so each
+    question behind a fetch that waits for events would take half a second.
+    """
     topics = settings.topics
     require_same_partitions(partitions_known(consumer, topics.writers), partitions, settings)
     for owner in owners:
         owner.publish_takeover()
     await publisher.flush()
-    starts = await find_starts(settings, consumer, [owner.number for owner in owners], partitions)
+    starts = await find_starts(settings, asking, [owner.number for owner in owners], partitions)
     spans: dict[TopicPartition, int | None] = {}
     for number, start in starts.items():
         spans[TopicPartition(topics.decisions, number)] = start.decisions.offset
         spans[TopicPartition(topics.ledger, number)] = None
     ledgers = await find_ledger_gaps(
-        settings, consumer, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
+        settings, asking, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
     )
     await _read(owners, settings, spans, starts)
-    ends = await consumer.end_offsets([TopicPartition(topics.writers, number) for number in starts])
+    ends = await asking.end_offsets([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
         if owner.phase != "loading":
             continue

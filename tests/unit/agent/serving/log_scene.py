@@ -156,7 +156,7 @@ class Scene:
         for name in ("start_acquire", "start_release"):
             setattr(owner.locks, name, lambda *_, **__: None)
         consumer: Any = self.kafka
-        await takeover.load([owner], SETTINGS, consumer, publisher, 1)
+        await takeover.load([owner], SETTINGS, consumer, publisher, 1, asking=consumer)
         self.consume(owner)
         assert owner.phase == "live"
         return owner
