@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -21,7 +22,7 @@ def step(
     return kind(
         event_id="e",
         table="s3://lake/t",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         agent="a",
         lock="s3://lake/locks/t",
         owner="o",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka.structs import ConsumerRecord
@@ -30,7 +31,7 @@ def lost(table: str, victim: str, winner: str, seconds: float, *partitions: str)
         table=table,
         transaction=victim,
         writer=f"writer of {victim}",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         victim=victim,
         victim_writer=f"writer of {victim}",
         winner=f"of {winner}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from aiokafka.structs import ConsumerRecord
 
@@ -24,7 +26,7 @@ def intent(uri: str, number: int, at_ms: int = NOW_MS) -> ConsumerRecord:
         table=uri,
         transaction=f"T{number}",
         writer="w",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         heartbeat_seconds=5,
     )
     return record(encode(event), at_ms)
@@ -48,7 +50,7 @@ def conflict(partitions: int, at_ms: int, table: str = "s3://lake/t") -> Consume
         table=table,
         transaction="B",
         writer="loser",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         victim="B",
         victim_writer="loser",
         winner="A",
@@ -102,7 +104,7 @@ def test_a_decision_of_a_replaced_agent_is_not_drawn() -> None:
     taken = PartitionTaken(
         event_id="t",
         table="lakewarden://partition/0",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         agent="new",
         term="new",
     )
@@ -111,7 +113,7 @@ def test_a_decision_of_a_replaced_agent_is_not_drawn() -> None:
         table="s3://lake/t",
         transaction="T1",
         writer="w",
-        at="2026-11-22T17:00:00Z",  # type: ignore[arg-type]
+        at=datetime(2026, 11, 22, 17, tzinfo=UTC),
         agent="old",
         term="old",
         cause_offset=0,
