@@ -11,6 +11,7 @@ comma := ,
 # Test files run side by side: most of them wait, for leases and heartbeats to end. WORKERS=0 runs them in one process. In the
 # order of their names, the long ones come before the short ones; by the number of their tests they would come last.
 WORKERS ?= 5
+SIDE_BY_SIDE = pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 UV_VERSION := 0.13.8
 UV := build/tools/bin/uv
@@ -41,11 +42,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-spark35 test-pythons test-matrix soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-pythons test-matrix soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-spark35 | test-pythons | test-matrix | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-pythons | test-matrix | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -60,12 +61,17 @@ spark35-python: $(SPARK35_STAMP)
 dev: jdk $(STAMP)
 	$(BIN)/lakewarden dev --data $(DATA) $(ARGS)
 
+# Proves the product within ten minutes on two idle cores. Each test is part of `make test`, `make test-all` or `make test-matrix`.
 test: jdk $(STAMP)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/$(SIDE_BY_SIDE) -m "not wide and not matrix" $(ARGS)
+
+# The rest: more cases, longer runs, rarer failures, and PySpark 3.5.
+test-all: jdk $(STAMP)
+	$(BIN)/$(SIDE_BY_SIDE) -m "wide and not matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35)
 
 # The gate, the sinks and the jobs on PySpark 3.5, in an environment of its own: the locked versions, but for PySpark's.
-# `make test` runs it, unless ARGS selects tests.
+# `make test-all` runs it, unless ARGS selects tests.
 test-spark35: jdk $(SPARK35_STAMP)
 	@if $(SPARK35_BIN)/python -c 'import sys; sys.exit(sys.version_info >= (3, 12))'; then \
 		set -x; $(SPARK35_BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(SPARK35_TESTS) $(ARGS); \
@@ -93,9 +99,9 @@ test-pythons: jdk $(STAMP)
 		$$venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "(unit or real) and not matrix" tests/unit tests/simulation tests/spark $(ARGS); \
 	done
 
-# What doesn't fit into `make test`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
+# What doesn't fit into `make test-all`: every step of every sink at which a driver can die, and so on, then ten minutes of soak.
 test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
-	$(BIN)/pytest -n 2 -m matrix $(ARGS)
+	$(BIN)/pytest -n 2 -m "matrix" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-spark35 ARGS="-m matrix -k hudi tests/spark/sinks tests/demo/test_demo_end_to_end.py")
 	@$(if $(ARGS),,LAKEWARDEN_TEST_ICEBERG_FORMAT=3 $(BIN)/pytest -n 2 -m real -k iceberg tests/spark/sinks/test_iceberg_sink.py tests/spark/sinks/test_contract.py)
 	@$(if $(ARGS),,LAKEWARDEN_TEST_HUDI=1.1.1 $(MAKE) --no-print-directory test-spark35 ARGS="-k hudi")
@@ -107,7 +113,7 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest -n 2 -m unit tests/unit tests/contract/test_stores.py tests/simulation $(ARGS)
 
-# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test` does two minutes of it.
+# Ten minutes of work by a fleet among hostile records, or SECONDS=n; `make test-all` does two minutes of it.
 soak: jdk $(STAMP)
 	LAKEWARDEN_TEST_SOAK_SECONDS=$(or $(SECONDS),600) $(BIN)/pytest -n 0 -s tests/real/serving/test_soak.py $(ARGS)
 

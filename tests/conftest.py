@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,13 @@ SERVERS = {
     "azure_server": "Azure Blob",
 }
 UNIT_TESTS = Path(__file__).parent / "unit"
+LONG = ("spark",)
+"""The folders whose tests take longest, as they share a session."""
+NOT_RUN = {"wide": "make test-all", "matrix": "make test-matrix"}
+"""The command that runs the tests with this mark. A test with both marks belongs to the last one."""
 USED = pytest.StashKey[list[str]]()
-SENT_BY_WORKER = "servers used"
+DESELECTED = pytest.StashKey[Counter[str]]()
+USED_BY_WORKER, DESELECTED_BY_WORKER = "servers used", "deselected"
 
 
 def pytest_configure() -> None:
@@ -39,6 +45,8 @@ def pytest_configure() -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
     kafka.PORTS = kafka.PORTS[int(worker) :: int(workers)]
+    # JVMs of tests live for minutes: what the second compiler would make faster isn't worth what it takes.
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -48,11 +56,36 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a unit test that needs a server."""
+    """Refuse a unit test that needs a server. Sort the long tests before the short ones, which fill the workers at the end."""
     for item in items:
         needed = SERVERS.keys() & set(getattr(item, "fixturenames", ()))
         if item.get_closest_marker("unit") and needed:
             raise pytest.UsageError(f"{item.nodeid} is a unit test and needs a server: {', '.join(needed)}")
+    items.sort(key=lambda item: item.path.relative_to(UNIT_TESTS.parent).parts[0] not in LONG)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The tests of a file run in one worker, and those on Spark in two: each further session costs half a minute of CPU time."""
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+    class BySession(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            folders = Path(file).parts[:3]
+            if folders[:2] != ("tests", "spark"):
+                return file
+            return "sinks" if folders[2] == "sinks" else "gate, jobs and queries"
+
+    return BySession(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the tests of the other commands, for the line at the end."""
+    for item in items:
+        marks = [mark for mark in NOT_RUN if item.get_closest_marker(mark)]
+        if marks:
+            item.config.stash.setdefault(DESELECTED, Counter())[marks[-1]] += 1
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: Any) -> None:
@@ -86,16 +119,20 @@ def servers(request: pytest.FixtureRequest) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In a worker of pytest-xdist: send the list to the process that prints the summary."""
+    """In a worker of pytest-xdist: send what the process that prints the summary needs."""
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output[SENT_BY_WORKER] = session.config.stash.get(USED, [])
+        output[USED_BY_WORKER] = session.config.stash.get(USED, [])
+        output[DESELECTED_BY_WORKER] = dict(session.config.stash.get(DESELECTED, {}))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """In the process that prints the summary: collect a worker's list."""
-    lines = getattr(node, "workeroutput", {}).get(SENT_BY_WORKER, [])
-    node.config.stash.setdefault(USED, []).extend(lines)
+    """In the process that prints the summary: collect what a worker has sent. All workers have deselected the same tests."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash.setdefault(USED, []).extend(output.get(USED_BY_WORKER, []))
+    node.config.stash[DESELECTED] = node.config.stash.get(DESELECTED, Counter()) | Counter(
+        output.get(DESELECTED_BY_WORKER, {})
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -103,6 +140,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("servers used")
         for line in sorted(set(used)):
             terminalreporter.line(line)
+    if deselected := config.stash.get(DESELECTED, None):
+        counts = (f"{deselected[mark]:,} tests of `{NOT_RUN[mark]}`" for mark in NOT_RUN if deselected[mark])
+        terminalreporter.line(f"not run: {', '.join(counts)}")
 
 
 def _write_line(config: pytest.Config, line: str) -> None:

@@ -32,7 +32,7 @@ LATENCIES = {
 IN_EVERY_RUN = ("check", "steps", "detection", "waste", "latency")
 """One agent, and what is measured in memory. All parts start a dozen of agents, in some minutes of both cores: the matrix."""
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
 
 
 def bench(kafka: KafkaServer, folder: Path, *options: str, **environment: str) -> tuple[str, dict[str, Any]]:

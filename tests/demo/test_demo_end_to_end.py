@@ -26,7 +26,7 @@ FORMATS = ["hudi"] if pyspark.__version__.startswith("3.5.") else ["delta", "ice
 HANG_SECONDS = 2400
 """Only ends a hang."""
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(2500)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(2500)]
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

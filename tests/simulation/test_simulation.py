@@ -33,8 +33,11 @@ def test_seeds_that_failed_once_pass(pool: Executor) -> None:
     require_no_violation(SIMULATION, SIMULATION.failed_seeds(), pool)
 
 
-FIRST_SEEDS = [pytest.param(0, marks=pytest.mark.unit), *range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)]
-"""The first seed of each test; `make unit` runs the first test."""
+FIRST_SEEDS = [
+    pytest.param(0, marks=pytest.mark.unit),
+    *(pytest.param(first, marks=pytest.mark.wide) for first in range(SEEDS_A_TEST, SEEDS, SEEDS_A_TEST)),
+]
+"""The first seed of each test; `make unit` and `make test` run the first test."""
 
 
 @pytest.mark.parametrize("first", FIRST_SEEDS)
@@ -47,6 +50,7 @@ def hunts(pool: Executor) -> dict[str, Future[Counter[str]]]:
     return {bug: SIMULATION.hunt(bug, range(SEEDS_A_BUG), pool) for bug in BUGS}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_by_its_oracle(bug: str, hunts: dict[str, Future[Counter[str]]]) -> None:
     require_bug_found(SIMULATION, bug, hunts[bug].result())

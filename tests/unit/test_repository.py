@@ -15,10 +15,12 @@ import tarfile
 import tomllib
 import zipfile
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import yaml
+from _pytest.mark.expression import Expression
 
 from lakewarden.agent.embedded.jars import KAFKA_VERSION
 from tests.servers.s3 import VERSITYGW
@@ -207,6 +209,48 @@ def test_a_writer_needs_nothing_of_the_agent(package: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_each_test_is_run_by_exactly_one_of_three_commands() -> None:
+    """By its marks: a test that no command runs would never fail."""
+    targets = ("test", "test-all", "test-matrix")
+    selections = {
+        each: Expression.compile(_recipe(each).partition(' -m "')[2].partition('"')[0]) for each in targets
+    }
+    marks = ("unit", "real", "wide", "matrix")
+
+    for count in range(len(marks) + 1):
+        for of_a_test in combinations(marks, count):
+            run_by = [
+                each
+                for each, expression in selections.items()
+                if expression.evaluate(of_a_test.__contains__)  # type: ignore[arg-type] # marks have no arguments
+            ]
+            assert len(run_by) == 1, (of_a_test, run_by)
+
+
+def test_what_pytest_does_not_collect_by_itself_has_a_command() -> None:
+    """The folders that it leaves out, and the tests of Hudi, which need PySpark 3.5."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    left_out = [each for each in settings["norecursedirs"] if (ROOT / "tests" / each).is_dir()]
+    makefile = (ROOT / "Makefile").read_text()
+    of_hudi = sorted((ROOT / "tests/spark/sinks").glob("test_hudi_*.py"))
+    only_in_the_matrix = {
+        each for each in of_hudi if re.search(r"^pytestmark = .*\bmatrix\b", each.read_text(), re.MULTILINE)
+    }
+
+    assert all(f"-m tests.{folder} " in _recipe(f"test-{folder}") for folder in left_out)
+    assert "test-spark35" in _recipe("test-all")
+    assert "-m matrix -k hudi tests/spark/sinks " in _recipe("test-matrix")
+    assert [each.name for each in of_hudi if each not in only_in_the_matrix] == [
+        each.name for each in of_hudi if f"tests/spark/sinks/{each.name} " in makefile
+    ]
+
+
+def _recipe(target: str) -> str:
+    """The commands of a target of the Makefile."""
+    [found] = re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return str(found)
 
 
 def test_compose_starts_kafka_an_s3_server_with_its_bucket_the_agent_the_page_and_prometheus() -> None:

@@ -22,7 +22,11 @@ from lakewarden.agent.embedded.kafka import (
     KafkaUnavailable,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]  # each start may take 90 s on a busy machine
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.wide,
+    pytest.mark.timeout(600),
+]  # each start may take 90 s on a busy machine
 
 HANG_SECONDS = 120
 """Only ends a hang."""

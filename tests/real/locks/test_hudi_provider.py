@@ -39,7 +39,7 @@ from tests.servers.hudi import HudiWriters, hudi_class_path
 from tests.servers.program import NoServerError
 from tests.servers.s3 import S3Server
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 LEASE_SECONDS = 30
 """On both sides, in tests in which no lease should end."""

@@ -18,7 +18,7 @@ from tests.real import evidence, promises
 from tests.real.chaos import TIGHT, Chaos
 from tests.servers.fault_proxy import CALM, CHANCE_FAULTS, Fault, Weather
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1_800)]
 STORMY = Weather(share=0.12, burst=0.35)
 LEAST_SECONDS = 60.0
 """Of the faults."""

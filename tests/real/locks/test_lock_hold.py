@@ -41,6 +41,7 @@ def test_the_lock_object_is_held_while_the_command_runs(local: Place) -> None:
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_the_exit_status_of_a_killed_command_is_that_of_a_shell(local: Place) -> None:
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "60", "--exec", "kill -KILL $$")
 
@@ -67,6 +68,7 @@ def test_a_held_lock_is_not_waited_for_without_the_option_wait(place: Place, tmp
     assert place.record().owner == "another"
 
 
+@pytest.mark.wide
 def test_a_lock_that_expires_in_time_is_acquired(local: Place) -> None:
     local.write(held(2, owner="another"))
 
@@ -76,6 +78,7 @@ def test_a_lock_that_expires_in_time_is_acquired(local: Place) -> None:
     assert local.record().owner != "another"
 
 
+@pytest.mark.wide
 def test_a_malformed_object_and_a_missing_program_are_errors_and_overwrite_nothing(local: Place) -> None:
     local.write(b"{}")
 
@@ -85,6 +88,7 @@ def test_a_malformed_object_and_a_missing_program_are_errors_and_overwrite_nothi
     assert local.file.read_bytes() == b"{}"
 
 
+@pytest.mark.wide
 def test_a_lock_in_a_store_that_does_not_answer_can_not_be_acquired(on_s3: Place) -> None:
     done = on_s3.run(
         "hold", on_s3.table, "--seconds", "9", "--s3-endpoint", f"http://{NOWHERE}", "--", "true"
@@ -100,6 +104,7 @@ def test_a_command_is_ended_after_its_time_before_the_lock_is_released(local: Pl
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_a_signal_is_passed_on_and_the_lock_is_held_until_the_command_has_ended(
     local: Place, tmp_path: Path
 ) -> None:
@@ -117,6 +122,7 @@ def test_a_signal_is_passed_on_and_the_lock_is_held_until_the_command_has_ended(
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_background_processes_of_the_command_are_ended_before_the_lock_is_released(
     local: Place, tmp_path: Path
 ) -> None:
@@ -134,6 +140,7 @@ def test_background_processes_of_the_command_are_ended_before_the_lock_is_releas
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_a_command_that_ignores_sigterm_after_its_time_is_killed(local: Place, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     stubborn = f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done"
@@ -145,6 +152,7 @@ def test_a_command_that_ignores_sigterm_after_its_time_is_killed(local: Place, t
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_without_a_command_the_lock_is_held_until_a_signal(local: Place) -> None:
     with local.started("hold", local.table, "--wait", "60", "--seconds", "300") as holder:
         assert holder.stdout is not None
@@ -160,6 +168,7 @@ def test_without_a_command_the_lock_is_held_until_a_signal(local: Place) -> None
     assert local.record().expired
 
 
+@pytest.mark.wide
 def test_without_a_command_the_lock_is_released_after_the_given_time(local: Place) -> None:
     done = local.run("hold", local.table, "--wait", "60", "--seconds", "0.5")
 

@@ -32,6 +32,7 @@ def test_the_command_is_ended_when_another_owner_has_acquired_the_lock(place: Pl
     assert place.record().owner == "intruder"
 
 
+@pytest.mark.wide
 def test_a_command_that_ignores_sigterm_after_a_loss_is_killed(local: Place) -> None:
     with local.holding("trap '' TERM; echo up; while :; do sleep 0.1; done") as holder:
         children = psutil.Process(holder.pid).children(recursive=True)
@@ -42,6 +43,7 @@ def test_a_command_that_ignores_sigterm_after_a_loss_is_killed(local: Place) -> 
     assert not any(runs(each.pid) for each in children)
 
 
+@pytest.mark.wide
 def test_the_command_of_a_stopped_holder_is_killed_before_the_lease_ends(
     local: Place, tmp_path: Path
 ) -> None:
@@ -79,6 +81,7 @@ def _stop_the_holder(local: Place, ticks: Path) -> int:
     return lease_end - last
 
 
+@pytest.mark.wide
 def test_the_command_and_its_processes_are_killed_with_the_holder(local: Place, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with local.holding(f"sleep 301 & echo $! $$ > {pids}; echo up; wait") as holder:
@@ -91,6 +94,7 @@ def test_the_command_and_its_processes_are_killed_with_the_holder(local: Place, 
     assert not local.record().expired
 
 
+@pytest.mark.wide
 def test_the_command_is_ended_when_the_lock_was_released_manually(local: Place) -> None:
     with local.holding("echo up; sleep 300") as holder:
         owner = local.record().owner

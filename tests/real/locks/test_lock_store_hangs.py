@@ -11,7 +11,7 @@ from lakewarden.events import Abort, CommitGranted, LockLost
 from tests.real.chaos import Chaos
 from tests.real.writers import World, Writer
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 ROOMY = {
     "validity_seconds": 40.0,
     "margin_seconds": 12.0,

@@ -13,7 +13,7 @@ from lakewarden.events import Abort, CommitGranted, LockLost
 from tests.real.chaos import PATIENCE_SECONDS, Chaos
 from tests.servers.fault_proxy import CALM, Fault, Weather
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 SHORT = {
     "validity_seconds": 12.0,
     "renew_seconds": 1.0,

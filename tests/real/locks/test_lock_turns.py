@@ -169,6 +169,7 @@ async def test_a_waiting_agent_acquires_a_released_lock_because_of_the_audit_eve
         holding, waiting = waiting, await pair.begin(holding.table)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("poll_seconds", [1.0], indirect=True)
 async def test_an_agent_without_audit_events_polls_the_object(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +190,7 @@ async def test_an_agent_without_audit_events_polls_the_object(
     await waiting.obtain_grant()
 
 
+@pytest.mark.wide
 async def test_an_agent_waits_until_the_lease_of_a_dead_owner_has_ended_without_further_reads(
     pair: Pair,
 ) -> None:

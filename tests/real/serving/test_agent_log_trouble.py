@@ -60,6 +60,7 @@ async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_
     assert "no longer contains its intent" in str(abort.detail)
 
 
+@pytest.mark.wide
 async def test_an_agent_does_not_start_after_the_number_of_partitions_has_changed(
     scene: World, admin: AIOKafkaAdminClient
 ) -> None:
@@ -110,6 +111,7 @@ async def test_an_agent_stops_when_the_number_of_partitions_changes_while_it_run
     assert b'"expired":true' in scene.lock_object().read_bytes(), "its lock was released"
 
 
+@pytest.mark.wide
 async def test_an_agent_creates_missing_topics_again(scene: World, admin: AIOKafkaAdminClient) -> None:
     """An operator has deleted them. The agent starts with an empty log."""
     with scene.process() as process:

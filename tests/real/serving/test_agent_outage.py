@@ -18,6 +18,7 @@ from tests.real.writers import World, world
 pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
 
 
+@pytest.mark.wide
 async def test_an_agent_that_starts_before_kafka_serves_when_kafka_is_up(tmp_path: Path) -> None:
     port = free_port()
     scene = World(f"127.0.0.1:{port}", "early", tmp_path, producer=None, consumer=None)

@@ -94,6 +94,7 @@ async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_dec
     check(await _transactions(scene))
 
 
+@pytest.mark.wide
 async def test_a_grant_survives_two_restarts(scene: World) -> None:
     """The checkpoint's position in `decisions` must stay before the grant while its transaction is open."""
     async with scene.agent(grant_seconds=8, validity_seconds=60, renew_seconds=6):
@@ -156,6 +157,7 @@ async def test_the_replayed_state_equals_the_state_before(
     assert after == before
 
 
+@pytest.mark.wide
 async def test_the_checkpoint_is_at_the_oldest_intent_that_a_replay_needs(scene: World) -> None:
     async with scene.agent(log_level="info"):
         gone, held = scene.writer("gone"), scene.writer("held")
@@ -175,6 +177,7 @@ async def test_the_checkpoint_is_at_the_oldest_intent_that_a_replay_needs(scene:
     assert 0 < metadata["decisions"] <= admitted.offset
 
 
+@pytest.mark.wide
 async def test_a_restart_replays_only_from_the_checkpoint(scene: World) -> None:
     async with scene.agent():
         gone = scene.writer("gone")
@@ -191,6 +194,7 @@ async def test_a_restart_replays_only_from_the_checkpoint(scene: World) -> None:
     assert [line["decisions_replayed"] for line in lines if line["event"] == "partition.live"] == [0, 0]
 
 
+@pytest.mark.wide
 async def test_the_markers_of_a_transactional_producer_delay_neither_replay_nor_check(
     scene: World,
 ) -> None:
@@ -208,6 +212,7 @@ async def test_the_markers_of_a_transactional_producer_delay_neither_replay_nor_
     assert abort.reason == "writer-lost"
 
 
+@pytest.mark.wide
 async def test_sigterm_during_a_grant_stops_in_order_and_does_not_release_the_lock(scene: World) -> None:
     with scene.process() as process:
         await process.ready()
@@ -236,6 +241,7 @@ async def test_sigterm_without_a_grant_releases_the_lock(scene: World) -> None:
     await scene.wait_for(LockReleased)
 
 
+@pytest.mark.wide
 async def test_sigterm_while_the_agent_waits_for_kafka_stops_it(scene: World) -> None:
     with scene.process(bootstrap_servers="127.0.0.1:9") as process:
         waiting = await process.logged("kafka.waiting")
@@ -298,6 +304,7 @@ async def test_an_agent_that_was_suspended_during_a_take_over_of_its_tables_chan
     check(found)
 
 
+@pytest.mark.wide
 async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_over_again(
     scene: World,
 ) -> None:
@@ -328,6 +335,7 @@ async def test_a_late_take_over_record_of_a_former_owner_makes_the_owner_take_ov
     check(found)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_every_promise_holds_when_the_agent_is_killed_at_any_moment(scene: World, seed: int) -> None:
     """200 transactions of 8 jobs on two tables, with SIGKILL at four random moments."""

@@ -16,7 +16,7 @@ from lakewarden.events import Abort, Admitted, CommitIntent, encode
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import AgentProcess, World, Writer, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 PATIENCE_SECONDS = 480.0
 BATCH = 1_000

@@ -18,7 +18,7 @@ from lakewarden.events import Abort, AlreadyCommitted, CommitGranted, partition_
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 
 @pytest_asyncio.fixture

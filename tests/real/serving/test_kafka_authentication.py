@@ -36,7 +36,7 @@ from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environmen
 from tests.unit.events.access.certificates import write_certificate
 from tests.unit.events.access.token_endpoint import CLIENT, TokenEndpoint, token_endpoint
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 SECRET = "the-client-secret"
 PASSWORD = "the-first-password"

@@ -46,7 +46,7 @@ from tests.real.lock_places import Place
 from tests.real.watching.scene import HudiScene
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, environment, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 OPERATIONS = {"read": 3, "write": 4, "create": 5, "describe": 8}

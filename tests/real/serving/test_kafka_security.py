@@ -30,7 +30,7 @@ from lakewarden.spark_jobs.commit_gate import CommitGate
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable
 from tests.real.writers import PATIENCE_SECONDS, AgentProcess, World, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 AGENT, WRITER = "the-agent", "the-writer"
 SECRETS = {AGENT: "agents-open-sesame", WRITER: "writers-open-sesame"}

@@ -25,7 +25,7 @@ from lakewarden.events import AlreadyCommitted
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 COMPACTED_IN_SECONDS = {
     "cleanup.policy": "compact",

@@ -28,7 +28,7 @@ from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.promises import check, transactions
 from tests.real.writers import World, world
 
-pytestmark = [pytest.mark.real, *TAKES_KAFKA_AWAY]
+pytestmark = [pytest.mark.real, pytest.mark.wide, *TAKES_KAFKA_AWAY]
 
 PATIENCE_SECONDS = 90.0
 OUTAGE_SECONDS = 60.0

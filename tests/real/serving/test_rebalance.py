@@ -52,6 +52,7 @@ async def wait_until_owned(scene: World, agent: str, count: int) -> set[str]:
     return owned
 
 
+@pytest.mark.wide
 async def test_an_agent_that_restarts_under_its_instance_moves_no_partition_of_the_others(
     scene: World,
 ) -> None:
@@ -69,6 +70,7 @@ async def test_an_agent_that_restarts_under_its_instance_moves_no_partition_of_t
     assert {each.instance for each in scene.events(PartitionTaken)} == {"i-a", "i-b"}
 
 
+@pytest.mark.wide
 async def test_of_two_agents_with_one_instance_the_first_ends_with_an_error_that_names_both(
     scene: World,
 ) -> None:
@@ -83,6 +85,7 @@ async def test_of_two_agents_with_one_instance_the_first_ends_with_an_error_that
     assert "LAKEWARDEN_INSTANCE" in line
 
 
+@pytest.mark.wide
 async def test_a_partition_that_stays_keeps_its_owner_its_state_and_its_lock(scene: World) -> None:
     """Another agent joins while a transaction is open: the table's lock is not released, and nothing is replayed."""
     tables = [scene.writer(f"w{number}", f"{scene.table}-{number}") for number in range(4 * PARTITIONS)]
@@ -134,6 +137,7 @@ async def test_the_lock_of_a_running_grant_is_handed_over_when_an_agent_stops(sc
     assert adopted.adopted == held.owner
 
 
+@pytest.mark.wide
 async def test_the_lock_of_a_running_grant_moves_with_its_partition(scene: World) -> None:
     """Another agent joins: it gets partitions whose tables have running grants, and grants there at once."""
     writers = [scene.writer(f"w{number}", f"{scene.table}-{number}") for number in range(4 * PARTITIONS)]

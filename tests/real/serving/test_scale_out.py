@@ -26,7 +26,7 @@ from tests.real.storm_writers import WRITERS
 SECONDS_VARIABLE = "LAKEWARDEN_TEST_STORM_SECONDS"
 SECONDS = float(os.environ.get(SECONDS_VARIABLE, "") or 120)
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800 + 2 * SECONDS)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1_800 + 2 * SECONDS)]
 
 
 @pytest_asyncio.fixture

@@ -43,6 +43,7 @@ SLOW = "nothing was consumed for"
 
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.wide,
     pytest.mark.timeout(1_800 + 3 * SECONDS),
     # aiokafka leaves a connection that it is making when its client is stopped.
     pytest.mark.filterwarnings("ignore:Unclosed AIOKafkaConnection:ResourceWarning"),

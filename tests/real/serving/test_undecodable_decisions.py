@@ -20,7 +20,7 @@ from lakewarden.spark_jobs import CommitGate
 from tests.kafka_fixture import KafkaServer
 from tests.real.writers import PATIENCE_SECONDS, World, world
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 FROM_A_LATER_VERSION = b'{"type":"commit-granted","protocol":2}'
 

@@ -67,6 +67,7 @@ async def test_a_merge_of_delta_stops_a_rewrite_of_its_partition_and_no_append(s
     assert story is not None
 
 
+@pytest.mark.wide
 async def test_an_append_of_paimon_stops_a_rewrite_of_its_partition_only(scene: WatchedScene) -> None:
     """`PaimonSink` would find the added file in its base. Snapshot 4 has the gate's property, and stops no writer."""
     w, place, files = scene.world, scene.place, metadata()
@@ -97,6 +98,7 @@ async def test_an_append_of_paimon_stops_a_rewrite_of_its_partition_only(scene: 
     assert {each.other_transaction for each in second.conflicts} == {"paimon:5"}
 
 
+@pytest.mark.wide
 async def test_a_merge_of_iceberg_stops_a_rewrite_of_its_partition_only(scene: WatchedScene) -> None:
     """Version 4 is a MERGE of one partition."""
     w, place = scene.world, scene.place

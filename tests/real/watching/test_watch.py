@@ -72,6 +72,7 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_that_touches_the_same
     assert {each.winner for each in conflicts} == {OBSERVED}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("place", ["on_google", "on_azure"], indirect=True)
 async def test_a_writer_of_hudi_on_a_cloud_store_stops_a_writer_of_the_gate(scene: HudiScene) -> None:
     w = scene.world
@@ -90,6 +91,7 @@ async def test_a_writer_of_hudi_on_a_cloud_store_stops_a_writer_of_the_gate(scen
     assert completed.version == TIME
 
 
+@pytest.mark.wide
 async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: HudiScene) -> None:
     """The second one finds a commit that happened while no watcher ran. The third one has nothing new to say."""
     w = scene.world
@@ -115,6 +117,7 @@ async def test_a_watcher_that_is_restarted_repeats_nothing_wrongly(scene: HudiSc
     assert len({each.event_id for each in completions}) == 1
 
 
+@pytest.mark.wide
 async def test_the_gates_own_instant_is_left_alone(scene: HudiScene) -> None:
     w = scene.world
     async with w.agent(**scene.settings()), scene.watched():

@@ -85,6 +85,7 @@ async def test_a_writer_of_hudi_stops_a_writer_of_the_gate_without_another_proce
     assert (entry.partition, entry.file_group, entry.kind) == ("p=d1", FIRST, "marker")
 
 
+@pytest.mark.wide
 async def test_a_watcher_that_is_killed_is_started_again_and_its_agent_goes_on(
     local_scene: HudiScene,
 ) -> None:
@@ -107,6 +108,7 @@ async def test_a_watcher_that_is_killed_is_started_again_and_its_agent_goes_on(
     assert names.count("kafka.connected") == 1
 
 
+@pytest.mark.wide
 async def test_one_of_two_agents_watches_and_after_its_death_the_other_one(local_scene: HudiScene) -> None:
     """The commit of what the dead agent's watcher has opened is reported. What is repeated has the same ids."""
     scene, w = local_scene, local_scene.world

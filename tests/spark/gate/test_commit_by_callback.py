@@ -81,6 +81,7 @@ def test_the_grant_is_requested_and_the_commit_reported_in_threads_of_the_jvm(
     assert agent.types() == ["commit-intent", "marker-created", "commit-requested", "commit-completed"]
 
 
+@pytest.mark.wide
 def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm(
     harness: Harness, in_a_java_thread: Callable[[Callable[[], object]], None]
 ) -> None:
@@ -105,6 +106,7 @@ def test_a_refused_grant_is_raised_as_itself_out_of_the_jvm(
     assert discarded == [txn.id]
 
 
+@pytest.mark.wide
 def test_a_body_that_ends_without_a_report_has_an_unknown_outcome(harness: Harness) -> None:
     """The callback after the publish never came."""
     agent = harness.agent(grant_everything)
@@ -122,6 +124,7 @@ def test_a_body_that_ends_without_a_report_has_an_unknown_outcome(harness: Harne
     assert discarded == []
 
 
+@pytest.mark.wide
 def test_an_unknown_outcome_that_the_body_suppressed_is_raised_at_its_end(harness: Harness) -> None:
     """The caller must not take the batch for committed."""
     harness.agent(grant_everything)
@@ -134,6 +137,7 @@ def test_an_unknown_outcome_that_the_body_suppressed_is_raised_at_its_end(harnes
         raise OSError("connection reset")
 
 
+@pytest.mark.wide
 def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> None:
     """The body failed while a callback waited. Its transaction is abandoned, so the callback must not publish."""
     agent = harness.agent(
@@ -172,6 +176,7 @@ def test_a_grant_that_arrives_after_the_body_is_not_used(harness: Harness) -> No
     ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("error", [None, OSError("the session died")], ids=["returned", "raised"])
 def test_a_body_that_ends_without_a_report_is_looked_up_in_the_table(
     harness: Harness, error: Exception | None
@@ -189,6 +194,7 @@ def test_a_body_that_ends_without_a_report_is_looked_up_in_the_table(
     assert harness.steps()[-1] == "completed"
 
 
+@pytest.mark.wide
 def test_a_publish_of_unknown_outcome_is_looked_up_when_it_is_reported(harness: Harness) -> None:
     agent = harness.agent(grant_everything)
     answers = iter([None, None, "7"])
@@ -200,6 +206,7 @@ def test_a_publish_of_unknown_outcome_is_looked_up_when_it_is_reported(harness: 
     assert agent.wait_for("commit-completed")[0].version == "7"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("by_callback", [True, False])
 def test_a_changed_base_means_that_nothing_was_published(harness: Harness, *, by_callback: bool) -> None:
     """The agent isn't left to wait for the lapse of the grant, and what was staged is removed."""
@@ -222,6 +229,7 @@ def test_a_changed_base_means_that_nothing_was_published(harness: Harness, *, by
     assert discarded == [txn.id]
 
 
+@pytest.mark.wide
 def test_what_was_staged_is_kept_if_it_was_published_and_a_failed_clean_up_is_logged(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,6 +254,7 @@ def test_what_was_staged_is_kept_if_it_was_published_and_a_failed_clean_up_is_lo
     assert "the store is away" in caplog.text
 
 
+@pytest.mark.wide
 def test_declared_markers_are_not_published_again(harness: Harness) -> None:
     """They count as touched from the admission on."""
     agent = harness.agent(grant_everything)

@@ -14,7 +14,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.servers.s3 import S3Server
 from tests.spark.agents import running_agent
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "examples" / "paimon_processes.py"
 

@@ -74,6 +74,7 @@ def test_it_survives_failing_rounds_compacts_and_ends_by_sigterm(
     assert values_of(table) == [(1, number) for number in range(6)]
 
 
+@pytest.mark.wide
 def test_sigkill_between_compute_and_commit_leaves_the_table_as_it_is(
     harness: Harness, make_table: MakeTable, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ async def produce(server: KafkaServer, topic: str, *values: bytes, create: bool 
     await producer.stop()
 
 
+@pytest.mark.wide
 def test_the_query_resumes_from_its_checkpoint(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> None:
     """The program runs twice, with the Kafka source that Spark downloads."""
     topic = f"{topic_prefix}.conflicts"

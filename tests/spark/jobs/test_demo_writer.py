@@ -78,6 +78,7 @@ def test_it_writes_its_feed_and_records_every_step(
     assert [step["batch_id"] for step in recorded[::6]] == [0, 1]
 
 
+@pytest.mark.wide
 def test_a_query_that_fails_prints_one_line_and_exits_with_1(
     harness: Harness, make_table: MakeTable, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_query_that_fails_prints_one_line_and_exits_with_1(
     )
 
 
+@pytest.mark.wide
 def test_sigterm_ends_the_program(make_table: MakeTable, tmp_path: Path) -> None:
     table = make_table()
     feed(tmp_path / "feed", files=20)
@@ -117,6 +119,7 @@ def test_sigterm_ends_the_program(make_table: MakeTable, tmp_path: Path) -> None
     assert events(tmp_path)[0]["what"] == "intent"
 
 
+@pytest.mark.wide
 def test_a_missing_option_is_a_usage_error(tmp_path: Path) -> None:
     done = subprocess.run(
         command(tmp_path, "/t"), capture_output=True, text=True, timeout=RUN_SECONDS, check=False

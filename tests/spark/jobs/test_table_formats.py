@@ -47,6 +47,7 @@ def records(spark: SparkSession, *values: bytes, day: str = "2026-03-01") -> Dat
     return made.withColumn("timestamp", f.lit(f"{day} 12:31:00").cast("timestamp"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", HERE)
 def test_a_query_appends_each_conflict_once_in_its_days_partition(
     form: Format, spark: SparkSession, tmp_path: Path
@@ -151,6 +152,7 @@ def _run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", HERE)
 def test_a_day_is_computed_again_and_the_other_days_stay(
     form: Format, spark: SparkSession, tmp_path: Path

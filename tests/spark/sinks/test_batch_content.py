@@ -16,7 +16,7 @@ from lakewarden.spark_jobs.sinks.partitions import (
 )
 from lakewarden.spark_jobs.sinks.upsert import as_view
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 DAY = PartitionColumn("day", "int")
 ROWS = "day int, id long, part string, note string"

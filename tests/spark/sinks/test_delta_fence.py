@@ -28,7 +28,7 @@ from tests.spark.agents import running_agent
 from tests.spark.delta_s3_driver import OWN_LOG_STORE
 from tests.spark.fake_agent import fake_agent, grant_everything, wait_until
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 START_SECONDS = 600.0
 """For a driver's answer. It only ends a hang."""

@@ -83,6 +83,7 @@ def test_an_upsert_names_typed_partitions_and_obeys_its_conditions(
     assert {marker.partition for marker in scope} == folders
 
 
+@pytest.mark.wide
 def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
     assert sorted(tuple(row) for row in spark.read.format("delta").load(str(table)).collect()) == kept
 
 
+@pytest.mark.wide
 def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_foreign_commit_to_another_partition_does_not_repeat_the_batch(
     assert [event.version for event in agent.wait_for("commit-completed")] == ["2"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "statement", ["OPTIMIZE TABLE_", "ALTER TABLE TABLE_ ADD COLUMN gate string"], ids=["files", "columns"]
 )
@@ -151,6 +154,7 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
     assert harness.steps().count("completed") == 1
 
 
+@pytest.mark.wide
 def test_a_table_that_is_dropped_before_the_commit_is_no_unknown_outcome(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -166,6 +170,7 @@ def test_a_table_that_is_dropped_before_the_commit_is_no_unknown_outcome(
     assert not (tmp_path / "days").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
 def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path, mode: Mode
@@ -188,6 +193,7 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     assert sink.committed("w", 2) is None
 
 
+@pytest.mark.wide
 def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -214,6 +220,7 @@ def test_an_overwrite_by_name_replaces_the_partitions_of_the_batch_only(
     assert (len(intent.scope), intent.conflict_rule) == (2, "file-group")
 
 
+@pytest.mark.wide
 def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +235,7 @@ def test_delta_refuses_a_writer_whose_successor_has_committed_the_batch(
     assert case.orphans() == set()
 
 
+@pytest.mark.wide
 def test_types_of_partition_columns_have_the_names_of_a_dataframe(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -254,6 +262,7 @@ def test_types_of_partition_columns_have_the_names_of_a_dataframe(
     ).dtypes[:-1]
 
 
+@pytest.mark.wide
 def test_the_clean_up_leaves_files_that_deletion_vectors_add_again(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -276,6 +285,7 @@ def test_the_clean_up_leaves_files_that_deletion_vectors_add_again(
     assert [row[2:] for row in rows_in(table)] == [(1, "new", 2), (2, "old", 1), (3, "old", 5)]
 
 
+@pytest.mark.wide
 def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +312,7 @@ def test_sessions_tables_and_releases_whose_commits_could_escape_the_grant_are_r
     assert case.flights() == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["upsert", pytest.param("append", marks=pytest.mark.matrix)])
 def test_without_the_observer_the_whole_statement_is_granted_with_a_warning(
     *,

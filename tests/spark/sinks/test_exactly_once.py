@@ -27,7 +27,7 @@ from tests.spark.conftest import MakeTable
 from tests.spark.mortal_driver import STEPS
 from tests.spark.sinks.cases import SCHEMA, SINKS, make_case
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(1500)]
 
 GRANT_SECONDS = "10"
 """How long a successor waits for the lapse of a dead driver's grant. A live driver must never stall for this time."""

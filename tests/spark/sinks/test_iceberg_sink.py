@@ -102,6 +102,7 @@ def test_a_compaction_between_stage_and_commit_is_refused_and_the_batch_computed
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("step", ["commit-intent", "commit-requested"])
 def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
     harness: Harness, spark: SparkSession, tmp_path: Path, step: str
@@ -122,6 +123,7 @@ def test_a_column_that_is_added_meanwhile_loses_no_row_and_is_kept(
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -140,6 +142,7 @@ def test_keys_that_are_not_null_find_their_rows_and_a_null_among_them_is_refused
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -158,6 +161,7 @@ def test_a_foreign_commit_elsewhere_costs_no_second_attempt(
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_swap_that_another_commit_preceded_is_tried_again_under_the_same_grant
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_transforms_are_scopes_by_value_and_null_is_one(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -234,6 +239,7 @@ def test_transforms_are_scopes_by_value_and_null_is_one(
     assert {marker.file_group for marker in scope} == {"*"}
 
 
+@pytest.mark.wide
 def test_an_evolved_partition_spec_is_written_rightly(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -252,6 +258,7 @@ def test_an_evolved_partition_spec_is_written_rightly(
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_only(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -278,6 +285,7 @@ def test_an_overwrite_replaces_the_partitions_of_the_batch_by_their_transforms_o
         sink.scope(batch)
 
 
+@pytest.mark.wide
 def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -296,6 +304,7 @@ def test_a_table_that_is_dropped_meanwhile_is_no_unknown_outcome(
     assert not table.folder.exists() or not list(table.folder.rglob("*.parquet"))
 
 
+@pytest.mark.wide
 def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_the_batch(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -315,6 +324,7 @@ def test_an_empty_batch_commits_nothing_and_another_write_of_the_session_is_not_
     assert Counter(table.operations()) == {"append": 2}
 
 
+@pytest.mark.wide
 def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -336,6 +346,7 @@ def test_with_a_jdbc_catalog_a_foreign_commit_and_a_replayed_batch_are_found(
     assert table.leftovers() == set()
 
 
+@pytest.mark.wide
 def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_published(
     harness: Harness, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +370,7 @@ def test_a_second_write_to_the_staged_table_ends_the_batch_and_nothing_is_publis
     assert "requested" not in harness.steps()
 
 
+@pytest.mark.wide
 def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +384,7 @@ def test_a_release_that_was_not_tried_is_refused_unless_the_user_says_so(
     assert IcebergSink(table.name, untried_release=True).table.endswith("/test/flights")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["upsert", pytest.param("overwrite", marks=pytest.mark.matrix)])
 def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warning(
     *,
@@ -403,6 +416,7 @@ def test_without_the_staging_catalog_the_whole_statement_is_granted_with_a_warni
     assert "has no org.apache.iceberg.spark.Missing" in warning
 
 
+@pytest.mark.wide
 def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_they_can_be_labelled(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -418,6 +432,7 @@ def test_without_the_class_of_the_staged_table_whole_statements_are_granted_if_t
         IcebergSink(table.name)
 
 
+@pytest.mark.wide
 def test_what_the_sink_cannot_write_is_refused_with_what_to_change(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

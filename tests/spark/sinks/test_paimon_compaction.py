@@ -37,7 +37,7 @@ from tests.spark.fake_agent import aborted, grant_everything, wait_until
 from tests.spark.harness import Harness
 from tests.spark.java_paimon import JavaPaimon, java_paimon
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real, pytest.mark.wide, pytest.mark.timeout(900)]
 
 FLIGHTS = pa.schema([("month", pa.int32()), ("flight", pa.int64())])
 SUMS = pa.schema([pa.field("flight", pa.int64(), nullable=False), pa.field("delay", pa.int64())])

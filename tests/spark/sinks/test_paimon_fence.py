@@ -162,6 +162,7 @@ def test_a_writer_that_was_suspended_before_its_put_is_refused_and_takes_the_nex
     assert flights.hint() == 3
 
 
+@pytest.mark.wide
 def test_a_real_s3_server_refuses_the_put_of_a_suspended_writer(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_put_whose_answer_is_lost_is_read_back(flights: Flights, monkeypatch: 
     assert flights.rows() == [(1, "a")]
 
 
+@pytest.mark.wide
 def test_a_put_that_never_arrived_is_repeated(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(flights.store)
     put, lost = kind.put_if_absent, [True]
@@ -202,6 +204,7 @@ def test_a_put_that_never_arrived_is_repeated(flights: Flights, monkeypatch: pyt
     assert flights.rows() == [(1, "a")]
 
 
+@pytest.mark.wide
 def test_a_lost_lease_after_a_put_without_an_answer_leaves_the_outcome_unknown(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +222,7 @@ def test_a_lost_lease_after_a_put_without_an_answer_leaves_the_outcome_unknown(
         flights.commit("a", 1, check=check)
 
 
+@pytest.mark.wide
 def test_a_lost_lease_before_the_put_publishes_nothing(flights: Flights) -> None:
     def check() -> None:
         raise LeaseLost("the lease expired")
@@ -230,6 +234,7 @@ def test_a_lost_lease_before_the_put_publishes_nothing(flights: Flights) -> None
     assert numbers_of(flights.store) == set()
 
 
+@pytest.mark.wide
 def test_a_refused_put_publishes_nothing(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(flights.store), "put_if_absent", lambda *_: Refused("403 AccessDenied"))
 
@@ -237,6 +242,7 @@ def test_a_refused_put_publishes_nothing(flights: Flights, monkeypatch: pytest.M
         flights.commit("a", 1)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("retained", [1, 2], ids=["later snapshots gone", "the next snapshot there"])
 def test_a_snapshot_with_an_id_that_expiry_reopened_is_withdrawn(
     flights: Flights, monkeypatch: pytest.MonkeyPatch, retained: int
@@ -260,6 +266,7 @@ def test_a_snapshot_with_an_id_that_expiry_reopened_is_withdrawn(
     assert 2 not in numbers_of(flights.store)
 
 
+@pytest.mark.wide
 def test_a_first_snapshot_on_a_table_that_others_filled_and_expired_is_withdrawn(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +283,7 @@ def test_a_first_snapshot_on_a_table_that_others_filled_and_expired_is_withdrawn
     assert flights.rows() == [(1, "b"), (2, "b"), (3, "b")]
 
 
+@pytest.mark.wide
 def test_a_commit_that_others_built_on_stays_published_when_its_base_expires(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +336,7 @@ def copy_over(flights: Flights, flight: int, between: Callable[[], object]) -> N
     committer.commit(messages, 1, snapshot_properties={})
 
 
+@pytest.mark.wide
 def test_a_snapshot_that_a_foreign_writer_replaced_is_noticed_and_committed_again(
     flights: Flights, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +356,7 @@ def test_a_snapshot_that_a_foreign_writer_replaced_is_noticed_and_committed_agai
     assert not is_lost(flights.address.open(), again)
 
 
+@pytest.mark.wide
 def test_a_replaced_snapshot_is_not_lost_if_the_next_commit_was_built_on_it(flights: Flights) -> None:
     """To commit it again would make its rows appear twice."""
     published: list[PublishedSnapshot] = []
@@ -361,6 +371,7 @@ def test_a_replaced_snapshot_is_not_lost_if_the_next_commit_was_built_on_it(flig
     assert not is_lost(flights.address.open(), published[0])
 
 
+@pytest.mark.wide
 def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_once(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +400,7 @@ def test_a_snapshot_that_is_replaced_during_the_publish_is_committed_again_at_on
     assert published[0].number == 3
 
 
+@pytest.mark.wide
 def test_a_commit_on_s3_takes_few_requests(s3_server: S3Server) -> None:
     """One file is staged, and published as the sink does: 37 requests. The same by pypaimon alone takes 74."""
     options = options_of(s3_server)
@@ -409,6 +421,7 @@ def test_a_commit_on_s3_takes_few_requests(s3_server: S3Server) -> None:
     assert max(counts) <= 40, counts
 
 
+@pytest.mark.wide
 def test_pypaimons_own_publish_is_never_asked(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the one in Python nor a native one, which pypaimon prefers for commits without properties."""
     from pypaimon.snapshot.renaming_snapshot_commit import RenamingSnapshotCommit
@@ -423,6 +436,7 @@ def test_pypaimons_own_publish_is_never_asked(flights: Flights, monkeypatch: pyt
     assert flights.commit("a", 1).number == 1
 
 
+@pytest.mark.wide
 def test_an_unexpected_error_of_the_publish_leaves_the_outcome_unknown(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,6 +469,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> FolderStore:
     return on_s3(request.getfixturevalue("s3_server")).store
 
 
+@pytest.mark.wide
 def test_every_store_refuses_a_second_put_and_names_versions(store: FolderStore) -> None:
     assert store.fenced
     assert store.version("snapshot-1") is None
@@ -495,6 +510,7 @@ print(flights.commit("a", 1).number)
 """
 
 
+@pytest.mark.wide
 @pytest.mark.matrix
 def test_a_process_that_is_stopped_before_its_put_is_refused(flights: Flights) -> None:
     """As the first test of this module, with a real process and SIGSTOP."""

@@ -46,6 +46,7 @@ def test_a_batch_is_found_after_its_snapshot_has_expired(flights: Flights) -> No
     assert committed(flights, "new", 0) is None
 
 
+@pytest.mark.wide
 def test_foreign_commits_and_batches_without_a_number_pass_it_on(flights: Flights) -> None:
     flights.commit("a", 1, identifier=7)
     foreign_commit(flights)
@@ -58,6 +59,7 @@ def test_foreign_commits_and_batches_without_a_number_pass_it_on(flights: Flight
     assert committed(flights, "by-hand", 0) is None
 
 
+@pytest.mark.wide
 def test_where_only_foreign_snapshots_are_left_the_last_batch_is_unknown_and_later_ones_are_not(
     flights: Flights,
 ) -> None:
@@ -81,6 +83,7 @@ def test_where_only_foreign_snapshots_are_left_the_last_batch_is_unknown_and_lat
     assert committed(flights, "a/b", 7) is None, "as the error says"
 
 
+@pytest.mark.wide
 def test_a_lookup_reads_one_listing_and_the_newest_snapshot(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_lookup_reads_one_listing_and_the_newest_snapshot(
     assert calls == ["names", "read"] * 2
 
 
+@pytest.mark.wide
 def test_the_attempt_is_written_before_the_put(flights: Flights, monkeypatch: pytest.MonkeyPatch) -> None:
     put = LinkedSnapshots.put_if_absent
     found: list[str] = []
@@ -119,6 +123,7 @@ def test_the_attempt_is_written_before_the_put(flights: Flights, monkeypatch: py
     assert found == ['{"batch": 7, "after": 0}']
 
 
+@pytest.mark.wide
 def test_a_first_publish_that_failed_is_known_not_to_be_committed(
     flights: Flights, monkeypatch: pytest.MonkeyPatch
 ) -> None:

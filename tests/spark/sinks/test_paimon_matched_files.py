@@ -17,7 +17,7 @@ from tests.spark.harness import Harness
 from tests.spark.sinks.test_paimon_sink import Frame, foreign_append
 from tests.spark.sinks.test_paimon_sink import departures as departures  # noqa: PLC0414 - a fixture
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 
 def many_files(table: str, *files: list[int]) -> None:

@@ -86,6 +86,7 @@ def test_an_upsert_publishes_its_buckets_first_and_commits_one_snapshot(
     assert len(data_files_of(table)) == 4 + 2
 
 
+@pytest.mark.wide
 def test_deletes_and_order_within_a_batch(harness: Harness, keyed: MakeTable, flights: Frame) -> None:
     """The greatest row of a key by `order_by` is the last one. It may be a delete, of a key that was never there, too."""
     harness.agent(grant_everything)
@@ -100,6 +101,7 @@ def test_deletes_and_order_within_a_batch(harness: Harness, keyed: MakeTable, fl
     assert [(row["flight"], row["gate"]) for row in rows_of(table)] == [(3, "again"), (4, "b")]
 
 
+@pytest.mark.wide
 def test_a_batch_may_lack_columns_only_if_the_merge_engine_keeps_them(
     harness: Harness, keyed: MakeTable, flights: Frame, spark: SparkSession
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_batch_may_lack_columns_only_if_the_merge_engine_keeps_them(
     assert [(row["gate"], row["delay"]) for row in rows_of(table)] == [("a", 7), (None, 8)]
 
 
+@pytest.mark.wide
 def test_batches_that_are_refused(make_table: MakeTable, keyed: MakeTable, spark: SparkSession) -> None:
     table = keyed()
     with pytest.raises(
@@ -126,6 +129,7 @@ def test_batches_that_are_refused(make_table: MakeTable, keyed: MakeTable, spark
         PaimonSink(make_table("append"), mode="upsert").write(spark.sql("select 1 day"), 0)
 
 
+@pytest.mark.wide
 def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner(
     harness: Harness, keyed: MakeTable, flights: Frame
 ) -> None:
@@ -149,6 +153,7 @@ def test_an_aborted_upsert_leaves_nothing_and_its_retry_is_newer_than_the_winner
     assert data_files_of(table) == {file.file_name for split in splits for file in split.files}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "queued"])
 def test_overlapping_writers_leave_no_torn_result(
     *,
@@ -193,6 +198,7 @@ def test_overlapping_writers_leave_no_torn_result(
     assert {row["gate"] for row in rows_of(table)} == {f"{user}-{identifier}"}
 
 
+@pytest.mark.wide
 def test_overlapping_sums_neither_wait_nor_abort(
     *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
 ) -> None:
@@ -218,6 +224,7 @@ def test_overlapping_sums_neither_wait_nor_abort(
     assert len(snapshots_of(table)) == 2
 
 
+@pytest.mark.wide
 def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
     *, kafka: KafkaServer, topic_prefix: str, tmp_path: Path, keyed: MakeTable, flights: Frame
 ) -> None:
@@ -248,6 +255,7 @@ def test_an_upsert_that_touches_a_bucket_after_a_later_one_is_computed_again(
 TWO_KEYS_A_BUCKET = {"bucket": "-1", "dynamic-bucket.target-row-num": "2"}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("admission", ["optimistic", "auto"])
 def test_no_key_is_in_two_dynamic_buckets(
     *,
@@ -285,6 +293,7 @@ def test_no_key_is_in_two_dynamic_buckets(
     assert len(rows_of(table)) == 12
 
 
+@pytest.mark.wide
 def test_an_index_that_a_writer_without_the_gate_changed_is_read_again(
     harness: Harness, keyed: MakeTable, flights: Frame
 ) -> None:
@@ -308,6 +317,7 @@ def test_an_index_that_a_writer_without_the_gate_changed_is_read_again(
     assert data_files_of(table) == {file.file_name for split in splits for file in split.files}
 
 
+@pytest.mark.wide
 def test_a_transaction_with_a_laxer_rule_than_the_table_needs_is_refused(
     harness: Harness, keyed: MakeTable, flights: Frame
 ) -> None:

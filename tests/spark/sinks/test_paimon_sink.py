@@ -129,6 +129,7 @@ def _schema(opened: Any) -> pa.Schema:
     return arrow_schema(opened)
 
 
+@pytest.mark.wide
 def test_files_of_cancelled_tasks_are_removed(
     harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
@@ -162,6 +163,7 @@ def test_files_of_cancelled_tasks_are_removed(
     assert data_files_of(table) == set()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch, mode: Mode
@@ -194,6 +196,7 @@ def test_staged_files_are_removed_after_the_jobs_of_the_batch_have_ended(
     assert agent.types()[-1] == "commit-requested"
 
 
+@pytest.mark.wide
 def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
@@ -228,6 +231,7 @@ def test_a_foreign_commit_to_the_base_is_found_and_not_overwritten(
     assert len(data_files_of(table)) == 1 + 2, "the foreign file, now replaced, and two of the second attempt"
 
 
+@pytest.mark.wide
 def test_a_rewritten_base_is_a_retriable_error(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
@@ -255,6 +259,7 @@ def test_a_rewritten_base_is_a_retriable_error(
     assert [row["departure"] for row in rows_of(table)] == ["foreign"]
 
 
+@pytest.mark.wide
 def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     harness: Harness, make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,6 +285,7 @@ def test_a_base_that_changed_during_the_rewrite_is_found_before_the_request(
     assert agent.types() == ["commit-intent", "marker-created", "transaction-abandoned"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("keys", [[], ["flight"]], ids=["append", "upsert"])
 def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_same_grant(
     harness: Harness,
@@ -309,6 +315,7 @@ def test_if_another_commit_took_the_snapshot_id_the_next_one_is_tried_under_the_
     assert harness.steps().count("completed") == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_before_the_next(
     harness: Harness, make_table: MakeTable, departures: Frame, mode: Mode
@@ -336,6 +343,7 @@ def test_a_batch_whose_snapshot_a_foreign_writer_replaced_is_committed_again_bef
     assert agent.wait_for("commit-completed", 2)[1].version == "3"
 
 
+@pytest.mark.wide
 def test_a_replaced_batch_whose_base_is_gone_is_an_error(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
@@ -363,6 +371,7 @@ def test_a_replaced_batch_whose_base_is_gone_is_an_error(
     assert [row["flight"] for row in rows_of(table)] == [8, 2]
 
 
+@pytest.mark.wide
 def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:
@@ -374,6 +383,7 @@ def test_of_equal_keys_in_one_batch_the_greatest_row_remains(
     assert [row["departure"] for row in rows_of(table)] == ["07:00"]
 
 
+@pytest.mark.wide
 def test_an_unpartitioned_table_and_columns_of_other_types(
     harness: Harness, make_table: MakeTable, spark: SparkSession
 ) -> None:
@@ -396,6 +406,7 @@ def test_an_unpartitioned_table_and_columns_of_other_types(
     )
 
 
+@pytest.mark.wide
 def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     agent = harness.agent(grant_everything)
     table = make_table()
@@ -407,6 +418,7 @@ def test_a_null_partition_is_rewritten(harness: Harness, make_table: MakeTable, 
     assert agent.wait_for("marker-created")[0].markers[0].partition == "month=1/day=__DEFAULT_PARTITION__"
 
 
+@pytest.mark.wide
 def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable, departures: Frame) -> None:
     agent, table = harness.agent(grant_everything), make_table()
     for mode, keys in (("append", []), ("upsert", ["flight"])):
@@ -417,6 +429,7 @@ def test_an_empty_batch_commits_nothing(harness: Harness, make_table: MakeTable,
     assert agent.types() == ["commit-intent", "transaction-abandoned"] * 2
 
 
+@pytest.mark.wide
 def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
     make_table: MakeTable, departures: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,6 +453,7 @@ def test_without_an_agent_an_upsert_loses_a_concurrent_commit(
     assert snapshot == 3
 
 
+@pytest.mark.wide
 def test_batches_and_tables_that_it_cannot_write_are_refused(
     make_table: MakeTable, departures: Frame, spark: SparkSession
 ) -> None:
@@ -454,6 +468,7 @@ def test_batches_and_tables_that_it_cannot_write_are_refused(
         PaimonSink(table, mode="upsert", keys=["flight"]).write(spark.sql("select 1 month"), 0)
 
 
+@pytest.mark.wide
 def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
     make_table: MakeTable, departures: Frame
 ) -> None:
@@ -469,6 +484,7 @@ def test_the_search_for_a_commit_ends_at_an_expired_snapshot(
     assert find_commit(opened, "unknown user", 1) is None
 
 
+@pytest.mark.wide
 def test_a_scope_that_is_not_the_sinks_own_decides_no_rows(
     harness: Harness, make_table: MakeTable, departures: Frame
 ) -> None:

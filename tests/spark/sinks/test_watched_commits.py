@@ -26,7 +26,7 @@ from tests.spark.conftest import MakeTable
 from tests.spark.fake_agent import PATIENCE_SECONDS
 from tests.spark.formats import iceberg_name
 
-pytestmark = [pytest.mark.real]
+pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 COLUMNS = "month int, day int, flight long, departure string, arrival string"
 ROW = (1, 1, 10, "d", "a")

@@ -45,6 +45,7 @@ def test_a_sink_with_a_scope_is_queued_and_the_reason_is_observed(
     assert (first.admission_reason, second.admission_reason) == ("its scope is known", "its scope is unknown")
 
 
+@pytest.mark.wide
 def test_a_writer_without_a_scope_declares_what_it_touched_until_it_is_undisturbed(
     harness: Harness, spark: SparkSession
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_writer_without_a_scope_declares_what_it_touched_until_it_is_undisturb
     ]
 
 
+@pytest.mark.wide
 def test_a_chosen_admission_is_kept(harness: Harness, spark: SparkSession, make_table: MakeTable) -> None:
     agent = harness.agent(grant_everything)
     sink = PaimonSink(make_table(), mode="upsert", keys=["flight"])
@@ -93,6 +95,7 @@ def test_a_chosen_admission_is_kept(harness: Harness, spark: SparkSession, make_
     assert [event.detail["reason"] for event in harness.only("intent")] == ["asked for by the job"]
 
 
+@pytest.mark.wide
 def test_writers_of_one_partition_that_never_meet_stop_waiting_for_one_another(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, spark: SparkSession
 ) -> None:

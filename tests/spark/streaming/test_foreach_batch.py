@@ -136,6 +136,7 @@ def test_an_abort_cancels_running_jobs_and_the_batch_is_queued(harness: Harness,
     assert harness.steps()[-1] == "completed"
 
 
+@pytest.mark.wide
 def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
     harness: Harness, run_query: RunQuery, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_what_was_staged_is_discarded_when_the_cancelled_tasks_have_ended(
     assert stopped.detail["gone"]
 
 
+@pytest.mark.wide
 def test_a_job_submitted_after_the_cancel_is_cancelled_too(harness: Harness, run_query: RunQuery) -> None:
     """The body catches its first failure and submits the next job, as a retry loop of its own would."""
     harness.agent(LoseFirst())
@@ -203,6 +205,7 @@ def test_a_job_submitted_after_the_cancel_is_cancelled_too(harness: Harness, run
     assert ended == ["first", "second"]
 
 
+@pytest.mark.wide
 def test_dataframe_actions_are_cancelled(harness: Harness, run_query: RunQuery) -> None:
     harness.agent(LoseFirst())
     causes: list[BaseException | None] = []
@@ -256,6 +259,7 @@ def test_a_query_that_always_loses_fails_with_the_last_abort(harness: Harness, r
     assert [event.attempt for event in harness.only("failed")] == [3]
 
 
+@pytest.mark.wide
 def test_an_error_that_is_not_retriable_is_raised_at_once(harness: Harness, run_query: RunQuery) -> None:
     def refusing(event: WriterEventUnion, _offset: int) -> list[DecisionEventUnion]:
         return (
@@ -297,6 +301,7 @@ def test_committed_batches_are_skipped_with_a_warning_and_the_query_continues(
     assert f"`lakewarden ledger correct --table {TABLE} --writer {writer} --batch-id none --reason …`" in line
 
 
+@pytest.mark.wide
 def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
     harness: Harness, run_query: RunQuery, spark: SparkSession
 ) -> None:
@@ -326,6 +331,7 @@ def test_the_tag_is_removed_after_the_batch_and_the_query_keeps_its_job_group(
     assert groups[0] is not None
 
 
+@pytest.mark.wide
 def test_the_scope_is_published_before_the_batch_is_computed(harness: Harness, spark: SparkSession) -> None:
     agent = harness.agent(grant_everything)
 
@@ -375,6 +381,7 @@ def test_markers_of_executors_precede_the_request(harness: Harness, spark: Spark
     assert agent.types()[-2:] == ["commit-requested", "commit-completed"]
 
 
+@pytest.mark.wide
 def test_executors_without_kafka_fail(spark: SparkSession) -> None:
     from lakewarden.spark_jobs import AgentUnreachable
     from lakewarden.spark_jobs.gate.executor import ExecutorChannel
@@ -385,6 +392,7 @@ def test_executors_without_kafka_fail(spark: SparkSession) -> None:
         channel.touch("", "f", "create")
 
 
+@pytest.mark.wide
 def test_the_observer_receives_the_steps_in_order(harness: Harness, spark: SparkSession) -> None:
     harness.agent(LoseFirst())
 
@@ -425,6 +433,7 @@ def test_commit_aborted_can_be_pickled() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - pickled here
 
 
+@pytest.mark.wide
 def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: RunQuery) -> None:
     """An abort cancels the batch's jobs by their tag until they have ended. The clean-up comes after, without the tag."""
     harness.agent(LoseFirst())
@@ -452,6 +461,7 @@ def test_jobs_of_the_clean_up_are_not_cancelled(harness: Harness, run_query: Run
     assert cleaned == [(2, False)], "after the first attempt, and not after the commit"
 
 
+@pytest.mark.wide
 def test_a_catalog_name_stands_for_the_tables_location(
     harness: Harness, spark: SparkSession, tmp_path: Path
 ) -> None:

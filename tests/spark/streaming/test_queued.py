@@ -100,6 +100,7 @@ class Query:
         assert self._query.awaitTermination(int(PATIENCE_SECONDS))
 
 
+@pytest.mark.wide
 def test_disjoint_scopes_run_side_by_side(
     scene: Scene, spark: SparkSession, make_table: MakeTable, tmp_path: Path
 ) -> None:
@@ -158,6 +159,7 @@ def test_overlapping_scopes_run_one_after_the_other(
     assert [snapshot.commit_user.partition(":")[0] for snapshot in snapshots_of(table)] == ["first", "second"]
 
 
+@pytest.mark.wide
 def test_a_marker_beyond_the_scope_is_checked_like_any_other(scene: Scene) -> None:
     """A queued transaction may touch more than its scope. There the usual rules decide which transaction loses."""
     table, scope = "file:///lake/beyond", (Marker(partition="p=1", file_group="*", operation="merge"),)
@@ -177,6 +179,7 @@ def test_a_marker_beyond_the_scope_is_checked_like_any_other(scene: Scene) -> No
     assert caught.value.retriable
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "suspended"])
 def test_a_silent_writer_at_the_head_blocks_the_queue_only_until_it_is_lost(
     scene: Scene, agent: tuple[KafkaServer, str], how: signal.Signals
@@ -218,6 +221,7 @@ def wait_for_line(lines: Iterator[str], expected: str) -> None:
     )
 
 
+@pytest.mark.wide
 def test_compaction_loses_to_ingestion_even_if_it_started_first(scene: Scene) -> None:
     table = "file:///lake/compacted"
     rule: ConflictRule = "deleted-file"
@@ -245,6 +249,7 @@ def test_compaction_loses_to_ingestion_even_if_it_started_first(scene: Scene) ->
     )
 
 
+@pytest.mark.wide
 def test_append_writers_of_one_partition_never_conflict(
     scene: Scene, spark: SparkSession, make_table: MakeTable
 ) -> None:
