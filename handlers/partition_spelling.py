@@ -8,12 +8,24 @@ from urllib.parse import quote_plus
 HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 PAIMON_NULL: Final = "__DEFAULT_PARTITION__"
 
+_PAIMON_ESCAPED: Final = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(32)}
+_ONLY_PYTHONS_SPACE: Final = frozenset("\x85\xa0\u2007\u202f")
 _HIVE_ESCAPED: Final = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
 
 
 def escape_as_hive(text: str) -> str:
     """Escape as Hive, Delta and Spark do: `/` is `%2F`."""
     return "".join(f"%{ord(one):02X}" if one in _HIVE_ESCAPED else one for one in text)
+
+
+def escape_as_paimon(text: str) -> str:
+    """Escape as Paimon does: as Hive, and `}` and NUL, too."""
+    return "".join(f"%{ord(one):02X}" if one in _PAIMON_ESCAPED else one for one in text)
+
+
+def is_blank_in_java(text: str) -> bool:
+    """Return whether a text is empty or white space, by Java's `Character.isWhitespace`. A no-break space is none."""
+    return not text or (text.isspace() and _ONLY_PYTHONS_SPACE.isdisjoint(text))
 
 
 def escape_as_java_url(text: str) -> str:

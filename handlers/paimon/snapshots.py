@@ -27,7 +27,7 @@ from lakewarden.handlers.observations import (
     changed_files,
     observed_commit,
 )
-from lakewarden.handlers.paimon.partitions import PartitionColumn, partition_path
+from lakewarden.handlers.paimon.partitions import PartitionSpelling
 
 SNAPSHOT_FOLDER: Final = "snapshot/"
 MANIFEST_FOLDER: Final = "manifest/"
@@ -73,7 +73,7 @@ class Snapshot:
 class TableLayout:
     """What a schema says that matters here."""
 
-    columns: tuple[PartitionColumn, ...]
+    partitions: PartitionSpelling
     has_primary_key: bool
 
 
@@ -104,11 +104,9 @@ def read_schema(body: bytes) -> TableLayout:
     fields = _object(body)
     try:
         kinds = {str(each["name"]): each["type"] for each in fields["fields"]}
-        columns = tuple(
-            PartitionColumn(name, str(kinds[name]).removesuffix(" NOT NULL").upper())
-            for name in fields["partitionKeys"]
-        )
-        return TableLayout(columns, bool(fields["primaryKeys"]))
+        columns = ((str(name), str(kinds[name])) for name in fields["partitionKeys"])
+        spelling = PartitionSpelling.of(columns, fields.get("options") or {})
+        return TableLayout(spelling, bool(fields["primaryKeys"]))
     except (KeyError, TypeError) as error:
         raise UnreadableCommit(f"the schema lacks what each has: {error!r}") from error
 
@@ -128,7 +126,7 @@ def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
         for record in read_avro(body):
             if record["_INDEX_TYPE"] != _VECTORS:
                 continue
-            partition = partition_path(bytes(record["_PARTITION"]), layout.columns)
+            partition = layout.partitions.path_of_row(bytes(record["_PARTITION"]))
             for each in record["_DELETIONS_VECTORS_RANGES"] or ():
                 deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
                 found[partition, str(each["f0"])] = place if deleted is None else deleted
@@ -172,7 +170,7 @@ def _entry(record: dict[str, Any], layout: TableLayout) -> tuple[Place, bool]:
         kind, row, name = record["_KIND"], bytes(record["_PARTITION"]), str(record["_FILE"]["_FILE_NAME"])
     except (KeyError, TypeError) as error:
         raise UnreadableCommit(f"an entry of a manifest lacks what each has: {error!r}") from error
-    return (partition_path(row, layout.columns), name), kind == _DELETED
+    return (layout.partitions.path_of_row(row), name), kind == _DELETED
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -12,10 +12,10 @@ nothing shows it. So a path is made here, from values in the types of the *table
 | `hive`, `delta` | `region=a b/day=__HIVE_DEFAULT_PARTITION__` | control characters and `"#%'*/:=?\{[]^`, as `%2F` |
 | `hudi` | `a b/__HIVE_DEFAULT_PARTITION__`; with `hive_style` as `hive` | nothing; with `url_encode` the same as `hive` |
 | `iceberg` | `region=a+b/day=null` | as in a URL's query |
-| `paimon` | `region=a b/day=__DEFAULT_PARTITION__` | nothing, as pypaimon writes it |
+| `paimon` | `region=a b/day=__DEFAULT_PARTITION__` | as `hive`, and `}` and NUL |
 
-An empty string is spelled as NULL, except by Iceberg. Paimon does so with blank strings too, and spells booleans `True` and
-`False`. `PaimonSink` spells the same way.
+An empty string is spelled as NULL, except by Iceberg. Paimon does so with blank strings too, and spells a date as its days since
+1970, unless the table has `partition.legacy-name=false`. `PaimonSink` spells the same way.
 
 Values of other types than those in `TYPES` are refused: the spelling of a timestamp depends on the session's time zone, that
 of a float on the library. Iceberg's transforms (`days(ts)`, `bucket(…)`) aren't computed here: name the partition field and its
@@ -36,6 +36,8 @@ from lakewarden.handlers.partition_spelling import (
     PAIMON_NULL,
     escape_as_hive,
     escape_as_java_url,
+    escape_as_paimon,
+    is_blank_in_java,
 )
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
 
@@ -54,7 +56,7 @@ class _Spelling:
     named: bool = True
     escape: Callable[[str], str] = str
     is_null: Callable[[str], bool] = lambda text: not text
-    boolean: Callable[[str], str] = str
+    date: Callable[[str], str] = str
 
 
 def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) -> _Spelling:
@@ -66,7 +68,11 @@ def _spelling(table_format: TableFormat, *, hive_style: bool, url_encode: bool) 
         case "iceberg":
             return _Spelling("null", escape=escape_as_java_url, is_null=lambda _: False)
         case "paimon":
-            return _Spelling(PAIMON_NULL, is_null=lambda text: not text.strip(), boolean=str.capitalize)
+            return _Spelling(PAIMON_NULL, escape=escape_as_paimon, is_null=is_blank_in_java, date=_epoch_days)
+
+
+def _epoch_days(text: str) -> str:
+    return str((date.fromisoformat(text) - date(1970, 1, 1)).days)
 
 
 class PartitionPaths:
@@ -124,8 +130,8 @@ class PartitionPaths:
         spelling = self._spelling
         kind, read = self._columns[name]
         text = None if value is None else read(value)
-        if text is not None and kind.lower() == "boolean":
-            text = spelling.boolean(text)
+        if text is not None and kind.lower() == "date":
+            text = spelling.date(text)
         spelled = spelling.null if text is None or spelling.is_null(text) else spelling.escape(text)
         return f"{spelling.escape(name)}={spelled}" if spelling.named else spelled
 

@@ -65,7 +65,12 @@ from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     StoredObject,
     snapshot_store,
 )
-from lakewarden.spark_jobs.sinks.paimon.table import find_commit, has_dynamic_buckets, snapshot_manager
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    find_commit,
+    has_dynamic_buckets,
+    partition_folder,
+    snapshot_manager,
+)
 
 FILES_CONFLICT = "File deletion conflicts detected"
 """In pypaimon's message for a commit that removes a file which is gone. It has no exception class for it."""
@@ -388,10 +393,10 @@ def remove_staged(table: Any, messages: Iterable[Any]) -> None:
 
 def sweep(table: Any, partition_paths: Iterable[str], prefix: str) -> int:
     """Delete the files of these partitions, and the index files, whose names begin with `prefix`. Return their number."""
-    io, paths = table.file_io, table.path_factory()
-    folders = [paths.global_index_root_path()] if has_dynamic_buckets(table) else []
+    io = table.file_io
+    folders = [table.path_factory().global_index_root_path()] if has_dynamic_buckets(table) else []
     for partition in partition_paths:
-        folder = "/".join(part for part in (paths.data_file_path().rstrip("/"), partition) if part)
+        folder = partition_folder(table, partition)
         folders += (f"{folder}/{name}" for name in _names_in(io, folder) if name.startswith("bucket-"))
     staged = [
         f"{folder}/{name}" for folder in folders for name in _names_in(io, folder) if name.startswith(prefix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,10 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     Partition,
     TableAddress,
     arrow_schema,
+    out_of_years,
     partition_path,
 )
+from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -71,7 +74,7 @@ def all_columns(rows: DataFrame, table: Any) -> DataFrame:
 
     return rows.select(
         *(
-            f.col(f"`{field.name}`")
+            f.col(quoted(field.name))
             if field.name in rows.columns
             else f.lit(None).cast(field.dataType).alias(field.name)
             for field in spark_schema(table)
@@ -80,17 +83,56 @@ def all_columns(rows: DataFrame, table: Any) -> DataFrame:
 
 
 def partitions_of(rows: DataFrame, table: Any) -> list[Partition]:
-    """Return the partitions that the rows belong to."""
+    """Return the partitions that the rows belong to, with values as pypaimon has them."""
     keys: Sequence[str] = table.partition_keys
     if not keys:
         return [()] if rows.head(1) else []
-    found = rows.select(*(f"`{key}`" for key in keys)).distinct().limit(MAX_PARTITIONS + 1).collect()
+    found = rows.selectExpr(*_collected(rows, keys)).distinct().limit(MAX_PARTITIONS + 1).collect()
     if len(found) > MAX_PARTITIONS:
         raise ValueError(
             f"the batch touches more than {MAX_PARTITIONS} partitions, and an upsert rewrites each of them; "
             f"make the batches smaller, or their partitions larger; table={table.table_path}"
         )
-    return [tuple(row) for row in found]
+    return [_partition(row, rows, table) for row in found]
+
+
+def _collected(rows: DataFrame, columns: Sequence[str]) -> list[str]:
+    """Return the columns as expressions that collect without a time zone, and beyond Python's years."""
+    types = dict(rows.dtypes)
+    expressions = {
+        "date": "unix_date({})",
+        "timestamp": "unix_micros({})",
+        "timestamp_ntz": "{} - TIMESTAMP_NTZ'1970-01-01 00:00:00'",
+    }
+    return [
+        f"{expressions.get(types[name], '{}').format(quoted(name))} AS {quoted(name)}" for name in columns
+    ]
+
+
+def _partition(row: Sequence[Any], rows: DataFrame, table: Any) -> Partition:
+    """Return the values of a row of the columns `_collected`."""
+    types = dict(rows.dtypes)
+    return tuple(
+        _python_value(value, types[name], name, table)
+        for name, value in zip(table.partition_keys, row, strict=True)
+    )
+
+
+def _python_value(value: Any, kind: str, name: str, table: Any) -> Any:
+    try:
+        match kind:
+            case _ if value is None:
+                return None
+            case "date":
+                return date(1970, 1, 1) + timedelta(days=value)
+            case "timestamp":
+                return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value)
+            case "timestamp_ntz":
+                return datetime(1970, 1, 1) + value  # noqa: DTZ001 - without a zone, as in the table
+            case _:
+                return value
+    except OverflowError:
+        raise out_of_years(name, table) from None
 
 
 def with_groups(rows: DataFrame, where: TableAddress) -> DataFrame:
@@ -120,7 +162,7 @@ def one_task_each(rows: DataFrame, columns: Sequence[str], order_by: str | None)
         for field in rows.schema.fields
         if field.name not in known and "map<" not in field.dataType.simpleString()
     ]
-    order = [f"`{name}`" for name in (*columns, *([order_by] if order_by is not None else []), *others)]
+    order = [quoted(name) for name in (*columns, *([order_by] if order_by is not None else []), *others)]
     together = rows.repartition(*order[: len(columns)]) if columns else rows.coalesce(1)
     return together.sortWithinPartitions(*order)
 
@@ -146,7 +188,7 @@ def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, key
         keys_function(where, [pickle.dumps(split) for split in splits], keys, _ranges_of(rows, table, keys)),
         _keys_schema(table, keys),
     )
-    same = reduce(and_, (found[f"`{key}`"].eqNullSafe(rows[f"`{key}`"]) for key in keys))
+    same = reduce(and_, (found[quoted(key)].eqNullSafe(rows[quoted(key)]) for key in keys))
     matched = {row[0] for row in found.join(rows, same, "left_semi").select(FILE).distinct().collect()}
     return without_files(base, (split for number, split in enumerate(splits) if number not in matched))
 
@@ -167,21 +209,35 @@ def _ranges_of(rows: DataFrame, table: Any, keys: Sequence[str]) -> Ranges:
     compared = [key for key in keys if key not in partition_keys and types[key] in _COMPARED]
     if not compared:
         return {}
-    columns = (f.struct(f.min(f"`{key}`"), f.max(f"`{key}`"), f.count(f"`{key}`")) for key in compared)
-    grouped = rows.groupBy(*(f"`{key}`" for key in partition_keys)).agg(f.count(f.lit(1)), *columns)
-    ranges: dict[str, dict[str, tuple[Any, Any]]] = {}
+    columns = (f.struct(f.min(quoted(key)), f.max(quoted(key)), f.count(quoted(key))) for key in compared)
+    grouped = rows.groupBy(*(f.expr(text) for text in _collected(rows, partition_keys))).agg(
+        f.count(f.lit(1)), *columns
+    )
+    # NULL, '' and blank texts share a folder, and so their ranges.
+    found_in: dict[str, list[dict[str, tuple[Any, Any]]]] = {}
     for row in grouped.collect():
         partition, total, found = (
             row[: len(partition_keys)],
             row[len(partition_keys)],
             row[len(partition_keys) + 1 :],
         )
-        ranges[partition_path(table, tuple(partition))] = {
+        ranges = {
             key: (lowest, greatest)
             for key, (lowest, greatest, count) in zip(compared, found, strict=True)
             if count == total
         }
-    return ranges
+        found_in.setdefault(partition_path(table, _partition(partition, rows, table)), []).append(ranges)
+    return {path: _spanned(several) for path, several in found_in.items()}
+
+
+def _spanned(several: Sequence[dict[str, tuple[Any, Any]]]) -> dict[str, tuple[Any, Any]]:
+    """Return the ranges that contain several ones. A column that one of them lacks may have any value."""
+    first, *others = several
+    return {
+        key: (min(each[key][0] for each in several), max(each[key][1] for each in several))
+        for key in first
+        if all(key in each for each in others)
+    }
 
 
 def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:

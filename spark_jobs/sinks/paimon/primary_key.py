@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, arrow_schema, partition_path
+from lakewarden.spark_jobs.sinks.paimon.table import (
+    TableAddress,
+    arrow_schema,
+    partition_path,
+    require_years,
+)
 
 GROUP: Final = "_lakewarden_group"
 """Column: partition path and bucket of a row."""
@@ -43,6 +48,7 @@ def grouping_function(where: TableAddress) -> Callable[[Iterable[Any]], Iterable
                 continue
             keys = pa.Table.from_batches([batch]).select(routing.names)
             _require_keys(keys, table)
+            require_years(keys, table)
             (keys,) = keys.cast(routing).combine_chunks().to_batches()
             names: list[str] = []
             codes = np.zeros(batch.num_rows, dtype=np.int32)

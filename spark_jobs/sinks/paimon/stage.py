@@ -21,6 +21,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     arrow_schema,
     has_dynamic_buckets,
     partition_path,
+    require_years,
 )
 
 ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
@@ -69,7 +70,7 @@ def staging_function(staging: Staging) -> ArrowFunction:
         write = builder.new_write()
         schema, write_rows = _rows_writer(staging, table, write)
         try:
-            for rows in _joined_batches(batches, schema, staging.table.uri):
+            for rows in _joined_batches(batches, schema, table):
                 write_rows(rows)
             messages = write.prepare_commit(staging.identifier)
         except BaseException:
@@ -108,7 +109,7 @@ def _rows_writer(staging: Staging, table: Any, write: Any) -> tuple[Any, Callabl
     return schema, write_rows
 
 
-def _joined_batches(batches: Iterable[Any], schema: Any, uri: str) -> Iterator[Any]:
+def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator[Any]:
     """Yield Spark's small batches joined into larger ones, in the table's types."""
     import pyarrow as pa
 
@@ -123,8 +124,9 @@ def _joined_batches(batches: Iterable[Any], schema: Any, uri: str) -> Iterator[A
         if empty:
             raise ValueError(
                 f"the batch has rows without a value in columns {empty}, which are NOT NULL in the table: drop them before; "
-                f"table={uri}"
+                f"table={table.table_path}"
             )
+        require_years(joined, table)
         yield from joined.cast(schema).combine_chunks().to_batches()
 
     for batch in batches:

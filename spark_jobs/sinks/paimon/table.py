@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
+from lakewarden.handlers.paimon.partitions import PartitionSpelling
 from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
+from lakewarden.handlers.partition_spelling import is_blank_in_java
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
 
 Partition: TypeAlias = tuple[Any, ...]
@@ -51,6 +53,9 @@ def address(table: str, options: Mapping[str, str] | None = None) -> TableAddres
 def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> None:
     """Raise `ValueError` for tables that this sink can't write correctly, and for keys that aren't the table's."""
     where = f"table={table.table_path}"
+    refused = partition_spelling(table).refusal
+    if refused is not None:
+        raise ValueError(f"{refused}; partition by a column of another type; {where}")
     if table.is_primary_key_table:
         if not upsert:
             raise ValueError(
@@ -106,13 +111,56 @@ def arrow_schema(table: Any) -> Any:
     return PyarrowFieldParser.from_paimon_schema(table.table_schema.fields)
 
 
+def partition_spelling(table: Any) -> PartitionSpelling:
+    """Return how the table spells its partitions."""
+    columns = ((field.name, str(field.type)) for field in table.partition_keys_fields)
+    return PartitionSpelling.of(columns, table.table_schema.options)
+
+
 def partition_path(table: Any, partition: Partition) -> str:
-    """Return the partition as Paimon writes it: `month=1/day=3`. Empty for an unpartitioned table."""
-    default = table.path_factory().default_part_value
-    return "/".join(
-        f"{name}={default if value is None or not str(value).strip() else value}"
-        for name, value in zip(table.partition_keys, partition, strict=True)
+    """Return the partition as Paimon spells it: `month=1/day=3`. Empty for an unpartitioned table.
+
+    Raises `ValueError` for a value that pypaimon spells in another way than Java.
+    """
+    for value in partition:
+        if isinstance(value, str) and value.isspace() and not is_blank_in_java(value):
+            raise ValueError(
+                f"a partition column has the value {value!r}: pypaimon takes it for blank and Java Paimon doesn't, so they "
+                f"look for its files in two folders; replace the space; table={table.table_path}"
+            )
+    return partition_spelling(table).path(partition)
+
+
+def out_of_years(name: str, table: Any) -> ValueError:
+    """Return the error for a date of a key or partition column that pypaimon can't handle."""
+    return ValueError(
+        f"the batch has a value before the year 1 or after 9999 in column {name!r}, and pypaimon needs keys and partitions as "
+        f"Python's dates, which end there: correct or drop the row; table={table.table_path}"
     )
+
+
+def require_years(rows: Any, table: Any) -> None:
+    """Raise `ValueError` if a key or partition column of an Arrow table has a date that isn't one of Python's."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    schema = table.table_schema
+    for name in dict.fromkeys((*schema.partition_keys, *schema.primary_keys, *schema.bucket_keys)):
+        if not pa.types.is_temporal(rows.schema.field(name).type):
+            continue
+        try:
+            for bound in pc.min_max(rows.column(name)).values():
+                bound.as_py()
+        except (OverflowError, ValueError):
+            raise out_of_years(name, table) from None
+
+
+def partition_folder(table: Any, path: str) -> str:
+    """Return where the buckets of a partition are, as pypaimon's file IO takes it: it decodes `%2F` in a URI only."""
+    root = table.path_factory().data_file_path().rstrip("/")
+    if root.startswith("file:") and "%" in path:
+        root = table.file_io.to_filesystem_path(root)
+    return "/".join(part for part in (root, path) if part)
 
 
 def snapshot_manager(table: Any, store: FolderStore | None = None) -> Any:

@@ -16,6 +16,12 @@ from tests.spark.java_paimon import JavaPaimon, java_paimon
 from tests.unit.spark_jobs.sinks.test_paimon_dynamic_buckets import stage as stage_dynamic
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import FLIGHTS as DYNAMIC
 from tests.unit.spark_jobs.sinks.test_paimon_primary_key import commit, flight, stage
+from tests.unit.spark_jobs.sinks.test_partition_paths import (
+    PAIMON_ROWS,
+    PAIMON_SCHEMA,
+    PAIMON_TYPES,
+    stage_in_all_partitions,
+)
 
 pytestmark = [pytest.mark.matrix]
 
@@ -175,3 +181,21 @@ def test_java_puts_a_key_of_each_type_into_the_same_bucket(
     assert java.misplaced(table) == []
     java.compact(table, 0)
     assert len(rows_of(table)) == len(java.rows(table)) == len(keys)
+
+
+@pytest.mark.parametrize("legacy", ["true", "false"])
+def test_java_finds_the_files_of_partitions_of_all_kinds(
+    make_table: MakeTable, java: JavaPaimon, legacy: str
+) -> None:
+    table = make_table(
+        f"partitions_{legacy}",
+        partition_keys=tuple(PAIMON_TYPES),
+        schema=PAIMON_SCHEMA,
+        **{"partition.legacy-name": legacy},
+    )
+    where = address(table)
+    messages, _markers = stage_in_all_partitions(where, "data-")
+
+    commit(where, messages)
+
+    assert sorted(row[-1] for row in java.rows(table)) == [row["id"] for row in PAIMON_ROWS]

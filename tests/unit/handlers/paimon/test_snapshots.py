@@ -6,13 +6,19 @@ import io
 import json
 import struct
 from collections import Counter
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import fastavro
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pypaimon.schema.data_types import DataField, DataTypeParser
+from pypaimon.table.row.generic_row import GenericRow, GenericRowSerializer
+from pypaimon.utils.file_store_path_factory import FileStorePathFactory
 
 from lakewarden.handlers.observations import UnreadableCommit
-from lakewarden.handlers.paimon.partitions import PartitionColumn, partition_path
+from lakewarden.handlers.paimon.partitions import PartitionSpelling
 from lakewarden.handlers.paimon.snapshots import (
     TableLayout,
     changed_vectors,
@@ -23,14 +29,14 @@ from lakewarden.handlers.paimon.snapshots import (
     read_schema,
     read_snapshot,
 )
-from lakewarden.handlers.partition_spelling import date_of
+from lakewarden.handlers.partition_spelling import date_of, is_blank_in_java
 from tests.recorded_paimon import metadata
 
 pytestmark = [pytest.mark.unit]
 
-NO_KEYS = TableLayout((), has_primary_key=False)
-MONDAY, LONG = "day=2026-11-23/region=a b/c", "day=2026-11-23/region=a region with a long name"
-TUESDAY = "day=2026-11-24/region=__DEFAULT_PARTITION__"
+NO_KEYS = TableLayout(PartitionSpelling(()), has_primary_key=False)
+MONDAY, LONG = "day=20780/region=a b%2Fc", "day=20780/region=a region with a long name"
+TUESDAY = "day=20781/region=__DEFAULT_PARTITION__"
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,7 @@ TUESDAY = "day=2026-11-24/region=__DEFAULT_PARTITION__"
 def test_snapshots_that_paimon_wrote(number: int, keyed: bool, expected: dict[tuple[str, str], int]) -> None:
     """An added file refutes a rewrite of its partition on an append table: `PaimonSink` would find it in its base."""
     files = metadata()
-    layout = TableLayout(read_schema(files["schema/schema-0"]).columns, keyed)
+    layout = TableLayout(read_schema(files["schema/schema-0"]).partitions, keyed)
     lists = manifests_of(files[read_snapshot(files[f"snapshot/snapshot-{number}"]).changes])
 
     found = foreign_snapshot(number, [files[path] for path in lists], layout)
@@ -76,7 +82,7 @@ def footprint(number: int) -> list[tuple[str, str, str]]:
 
 def test_deleted_rows_touch_their_files_only() -> None:
     """Java Paimon deletes rows of Monday's first file, then of its second one, then of the first one again."""
-    monday = "day=2026-11-23"
+    monday = "day=20780"
     (first,) = (each for each in footprint(1) if each[0] == monday)
     (second,) = footprint(2)
 
@@ -147,9 +153,9 @@ def inline(text: str) -> bytes:
         ("INT", row(struct.pack("<q", 7)), "7"),
         ("BIGINT", row(struct.pack("<q", -(2**40))), "-1099511627776"),
         ("TINYINT", row(bytes([255]) + bytes(7)), "-1"),
-        ("BOOLEAN", row(bytes([1]) + bytes(7)), "True"),
-        ("DATE", row(struct.pack("<q", 20_780)), "2026-11-23"),
-        ("STRING", row(inline("a/b")), "a/b"),
+        ("BOOLEAN", row(bytes([1]) + bytes(7)), "true"),
+        ("DATE", row(struct.pack("<q", 20_780)), "20780"),
+        ("STRING", row(inline("a/b")), "a%2Fb"),
         ("VARCHAR(10)", row(inline("  ")), "__DEFAULT_PARTITION__"),
         ("STRING", row(struct.pack("<Q", 16 << 32 | 11), tail=b"twelve char\0"), "twelve char"),
         ("STRING", row(bytes(8), nulls=1), "__DEFAULT_PARTITION__"),
@@ -162,7 +168,72 @@ def inline(text: str) -> bytes:
     ],
 )
 def test_partitions_are_spelled_as_by_the_sink(kind: str, partition: bytes, spelled: str) -> None:
-    assert partition_path(partition, [PartitionColumn("p", kind)]) == f"p={spelled}"
+    assert PartitionSpelling.of([("p", kind)], {}).path_of_row(partition) == f"p={spelled}"
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" /%={}\t\0"), max_size=12)
+MOMENTS = st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 31))  # noqa: DTZ001 - without a zone
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "TINYINT": st.integers(-128, 127),
+    "INT NOT NULL": st.integers(-(2**31), 2**31 - 1),
+    "BIGINT": st.integers(-(2**63), 2**63 - 1),
+    "BOOLEAN": st.booleans(),
+    "DATE": st.dates(),
+    "STRING": TEXTS,
+    "VARCHAR(40)": TEXTS,
+    "DECIMAL(10, 2)": st.decimals(-9_000, 9_000, places=2),
+    "DECIMAL(30, 9)": st.decimals(-(10**20), 10**20, places=9),
+    "TIMESTAMP(0)": MOMENTS.map(lambda each: each.replace(microsecond=0)),
+    "TIMESTAMP(3)": MOMENTS.map(lambda each: each.replace(microsecond=each.microsecond // 1000 * 1000)),
+    "TIMESTAMP(6)": MOMENTS,
+    "TIMESTAMP(9)": MOMENTS,
+    "TIMESTAMP(6) WITH LOCAL TIME ZONE": MOMENTS.map(lambda each: each.replace(tzinfo=UTC)),
+}
+
+
+@given(data=st.data())
+@settings(max_examples=400, deadline=None)
+def test_partitions_are_spelled_as_the_folder_in_which_pypaimon_writes(data: st.DataObject) -> None:
+    """From the values that a sink has, and from the row in a manifest."""
+    kinds = data.draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
+    values = [data.draw(st.none() | VALUES[kind]) for kind in kinds]
+    assume(all(is_blank_in_java(each) or not each.isspace() for each in values if isinstance(each, str)))
+    legacy = data.draw(st.booleans()) or any("LOCAL" in kind for kind in kinds)
+    names = [f"{number}:a b" for number in range(len(kinds))]
+    fields = [
+        DataField(0, name, DataTypeParser.parse_data_type(kind))
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    types = [field.type for field in fields]
+    factory = FileStorePathFactory(
+        "/t",
+        names,
+        "NULLS",
+        "parquet",
+        "data-",
+        "changelog-",
+        legacy_partition_name=legacy,
+        file_suffix_include_compression=False,
+        file_compression="zstd",
+        partition_types=types,
+    )
+    options = {"partition.default-name": "NULLS", "partition.legacy-name": str(legacy).lower()}
+    spelling = PartitionSpelling.of(zip(names, kinds, strict=True), options)
+
+    expected = factory.relative_bucket_path(tuple(values), 0, canonical_partition=True).removesuffix(
+        "/bucket-0"
+    )
+
+    assert spelling.refusal is None
+    assert spelling.path(values) == expected
+    assert spelling.path_of_row(GenericRowSerializer.to_bytes(GenericRow(values, fields))) == expected
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE", "BYTES", "BINARY(3)", "TIME(3)"])
+def test_types_without_a_single_spelling_are_refused(kind: str) -> None:
+    assert f"partition column 'p' is of type {kind}, and " in (
+        PartitionSpelling.of([("p", kind)], {}).refusal or ""
+    )
 
 
 def test_dates_are_those_of_the_calendar() -> None:
@@ -174,14 +245,14 @@ def test_dates_are_those_of_the_calendar() -> None:
 @pytest.mark.parametrize(
     ("kind", "partition", "why"),
     [
-        ("TIMESTAMP(3)", row(bytes(8)), "no single spelling"),
+        ("DOUBLE", row(bytes(8)), "depends on the release of Java"),
         ("INT", b"\0\0\0\1", "can't be read"),
         ("STRING", row(b"\xff" + bytes(6) + b"\x81"), "can't be read"),
     ],
 )
 def test_a_partition_that_can_not_be_read_is_an_error(kind: str, partition: bytes, why: str) -> None:
     with pytest.raises(UnreadableCommit, match=why):
-        partition_path(partition, [PartitionColumn("p", kind)])
+        PartitionSpelling.of([("p", kind)], {}).path_of_row(partition)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pypaimon import CatalogFactory, Schema
 
 from lakewarden.events import Marker
 from lakewarden.spark_jobs import PartitionPaths
+from lakewarden.spark_jobs.sinks.paimon.commit import sweep
+from lakewarden.spark_jobs.sinks.paimon.stage import Staging, staging_function
+from lakewarden.spark_jobs.sinks.paimon.table import TableAddress, address
 from lakewarden.spark_jobs.sinks.partition_paths import TableFormat
 
 pytestmark = pytest.mark.unit
@@ -25,7 +33,7 @@ ROW = {"region": "a b/c", "day": date(2026, 11, 21), "other": 1}
         ("delta", "region=a b%2Fc/day=2026-11-21", "region=__HIVE_DEFAULT_PARTITION__"),
         ("hudi", "a b/c/2026-11-21", "__HIVE_DEFAULT_PARTITION__"),
         ("iceberg", "region=a+b%2Fc/day=2026-11-21", "region=null"),
-        ("paimon", "region=a b/c/day=2026-11-21", "region=__DEFAULT_PARTITION__"),
+        ("paimon", "region=a b%2Fc/day=20778", "region=__DEFAULT_PARTITION__"),
     ],
 )
 def test_each_format_has_its_spelling(table_format: TableFormat, path: str, null: str) -> None:
@@ -100,3 +108,81 @@ def test_types_without_a_single_spelling_are_refused(kind: str) -> None:
 def test_an_unpartitioned_table_is_one_partition() -> None:
     paths = PartitionPaths("hudi", {})
     assert paths.marker([], "file-1", "merge") == Marker(partition="", file_group="file-1", operation="merge")
+
+
+AT = datetime(1582, 10, 4, 3, 4, 5, 678_000)  # noqa: DTZ001 - without a zone
+PAIMON_PARTITIONS: list[tuple[Any, ...]] = [
+    ("x%y", date(2026, 1, 2), True, AT, Decimal("-1.50")),
+    ("a/b", date(1500, 2, 28), False, AT.replace(year=1, second=0, microsecond=0), Decimal("0.00")),
+    ('a b=c:d"{}[]^#?é\t', date(9999, 12, 31), None, AT.replace(microsecond=1), None),
+    ("e\u0301", date(1, 1, 1), True, AT.replace(microsecond=0), Decimal("1.00")),
+    ("", None, None, None, None),
+    (" ", None, None, None, None),
+    (None, None, None, None, None),
+    ("%2F", None, None, None, None),
+    (".", None, None, None, None),
+]
+PAIMON_TYPES = {
+    "name": pa.string(),
+    "day": pa.date32(),
+    "flag": pa.bool_(),
+    "at": pa.timestamp("us"),
+    "price": pa.decimal128(30, 2),
+}
+
+
+class MarkersOnly:
+    """An executors' channel to nowhere."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def touch_all(self, markers: Iterable[Marker]) -> None:
+        self.paths += [marker.partition for marker in markers]
+
+
+PAIMON_SCHEMA = pa.schema([*(pa.field(*each) for each in PAIMON_TYPES.items()), ("id", pa.int64())])
+PAIMON_ROWS = [
+    dict(zip(PAIMON_SCHEMA.names, (*each, number), strict=True))
+    for number, each in enumerate(PAIMON_PARTITIONS)
+]
+
+
+def stage_in_all_partitions(where: TableAddress, prefix: str) -> tuple[list[Any], set[str]]:
+    """Stage the rows as the sink's executors do. Return the commit messages, and the partitions in the markers."""
+    channel: Any = MarkersOnly()
+    staging = Staging(where, "w", 1, prefix, channel, None)
+    batches = pa.Table.from_pylist(PAIMON_ROWS, schema=PAIMON_SCHEMA).to_batches()
+    (staged,) = staging_function(staging)(batches)
+    return [pickle.loads(each.as_py()) for each in staged.column(0)], set(channel.paths)  # noqa: S301 - our own
+
+
+@pytest.mark.parametrize("legacy", ["true", "false"])
+def test_paimons_markers_folders_and_clean_up_agree_for_partitions_of_all_kinds(
+    tmp_path: Path, legacy: str
+) -> None:
+    """A cancelled task's files are found by the markers alone."""
+    catalog = CatalogFactory.create({"warehouse": str(tmp_path)})
+    catalog.create_database("d", ignore_if_exists=True)
+    options = {"partition.legacy-name": legacy}
+    made = Schema.from_pyarrow_schema(PAIMON_SCHEMA, list(PAIMON_TYPES), options=options)
+    catalog.create_table("d.t", made, ignore_if_exists=False)
+    root = tmp_path / "d.db" / "t"
+    where = address(str(root))
+
+    messages, paths = stage_in_all_partitions(where, "data-kept-")
+    builder = where.open().new_stream_write_builder()
+    builder.new_commit().commit(messages, 1)
+    folders = {str(file.parent.parent.relative_to(root)) for file in root.rglob("data-kept-*")}
+    assert folders == paths
+    assert {PartitionPaths("paimon", {"name": "string"}).path([each[0]]) for each in PAIMON_PARTITIONS} == {
+        path.partition("/")[0] for path in paths
+    }
+
+    stage_in_all_partitions(where, "data-cancelled-")
+    sweep(where.open(), paths, "data-cancelled-")
+
+    assert len(list(root.rglob("data-*.parquet"))) == len(PAIMON_ROWS)
+    read = where.open().new_read_builder()
+    found = read.new_read().to_arrow(read.new_scan().plan().splits()).to_pylist()
+    assert sorted(found, key=lambda row: row["id"]) == PAIMON_ROWS
