@@ -26,11 +26,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final, Self
 
-from lakewarden.handlers.observations import UnreadableCommit
 from lakewarden.handlers.partition_spelling import PAIMON_NULL, date_of, escape_as_paimon, is_blank_in_java
 
 _INTEGERS: Final = {
@@ -119,7 +117,7 @@ class PartitionSpelling:
     def path(self, values: Sequence[Any]) -> str:
         """Return the path of a partition. Raises `ValueError` for a type without a single spelling.
 
-        A date may be its days since 1970, a timestamp its nanoseconds.
+        A date is its days since 1970, a timestamp its nanoseconds.
         """
         return "/".join(
             f"{escape_as_paimon(column.name)}={escape_as_paimon(self._component(column, value))}"
@@ -127,14 +125,14 @@ class PartitionSpelling:
         )
 
     def path_of_row(self, row: bytes) -> str:
-        """Return the path of a partition in a manifest. Raises `UnreadableCommit`, also for types without a single spelling."""
+        """Return the path of a partition in a manifest. Raises `ValueError`, also for types without a single spelling."""
         try:
             count = len(self.columns)
             return self.path(
                 [_value(row[4:], number, count, each) for number, each in enumerate(self.columns)]
             )
-        except (struct.error, IndexError, ValueError) as error:
-            raise UnreadableCommit(f"a partition can't be read: {error!r}") from error
+        except (struct.error, IndexError) as error:
+            raise ValueError(f"a partition's row ends too early: {error}") from error
 
     def _component(self, column: PartitionColumn, value: Any) -> str:
         if value is None:
@@ -149,12 +147,11 @@ class PartitionSpelling:
             case "BOOLEAN":
                 return "true" if value else "false"
             case "DATE":
-                days = (value - date(1970, 1, 1)).days if isinstance(value, date) else int(value)
-                return str(days) if self.legacy else date_of(days)
+                return str(value) if self.legacy else date_of(value)
             case "TIMESTAMP":
-                return self._timestamp(_nanos(value), column.parameters(6)[0])
+                return self._timestamp(value, column.parameters(6)[0])
             case "LTZ" if self.legacy:
-                return self._timestamp(_nanos(value), 0)
+                return self._timestamp(value, 0)
             case _:
                 raise ValueError(self.refusal)
 
@@ -175,15 +172,6 @@ class PartitionSpelling:
         shown = shown[:precision] + shown[precision:].rstrip("0")
         text = f"{day.removeprefix('+')} {minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
         return f"{text}.{shown}" if shown else text
-
-
-def _nanos(value: Any) -> int:
-    if isinstance(value, int):
-        return value
-    assert isinstance(value, datetime)
-    plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
-    micros = (plain - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - both are without a zone
-    return micros * 1_000 + int(getattr(value, "nanosecond", 0))  # a pandas.Timestamp has it
 
 
 def _value(row: bytes, number: int, count: int, column: PartitionColumn) -> Any:

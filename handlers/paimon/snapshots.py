@@ -126,7 +126,7 @@ def deletion_vectors(body: bytes, layout: TableLayout) -> DeletionVectors:
         for record in read_avro(body):
             if record["_INDEX_TYPE"] != _VECTORS:
                 continue
-            partition = layout.partitions.path_of_row(bytes(record["_PARTITION"]))
+            partition = _partition(record, layout)
             for each in record["_DELETIONS_VECTORS_RANGES"] or ():
                 deleted, place = each.get("_CARDINALITY"), (record["_FILE_NAME"], each["f1"])
                 found[partition, str(each["f0"])] = place if deleted is None else deleted
@@ -167,10 +167,21 @@ def foreign_snapshot(
 
 def _entry(record: dict[str, Any], layout: TableLayout) -> tuple[Place, bool]:
     try:
-        kind, row, name = record["_KIND"], bytes(record["_PARTITION"]), str(record["_FILE"]["_FILE_NAME"])
+        kind, partition, name = (
+            record["_KIND"],
+            _partition(record, layout),
+            str(record["_FILE"]["_FILE_NAME"]),
+        )
     except (KeyError, TypeError) as error:
         raise UnreadableCommit(f"an entry of a manifest lacks what each has: {error!r}") from error
-    return (layout.partitions.path_of_row(row), name), kind == _DELETED
+    return (partition, name), kind == _DELETED
+
+
+def _partition(record: dict[str, Any], layout: TableLayout) -> str:
+    try:
+        return layout.partitions.path_of_row(bytes(record["_PARTITION"]))
+    except ValueError as error:
+        raise UnreadableCommit(f"a partition can't be read: {error!r}") from error
 
 
 def _object(body: bytes) -> dict[str, Any]:

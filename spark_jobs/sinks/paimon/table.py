@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, TypeAlias
 
 from lakewarden.events import ConflictRule, canonical_table
@@ -128,7 +129,16 @@ def partition_path(table: Any, partition: Partition) -> str:
                 f"a partition column has the value {value!r}: pypaimon takes it for blank and Java Paimon doesn't, so they "
                 f"look for its files in two folders; replace the space; table={table.table_path}"
             )
-    return partition_spelling(table).path(partition)
+    return partition_spelling(table).path([_as_number(value) for value in partition])
+
+
+def _as_number(value: Any) -> Any:
+    """Return a date as its days since 1970, a timestamp as its nanoseconds, and any other value as it is."""
+    if isinstance(value, datetime):
+        plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        micros = (plain - datetime(1970, 1, 1)) // timedelta(microseconds=1)  # noqa: DTZ001 - both are without a zone
+        return micros * 1_000 + int(getattr(value, "nanosecond", 0))  # a pandas.Timestamp has it
+    return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
 
 
 def out_of_years(name: str, table: Any) -> ValueError:
