@@ -76,7 +76,7 @@ async def test_an_append_of_paimon_stops_a_rewrite_of_its_partition_only(scene: 
         if path not in later:
             scene.put(path, body)
     settings = scene.settings()
-    monday, tuesday = "day=2026-11-23/region=a b/c", "day=2026-11-24/region=__DEFAULT_PARTITION__"
+    monday, tuesday = "day=20780/region=a b%2Fc", "day=20781/region=__DEFAULT_PARTITION__"
     async with w.agent(**settings), scene.watched():
         upsert, other, append = (w.writer(name, place.table) for name in ("upsert", "other", "append"))
         await upsert.begin()
