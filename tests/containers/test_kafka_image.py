@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.containers.reuse import reused_tests
+from tests.real import conftest
 from tests.real.serving import test_agent_transactions
 
 pytestmark = [pytest.mark.containers]
 
-scene = test_agent_transactions.scene
+scene = conftest.scene
 globals().update(reused_tests("scene", test_agent_transactions))

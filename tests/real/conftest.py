@@ -16,6 +16,7 @@ from tests.kafka_fixture import KafkaServer
 from tests.own_task import in_own_task
 from tests.real.chaos import Chaos, chaos
 from tests.real.lock_places import QUICK, Place
+from tests.real.writers import World, world
 from tests.servers.azure import AzureServer
 from tests.servers.gcs import GcsServer
 from tests.servers.s3 import S3Server
@@ -63,6 +64,13 @@ def chaos_seed() -> int:
     chosen = int(os.environ.get(SEED_VARIABLE, "") or random.SystemRandom().randrange(1_000_000))
     print(f"{SEED_VARIABLE}={chosen}")
     return chosen
+
+
+@pytest_asyncio.fixture
+async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
+    """A world whose topics exist, for tests that need no other settings."""
+    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
+        yield made
 
 
 @pytest_asyncio.fixture

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import anyio.to_thread
 import psutil
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
@@ -149,6 +150,18 @@ class World:
             yield process
         finally:
             process.kill()
+
+    async def run(self, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command on the topics of this test."""
+        values = self.values()
+        settings = {name: values[name] for name in ("bootstrap_servers", "topic_prefix", "group")} | more
+        return await anyio.to_thread.run_sync(lambda: run_command(*arguments, **settings))
+
+    async def answer(self, *arguments: str) -> str:
+        """What a command prints, which must succeed."""
+        done = await self.run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
 
     def writer(self, name: str, table: str | None = None) -> Writer:
         """A new transaction of the writer `name`; nothing is sent yet."""
@@ -379,6 +392,19 @@ async def world(bootstrap_servers: str, prefix: str, root: Path, **overrides: An
 def markers(*file_groups: str, operation: Operation = "merge", partition: str = "p") -> tuple[Marker, ...]:
     """Markers in one partition."""
     return tuple(Marker(partition=partition, file_group=each, operation=operation) for each in file_groups)
+
+
+def run_command(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run `lakewarden` as a process with these settings, and no others of the product."""
+    return subprocess.run(
+        [sys.executable, "-m", AGENT_PROGRAM, *arguments],
+        env=environment(settings),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
 
 
 def environment(values: dict[str, Any]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import anyio
 import anyio.to_thread
 import psutil
 import pytest
-import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.events import Abort, CommitIntent, ConflictDetected, LockAcquired, encode
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, world
+from tests.real.writers import PATIENCE_SECONDS, World, environment, markers, run_command
 
 pytestmark = [pytest.mark.real]
 
@@ -30,14 +29,8 @@ COMMAND = [sys.executable, "-m", "lakewarden.agent"]
 NOWHERE = "127.0.0.1:9"
 
 
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
-
-
 def test_dev_reports_a_folder_that_it_cannot_write() -> None:
-    done = _run("dev", "--data", "/proc/nowhere")
+    done = run_command("dev", "--data", "/proc/nowhere")
 
     assert done.returncode == 1
     assert done.stderr == (
@@ -48,7 +41,7 @@ def test_dev_reports_a_folder_that_it_cannot_write() -> None:
 
 @pytest.mark.parametrize("command", ["status", "conflicts"])
 def test_without_kafka_status_and_conflicts_fail_with_one_line(command: str) -> None:
-    done = _run(command, "--bootstrap-servers", NOWHERE)
+    done = run_command(command, "--bootstrap-servers", NOWHERE)
 
     assert done.returncode == 1
     assert f"no Kafka broker answers at {NOWHERE}" in done.stderr
@@ -60,7 +53,7 @@ def test_without_kafka_status_and_conflicts_fail_with_one_line(command: str) -> 
 def test_without_topics_status_and_conflicts_advise_to_start_an_agent(
     command: str, kafka: KafkaServer
 ) -> None:
-    done = _run(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="missing")
+    done = run_command(command, "--bootstrap-servers", kafka.bootstrap_servers, topic_prefix="missing")
 
     assert done.returncode == 1
     assert "start an agent there first" in done.stderr
@@ -80,8 +73,8 @@ async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for
         await scene.settle()
         [acquired] = await scene.wait_for(LockAcquired)
 
-        as_json = await _answer(scene, "status", "--table", scene.table, "--output", "json")
-        as_text = await _answer(scene, "status")
+        as_json = await scene.answer("status", "--table", scene.table, "--output", "json")
+        as_text = await scene.answer("status")
 
     [view] = json.loads(as_json)
     assert view["table"] == scene.table
@@ -102,7 +95,7 @@ async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for
 
 
 async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
-    [view] = json.loads(await _answer(scene, "status", "--table", scene.table, "--output", "json"))
+    [view] = json.loads(await scene.answer("status", "--table", scene.table, "--output", "json"))
 
     assert view == {
         "table": scene.table,
@@ -112,11 +105,11 @@ async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
         "incomplete": [],
         "refused": None,
     }
-    assert await _answer(scene, "status") == "no table has an open transaction or a lock\n"
+    assert await scene.answer("status") == "no table has an open transaction or a lock\n"
 
 
 async def test_conflicts_are_listed_and_followed(scene: World) -> None:
-    assert await _answer(scene, "conflicts") == "no conflicts\n"
+    assert await scene.answer("conflicts") == "no conflicts\n"
     with _started("conflicts", "--follow", "--output", "json", settings=scene.values()) as following:
         async with scene.agent():
             winner, loser = scene.writer("winner"), scene.writer("loser")
@@ -129,9 +122,9 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
         following.send_signal(signal.SIGINT)
         assert await anyio.to_thread.run_sync(following.wait) == 130
 
-    [listed] = (await _answer(scene, "conflicts", "--output", "json")).splitlines()
+    [listed] = (await scene.answer("conflicts", "--output", "json")).splitlines()
     assert ConflictDetected.model_validate_json(listed) == followed
-    text = await _answer(scene, "conflicts")
+    text = await scene.answer("conflicts")
     assert "loser lost to winner, which was open: p x; aborted " in text
 
 
@@ -169,8 +162,10 @@ async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_pa
 async def _until_shown(ready: dict[str, Any], table: str, transaction: str) -> None:
     with anyio.fail_after(PATIENCE_SECONDS):
         while True:
-            done = await _run_in_thread(
-                "status", "--output", "json", bootstrap_servers=ready["bootstrap_servers"]
+            done = await anyio.to_thread.run_sync(
+                lambda: run_command(
+                    "status", "--output", "json", bootstrap_servers=ready["bootstrap_servers"]
+                )
             )
             views = {view["table"]: view for view in json.loads(done.stdout)}
             if any(
@@ -184,32 +179,6 @@ def _intent(scene: World, table: str, transaction: str) -> CommitIntent:
     writer = scene.writer("patient", table)
     writer.transaction = transaction
     return writer.event(CommitIntent, heartbeat_seconds=300)
-
-
-def _run(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        env=environment(settings),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
-
-
-async def _run_in_thread(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return await anyio.to_thread.run_sync(lambda: _run(*arguments, **settings))
-
-
-async def _answer(scene: World, *arguments: str) -> str:
-    values = scene.values()
-    done = await _run_in_thread(
-        *arguments, **{name: values[name] for name in ("bootstrap_servers", "topic_prefix", "group")}
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
 
 
 @contextmanager

@@ -6,27 +6,19 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio.to_thread
 import pytest
-import pytest_asyncio
 
 from lakewarden.agent.embedded.kafka import EmbeddedKafka
 from lakewarden.events import AlreadyCommitted, CommitGranted
-from tests.kafka_fixture import TAKES_KAFKA_AWAY, KafkaServer
+from tests.kafka_fixture import TAKES_KAFKA_AWAY
 from tests.real.writers import PATIENCE_SECONDS, World, environment, world
 
 pytestmark = [pytest.mark.real, pytest.mark.matrix, *TAKES_KAFKA_AWAY]
 
 BIN = Path(sys.executable).parent
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_kafka_is_lost(tmp_path: Path, topic_prefix: str) -> None:

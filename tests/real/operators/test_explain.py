@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, CommitGranted, LockRefused
 from lakewarden.handlers.lease.lock_object import LockRecord, render
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, markers, world
+from tests.real.writers import World, Writer, markers, run_command
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_runs(
@@ -50,7 +38,7 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
         await retry.complete((await retry.obtain_grant()).grant, "snapshot 13")
         await scene.settle()
 
-    text = await _answer(scene, "explain", loser.transaction)
+    text = await scene.answer("explain", loser.transaction)
     explanation = await _explanation(scene, loser)
 
     aborted = next(each for each in explanation["steps"] if each["kind"] == "aborted")
@@ -74,7 +62,7 @@ async def test_a_conflict_a_queue_and_a_restart_are_explained_while_no_agent_run
     assert f"  winner ({winner.transaction}): committed as version snapshot 12" in text
     assert f"  {retry.transaction} at writers:" in text
 
-    text = await _answer(scene, "explain", retry.transaction)
+    text = await scene.answer("explain", retry.transaction)
     explanation = await _explanation(scene, retry)
 
     waiting = next(each for each in explanation["steps"] if each["kind"] == "waiting")
@@ -104,7 +92,7 @@ async def test_a_lock_that_a_foreign_writer_holds_is_in_the_explanation(scene: W
         await scene.settle()
 
     explanation = await _explanation(scene, writer)
-    text = await _answer(scene, "explain", writer.transaction[:-2])
+    text = await scene.answer("explain", writer.transaction[:-2])
 
     assert [each["type"] for each in explanation["steps"] if each["kind"] == "lock"] == [
         "lock-refused",
@@ -121,9 +109,9 @@ async def test_a_prefix_of_several_transactions_lists_them_with_exit_code_1(scen
     for each in (*attempts, other):
         await each.send_intent()
 
-    done = await _run(scene, "explain", "nightly")
-    same = await _run(scene, "explain", other.transaction)
-    chosen = await _answer(scene, "explain", other.transaction, "--table", other.table)
+    done = await scene.run("explain", "nightly")
+    same = await scene.run("explain", other.transaction)
+    chosen = await scene.answer("explain", other.transaction, "--table", other.table)
 
     assert done.returncode == same.returncode == 1
     assert (
@@ -138,13 +126,13 @@ async def test_a_prefix_of_several_transactions_lists_them_with_exit_code_1(scen
 
 
 async def test_an_unknown_transaction_suggests_similar_ones_with_exit_code_1(scene: World) -> None:
-    empty = await _run(scene, "explain", "missing")
+    empty = await scene.run("explain", "missing")
     writer = scene.writer("orders")
     await writer.send_intent()
     mistyped = writer.transaction[:-1] + "-"
 
-    done = await _run(scene, "explain", mistyped)
-    elsewhere = await _run(scene, "explain", writer.transaction, "--table", "/other/t")
+    done = await scene.run("explain", mistyped)
+    elsewhere = await scene.run("explain", writer.transaction, "--table", "/other/t")
 
     for each in (empty, done, elsewhere):
         assert each.returncode == 1
@@ -162,11 +150,9 @@ async def test_an_unknown_transaction_suggests_similar_ones_with_exit_code_1(sce
     assert f"it is one of {scene.table}" in elsewhere.stderr
 
 
-async def test_without_kafka_or_topics_the_error_is_one_line(kafka: KafkaServer) -> None:
-    nowhere = await _run(None, "explain", "x", bootstrap_servers="127.0.0.1:9")
-    nothing = await _run(
-        None, "explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing"
-    )
+def test_without_kafka_or_topics_the_error_is_one_line(kafka: KafkaServer) -> None:
+    nowhere = run_command("explain", "x", bootstrap_servers="127.0.0.1:9")
+    nothing = run_command("explain", "x", bootstrap_servers=kafka.bootstrap_servers, topic_prefix="missing")
 
     assert nowhere.returncode == nothing.returncode == 1
     assert "no Kafka broker answers at 127.0.0.1:9" in nowhere.stderr
@@ -182,32 +168,7 @@ def _offset(scene: World, writer: Writer, kind: type) -> int:
 
 
 async def _explanation(scene: World, writer: Writer) -> dict[str, Any]:
-    explanation = json.loads(await _answer(scene, "explain", writer.transaction, "--output", "json"))
+    explanation = json.loads(await scene.answer("explain", writer.transaction, "--output", "json"))
     assert isinstance(explanation, dict)
     assert (explanation["who"]["transaction"], explanation["table"]) == (writer.transaction, writer.table)
     return explanation
-
-
-async def _answer(scene: World, *arguments: str) -> str:
-    done = await _run(scene, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return done.stdout
-
-
-async def _run(scene: World | None, *arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    if scene is not None:
-        settings = {"bootstrap_servers": scene.bootstrap_servers, "topic_prefix": scene.prefix}
-
-    def work() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "lakewarden.agent", *arguments],
-            env=environment(settings),
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-
-    return await anyio.to_thread.run_sync(work)

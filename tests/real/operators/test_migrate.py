@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
@@ -32,41 +29,18 @@ from lakewarden.events import (
     partition_name,
 )
 from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, environment, world
+from tests.real.writers import World, world
 
 pytestmark = [pytest.mark.real]
 
-COMMAND = [sys.executable, "-m", "lakewarden.agent"]
 FEW, MANY = 3, 12
 TABLES = 5
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest_asyncio.fixture
 async def old(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
     async with world(kafka.bootstrap_servers, topic_prefix, tmp_path, partitions=FEW) as made:
         yield made
-
-
-async def run(scene: World) -> Done:
-    """Run the command."""
-    values = scene.values()
-    names = ("bootstrap_servers", "topic_prefix", "group", "replication")
-    settings = environment({name: values[name] for name in names})
-    arguments = ("--to-prefix", f"{scene.prefix}-new", "--partitions", str(MANY))
-    with anyio.fail_after(PATIENCE_SECONDS):
-        done = await anyio.run_process(
-            [*COMMAND, "migrate", *arguments], check=False, env={**os.environ, **settings}
-        )
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def scene_settings(scene: World, name: str) -> Settings:
@@ -120,11 +94,13 @@ async def test_an_agent_of_the_new_prefix_knows_what_is_committed(old: World) ->
         await commit_everywhere(old)
 
     plan = await copied(old, dry_run=True)
-    done = await run(old)
+    done = await old.run(
+        *("migrate", "--to-prefix", f"{old.prefix}-new", "--partitions", str(MANY)), replication=1
+    )
 
     assert (plan.refusals, plan.complete) == ((), False)
-    assert (done.code, done.err) == (0, "")
-    lines = done.out.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
     assert [line.split() for line in lines if line.split()[0] == old.prefix] == [
         [old.prefix, str(FEW), str(TABLES), str(TABLES), "1"]
     ]

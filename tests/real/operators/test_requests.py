@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import anyio
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import Abort, Admitted, AlreadyCommitted, BatchCommitted, CommitGranted
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, environment, world
+from tests.real.writers import World, Writer
 
 pytestmark = [pytest.mark.real]
-
-COMMAND = [sys.executable, "-m", "lakewarden.agent"]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-
-async def run(scene: World, *arguments: str) -> Done:
-    values = scene.values()
-    values.pop("allow")
-    names = ("bootstrap_servers", "topic_prefix", "group")
-    settings = environment({name: values[name] for name in names})
-    with anyio.fail_after(PATIENCE_SECONDS):
-        done = await anyio.run_process([*COMMAND, *arguments], check=False, env={**os.environ, **settings})
-    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World) -> None:
@@ -53,22 +19,21 @@ async def test_an_operator_ends_a_transaction_and_sees_the_outcome(scene: World)
         hung = scene.writer("hung")
         await hung.begin(batch_id=7)
 
-        done = await run(scene, "abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
+        done = await scene.run("abort", hung.transaction[:-2], "--reason", "hangs", "--operator", "ann")
         abort = await hung.wait_for(Abort)
-        again = await run(scene, "abort", hung.transaction)
-        explained = await run(scene, "explain", hung.transaction)
+        again = await scene.run("abort", hung.transaction)
+        explained = await scene.run("explain", hung.transaction)
 
     assert (abort.reason, abort.retriable) == ("operator", True)
-    assert done == Done(
-        0,
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
         f"transaction {hung.transaction} of writer hung, table {scene.table}, active: abort requested\n"
-        "aborted (operator): requested by operator 'ann': hangs\n",
-        "",
+        "aborted (operator): requested by operator 'ann': hangs\n"
     )
-    assert again.code == 1
-    assert f"transaction {hung.transaction} of writer hung, table {scene.table}, has ended" in again.err
-    assert "operator ann requests its abort: hangs" in explained.out
-    assert "ABORTED (operator)" in explained.out
+    assert again.returncode == 1
+    assert f"transaction {hung.transaction} of writer hung, table {scene.table}, has ended" in again.stderr
+    assert "operator ann requests its abort: hangs" in explained.stdout
+    assert "ABORTED (operator)" in explained.stdout
 
 
 async def test_the_grant_of_a_granted_transaction_is_withdrawn_and_the_command_waits_for_its_end(
@@ -84,14 +49,14 @@ async def test_the_grant_of_a_granted_transaction_is_withdrawn_and_the_command_w
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_renew, hung)
-            done = await run(scene, "abort", hung.transaction, "--output", "json")
+            done = await scene.run("abort", hung.transaction, "--output", "json")
             tasks.cancel_scope.cancel()
         aborts = await scene.wait_for(Abort, hung.mine, count=2)
         await other.wait_for(CommitGranted)
 
-    outcome = json.loads(done.out)
+    outcome = json.loads(done.stdout)
     assert [each.reason for each in aborts] == ["lease-lost", "outcome-unknown"]
-    assert (done.code, outcome["phase"], outcome["outcome"]) == (0, "granted", "outcome-unknown")
+    assert (done.returncode, outcome["phase"], outcome["outcome"]) == (0, "granted", "outcome-unknown")
 
 
 async def _renew(writer: Writer) -> None:
@@ -107,32 +72,32 @@ async def test_status_shows_a_withdrawn_grant_with_the_reason(scene: World) -> N
         hung = scene.writer("hung")
         await hung.begin()
         await hung.obtain_grant()
-        ended = await run(scene, "abort", hung.transaction, "--reason", "hangs", "--timeout", "1")
+        ended = await scene.run("abort", hung.transaction, "--reason", "hangs", "--timeout", "1")
         await hung.wait_for(Abort)
 
-        as_json = await run(scene, "status", "--output", "json")
-        as_text = await run(scene, "status")
+        as_json = await scene.run("status", "--output", "json")
+        as_text = await scene.run("status")
 
-    [view] = json.loads(as_json.out)
+    [view] = json.loads(as_json.stdout)
     [shown] = view["transactions"]
     assert (shown["phase"], shown["revoked"].partition(":")[0]) == ("granted", "lease-lost")
     assert shown["granted"] is not None
     assert (
         "the grant of hung is withdrawn, its lease still runs: lease-lost: requested by operator"
-        in as_text.out
+        in as_text.stdout
     )
-    assert ended.code == 1
-    assert "no outcome within 1 s (--timeout); the request is in the log" in ended.err
+    assert ended.returncode == 1
+    assert "no outcome within 1 s (--timeout); the request is in the log" in ended.stderr
 
 
 async def test_an_unknown_transaction_cannot_be_aborted(scene: World) -> None:
     """A typing error."""
     async with scene.agent():
-        done = await run(scene, "abort", "nothing")
+        done = await scene.run("abort", "nothing")
 
-    assert done.code == 1
-    assert "no transaction 'nothing' in all 2 partitions of" in done.err
-    assert len(done.err.splitlines()) == 1
+    assert done.returncode == 1
+    assert "no transaction 'nothing' in all 2 partitions of" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: World) -> None:
@@ -143,9 +108,9 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         await mistaken.complete((await mistaken.obtain_grant()).grant)
         await scene.wait_for(BatchCommitted)
 
-        shown = await run(scene, "ledger", "show", "job", "--output", "json")
-        corrected = await run(
-            scene, "ledger", "correct", "--writer", "job:1", "--batch-id", "7", "--reason", "a mistake"
+        shown = await scene.run("ledger", "show", "job", "--output", "json")
+        corrected = await scene.run(
+            "ledger", "correct", "--writer", "job:1", "--batch-id", "7", "--reason", "a mistake"
         )
         skipped = scene.writer("job:1")
         await skipped.send_intent(batch_id=7)
@@ -155,33 +120,31 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         following = scene.writer("job:1")
         await following.send_intent(batch_id=8)
         await following.wait_for(Admitted)
-        text = await run(scene, "ledger", "show", scene.table)
+        text = await scene.run("ledger", "show", scene.table)
 
-    [line] = json.loads(shown.out)
+    [line] = json.loads(shown.stdout)
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
-    assert corrected == Done(
-        0,
-        f"writer job:1, table {scene.table}: the ledger had batch {10**12} as committed; now it has batch 7\n",
-        "",
+    assert (corrected.returncode, corrected.stderr) == (0, "")
+    assert corrected.stdout == (
+        f"writer job:1, table {scene.table}: the ledger had batch {10**12} as committed; now it has batch 7\n"
     )
     assert (answer.batch_id, answer.committed_batch_id) == (7, 7)
     assert answer.committed_transaction.startswith("ledger-corrected-")
-    assert [line.split()[:3] for line in text.out.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
+    assert [line.split()[:3] for line in text.stdout.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
 
 
 async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scene: World) -> None:
     """The ledger's key is table and writer."""
     async with scene.agent():
-        done = await run(
-            scene, "ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"
+        done = await scene.run(
+            "ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"
         )
-        with_table = await run(
-            scene,
+        with_table = await scene.run(
             *("ledger", "correct", "--writer", "absent", "--batch-id", "none", "--reason", "test"),
             *("--table", scene.table, "--output", "json"),
         )
 
-    assert done.code == 1
-    assert "the ledger has no entry of writer absent; check the name" in done.err
-    assert json.loads(with_table.out)["before"] is None
-    assert json.loads(with_table.out)["after"]["batch_id"] is None
+    assert done.returncode == 1
+    assert "the ledger has no entry of writer absent; check the name" in done.stderr
+    assert json.loads(with_table.stdout)["before"] is None
+    assert json.loads(with_table.stdout)["after"]["batch_id"] is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import aiohttp
 import anyio
 import pytest
-import pytest_asyncio
 
 from lakewarden.agent.operators.explain import explain
 from lakewarden.agent.operators.explain_json import explanation_json
@@ -27,12 +25,6 @@ pytestmark = [pytest.mark.real]
 
 PAGE_ONLY = ("waiting", "conflicts", "seconds")
 HOSTILE = "<script>alert('w')</script>"
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 class Browser:

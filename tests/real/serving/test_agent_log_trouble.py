@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import anyio
 import pytest
-import pytest_asyncio
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.new_partitions import NewPartitions
@@ -17,16 +13,9 @@ from lakewarden.agent.errors import PartitionsChangedError
 from lakewarden.agent.serving import session
 from lakewarden.agent.serving.agent import Agent
 from lakewarden.events import Abort, LockAcquired
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import PATIENCE_SECONDS, World
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_transactions_whose_intents_were_removed_by_retention_are_aborted_and_logged(

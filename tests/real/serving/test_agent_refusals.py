@@ -6,13 +6,11 @@ import base64
 import json
 import signal
 import time
-from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
 import pytest
-import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import MessageSizeTooLargeError
@@ -42,12 +40,6 @@ from tests.servers.fault_proxy import fault_proxy
 from tests.servers.s3 import S3Server
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_an_undecodable_event_goes_to_the_dead_letters_and_other_events_are_served(

@@ -6,15 +6,12 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
-import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 from lakewarden.agent.kafka import partition_of
@@ -33,9 +30,8 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, parse
 from tests.all_states import all_states
-from tests.kafka_fixture import KafkaServer
 from tests.real.promises import Id, TransactionLog, check, transactions
-from tests.real.writers import PATIENCE_SECONDS, World, Writer, world
+from tests.real.writers import PATIENCE_SECONDS, World, Writer
 
 pytestmark = [pytest.mark.real]
 
@@ -52,12 +48,6 @@ SESSION_SECONDS = 6.0
 """The minimum that a broker allows."""
 JOBS_PATIENCE_SECONDS = 400.0
 """A time limit that ends a test which hangs."""
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_an_agent_that_was_killed_during_a_grant_resumes_with_the_same_decisions(scene: World) -> None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
-import pytest_asyncio
 
 from lakewarden.events import (
     Abort,
@@ -17,16 +13,9 @@ from lakewarden.events import (
     ConflictDetected,
     GrantRenewed,
 )
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import World, markers, world
+from tests.real.writers import World, markers
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def test_the_later_of_two_writers_of_a_file_group_is_aborted_before_it_requests_its_commit(

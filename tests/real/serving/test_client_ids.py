@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import aiokafka.client
 import pytest
-import pytest_asyncio
 from anyio import to_thread
 
 from lakewarden.agent.operators.status import status
 from lakewarden.spark_jobs.commit_gate import CommitGate
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World, world
+from tests.real.writers import PATIENCE_SECONDS, TEST_CLIENT_ID, World
 
 pytestmark = [pytest.mark.real]
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    """A world whose topics exist."""
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 @pytest.fixture

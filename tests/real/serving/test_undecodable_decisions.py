@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-import pytest_asyncio
 from aiokafka import TopicPartition
 from structlog.testing import capture_logs
 
@@ -17,18 +14,11 @@ from lakewarden.agent.kafka import partition_of
 from lakewarden.agent.operators.status import status
 from lakewarden.events import CommitGranted, canonical_table, partition_name
 from lakewarden.spark_jobs import CommitGate
-from tests.kafka_fixture import KafkaServer
-from tests.real.writers import PATIENCE_SECONDS, World, world
+from tests.real.writers import PATIENCE_SECONDS, World
 
 pytestmark = [pytest.mark.real, pytest.mark.wide]
 
 FROM_A_LATER_VERSION = b'{"type":"commit-granted","protocol":2}'
-
-
-@pytest_asyncio.fixture
-async def scene(kafka: KafkaServer, topic_prefix: str, tmp_path: Path) -> AsyncIterator[World]:
-    async with world(kafka.bootstrap_servers, topic_prefix, tmp_path) as made:
-        yield made
 
 
 async def publish_undecodable(scene: World, value: bytes = FROM_A_LATER_VERSION) -> dict[str, Any]:
