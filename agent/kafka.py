@@ -381,6 +381,16 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[TopicPartit
         await stop_client(admin)
 
 
+async def topic_exists(settings: KafkaSettings, topic: str) -> bool:
+    """Whether Kafka has a topic, or hides it from this user."""
+    admin = admin_client(settings)
+    await start_client(admin, settings)
+    try:
+        return topic in await admin.list_topics()
+    finally:
+        await stop_client(admin)
+
+
 def partition_of(table: str, partitions: int) -> int:
     """The Kafka partition of a table, of so many: Kafka's default partitioner, with the table's URI as key."""
     return int(DefaultPartitioner()(table.encode(), range(partitions), ()))

@@ -155,6 +155,7 @@ def ledger_entry(term: str, table: str, batch: RecordBatch) -> BatchCommitted:
         version=_cut(batch.version, MAX_VERSION),
         corrected_at=batch.corrected_at,
         correction=batch.correction,
+        generation=batch.generation,
         term=term,
     )
 

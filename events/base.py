@@ -83,12 +83,9 @@ TableUri = Annotated[
 
 
 class Wire(BaseModel):
-    """A frozen value that refuses unknown fields when it is built. `codec.decode` ignores them when it reads.
+    """A frozen value that refuses unknown fields when it is built. `codec.decode` ignores them when it reads."""
 
-    A value of another type is refused, never converted: `"7"`, `true` and `7.0` are no integers.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class EventBase(Wire):

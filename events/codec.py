@@ -2,7 +2,7 @@
 
 A model refuses an unknown field when an event is built. `decode` ignores fields that a newer version added, and refuses a
 `protocol` or a `type` that it does not know. For a record that it can't decode it returns `Undecodable` with the reason. It
-never raises, so that one bad record stops no consumer.
+never raises, so that one bad record stops no consumer. It converts no value: `"7"`, `true` and `7.0` are no integers.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def decode(kind: TypeAdapter[T], value: bytes | None, *, key: bytes | None = Non
     if len(value) > MAX_EVENT_BYTES:
         return Undecodable(f"record of {len(value)} bytes; at most {MAX_EVENT_BYTES} are read")
     try:
-        event = kind.validate_json(value, extra="ignore")
+        event = kind.validate_json(value, strict=True, extra="ignore")
     except ValidationError as error:
         return _undecodable(value, _first_reason(error))
     table: str = getattr(event, "table", "")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from lakewarden.events.base import EventBase, Wire
+from lakewarden.events.base import Counter, EventBase, Wire
 from lakewarden.events.decision import PartitionTaken
 from lakewarden.events.markers import ConflictEntry, ConflictKind, Marker
 from lakewarden.events.writer import ConflictRule
@@ -106,8 +106,8 @@ class LockRefused(LockEvent):
 class BatchCommitted(EventBase):
     """Ledger entry: the last batch that a writer is known to have committed.
 
-    The topic is compacted. The key is table, newline, writer. Of two entries, the one with the later `corrected_at` is in force;
-    of two with the same, the one with the larger batch.
+    The topic is compacted. The key is table, newline, writer. Of two entries, the one with the larger `generation` is in force;
+    of two with the same, the one with the later `corrected_at`, and then the one with the larger batch.
     """
 
     type: Literal["batch-committed"] = "batch-committed"
@@ -119,6 +119,8 @@ class BatchCommitted(EventBase):
     """Offset in `writers` of the writer's last `ledger-corrected`, if the agent had read one."""
     correction: str | None = None
     """`event_id` of that event."""
+    generation: Counter = 0
+    """How often `corrected_at` was dropped, because `writers` is a new topic: offsets of the former one mean nothing."""
     term: str = ""
     """The agent's ownership of the partition, as in decisions. Informative: a commit is a fact, whichever agent records it."""
 

@@ -109,7 +109,10 @@ class Entries:
         Offsets and terms of the source mean nothing in the target. An entry without a term counts under each.
         """
         if isinstance(entry, BatchCommitted):
-            key, changed = ledger_key(entry.table, entry.writer), {"corrected_at": None, "correction": None}
+            key, changed = (
+                ledger_key(entry.table, entry.writer),
+                {"corrected_at": None, "correction": None, "generation": 0},
+            )
         else:
             key, changed = ledger_key(entry.table, entry.writer, "losses"), {}
             if not entry.losses:

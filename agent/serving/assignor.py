@@ -11,6 +11,8 @@ aiokafka's own `StickyPartitionAssignor` is not used:
 For the last reason this assignor has the name `roundrobin`, that of earlier releases: agents of both form one group. The leader
 of a round assigns for all. A leader of an earlier release ignores the claims, and its assignment has no round.
 
+An assignment also names all partitions that its round has assigned: a member without one knows whether others own them.
+
 Claims and rounds are JSON in the `user_data` of the members' metadata and of the assignments. A member's also has the agent's id
 and version, for `lakewarden doctor`; no rule depends on them.
 """
@@ -40,6 +42,8 @@ class StickyAssignor:
         self._topic = topic
         self._agent = agent
         self._claim = Claim()
+        self.assigned: frozenset[int] | None = None
+        """The partitions that the last round has assigned to anyone. None: its leader, of an earlier release, doesn't say."""
 
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """What this member sends when it joins a round."""
@@ -53,7 +57,11 @@ class StickyAssignor:
         """The assignment that the leader of a round sends to the members."""
         claims = {name: _claim(metadata.user_data) for name, metadata in members.items()}
         partitions = assign(cluster.partitions_for_topic(self._topic) or (), claims)
-        this_round = json.dumps({"round": 1 + max(each.round for each in claims.values())}).encode()
+        fields = {
+            "round": 1 + max(each.round for each in claims.values()),
+            "assigned": sorted(number for mine in partitions.values() for number in mine),
+        }
+        this_round = json.dumps(fields).encode()
         return {
             name: ConsumerProtocolMemberAssignment(VERSION, [(self._topic, mine)], this_round)
             for name, mine in partitions.items()
@@ -63,6 +71,14 @@ class StickyAssignor:
         """Remember the assignment, for the claim of the next round."""
         mine = tuple(each.partition for each in assignment.partitions() if each.topic == self._topic)
         self._claim = Claim(_claim(assignment.user_data).round, mine)
+        self.assigned = _assigned(assignment.user_data)
+
+
+def _assigned(user_data: bytes) -> frozenset[int] | None:
+    try:
+        return frozenset(int(each) for each in json.loads(user_data or b"{}")["assigned"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _claim(user_data: bytes) -> Claim:

@@ -7,6 +7,8 @@
 - Kafka has lost records if the log ends before the agent's position, if the ledger ends before the agent's last entry or begins
   later than before, or if a record was acknowledged at an offset below an earlier one. The session ends, and the take-over of the
   next one finds out what is missing (`takeover.py`).
+- If the client's metadata know no partition of `writers` any more, Kafka is asked whether the topic exists. If it doesn't, the
+  session ends, and the next one creates it.
 - If Kafka has not answered for a session timeout, the session ends. The group may have assigned the partitions to other agents,
   and an agent that can't know must not hold their locks. After a suspension Kafka has one more check to answer.
 """
@@ -22,7 +24,7 @@ from aiokafka.errors import IllegalStateError, KafkaError
 
 from lakewarden.agent.clock import monotonic
 from lakewarden.agent.errors import KafkaUnreachableError, LogCutError
-from lakewarden.agent.kafka import partitions_known
+from lakewarden.agent.kafka import partitions_known, topic_exists
 from lakewarden.agent.serving.checkpoint import require_same_partitions
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import Settings
@@ -34,6 +36,8 @@ MIN_END_OFFSETS_SECONDS = 1.0
 POLL_SECONDS = 0.005
 LEDGER_BEGINNING_SECONDS = 10.0
 """How often it is asked where the ledger begins. Compaction doesn't move that, only a wrong setting or a person."""
+TOPIC_SECONDS = 5.0
+"""How often, and for how long, Kafka is asked whether a topic still exists of which the client's metadata know no partition."""
 STALL_FACTOR = 3
 """A check that is late by this many intervals means that the process was suspended."""
 
@@ -53,6 +57,7 @@ class PeriodicCheck:
         self._consumer = consumer
         self._partitions = partitions
         self._owners = owners
+        self._checked_topic_at = 0.0
         self._interval = settings.check_seconds
         self._end_offsets_seconds = max(self._interval, MIN_END_OFFSETS_SECONDS)
         self._last = self._answered = monotonic()
@@ -68,9 +73,10 @@ class PeriodicCheck:
             await self._check()
 
     async def _check(self) -> None:
-        require_same_partitions(
-            partitions_known(self._consumer, self._topic), self._partitions, self._settings
-        )
+        known = partitions_known(self._consumer, self._topic)
+        require_same_partitions(known, self._partitions, self._settings)
+        if known is None:
+            await self._require_topic()
         asked_at = monotonic()
         read = [
             (each, each.position, *each.ledger_extent)
@@ -92,6 +98,20 @@ class PeriodicCheck:
         for owner in list(self._owners.values()):
             await owner.tick(now, asked_at, ends.get(owner.number), stalled=stalled)
         self.ended_at = monotonic()
+
+    async def _require_topic(self) -> None:
+        """Raise `LogCutError` if Kafka has the topic no more. The group has no partitions then, so no owner would miss them."""
+        if monotonic() - self._checked_topic_at < TOPIC_SECONDS:
+            return
+        self._checked_topic_at = monotonic()
+        try:
+            with anyio.move_on_after(TOPIC_SECONDS):
+                if not await topic_exists(self._settings, self._topic):
+                    raise LogCutError(
+                        f"topic {self._topic} exists no more: it was deleted, and the agent creates it again, empty"
+                    )
+        except (KafkaError, KafkaUnreachableError) as error:
+            log.debug("kafka.topics-unknown", problem=str(error) or repr(error))
 
     def _require_complete_log(
         self,

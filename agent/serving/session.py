@@ -137,11 +137,12 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             group=settings.group,
         )
         self._tasks = tasks
+        self._assignor = StickyAssignor(self._topic, settings.agent_id)
         self._consumer = AIOKafkaConsumer(
             **settings.kafka_client(),
             group_id=settings.group,
             group_instance_id=settings.instance,
-            partition_assignment_strategy=(StickyAssignor(self._topic, settings.agent_id),),
+            partition_assignment_strategy=(self._assignor,),
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=FETCH_BYTES,
@@ -258,7 +259,12 @@ class KafkaSession(ConsumerRebalanceListener):  # type: ignore[misc]
             partitions=tuple(self._owners[number].facts() for number in sorted(self._owners)),
             queued_at=self._publisher.oldest_queued_at,
             checked_at=self._check.ended_at,
+            unowned=self._unowned(),
         )
+
+    def _unowned(self) -> tuple[int, ...]:
+        assigned = self._assignor.assigned if self._assigned else None
+        return () if assigned is None else tuple(sorted(set(range(self._partitions)) - assigned))
 
     def assignment(self) -> Assignment | None:
         """The assigned partitions, or None while the session is not open or the group has assigned none yet."""

@@ -33,10 +33,12 @@ from lakewarden.agent.serving.checkpoint import (
 )
 from lakewarden.agent.serving.partition.owner import PartitionOwner
 from lakewarden.agent.settings import KafkaSettings, Settings
+from lakewarden.events import WRITER_EVENT, decode
 from lakewarden.handlers.table.log_gaps import (
     Extent,
     Gap,
     LastRecord,
+    find_correction_gap,
     find_gap,
     find_ledger_gap,
     replay_start,
@@ -101,6 +103,7 @@ async def load(
         settings, asking, starts, {owner.number: owner.takeover_in_ledger for owner in owners}
     )
     await _read(owners, settings, spans, starts)
+    corrected = await _correction_gaps(owners, settings, asking)
     ends = await asking.end_offsets([TopicPartition(topics.writers, number) for number in starts])
     for owner in owners:
         if owner.phase != "loading":
@@ -108,6 +111,10 @@ async def load(
         start, events = starts[owner.number], TopicPartition(topics.writers, owner.number)
         ledger = ledgers[owner.number]
         gaps = start.gaps if ledger.gap is None else (*start.gaps, ledger.gap)
+        if (lost := corrected.get(owner.number)) is not None and not any(
+            each.topic == topics.writers for each in gaps
+        ):
+            gaps = (*gaps, lost)
         if start.gaps or owner.follows_paused:
             _move(consumer, events, start.offset)
         owner.load(
@@ -259,6 +266,39 @@ async def find_ledger_gaps(
             extent,
         )
         found[number] = LedgerState(extent.beginning, gap)
+    return found
+
+
+async def _correction_gaps(
+    owners: Sequence[PartitionOwner], settings: Settings, consumer: AIOKafkaConsumer
+) -> dict[int, Gap]:
+    """What the corrections that the ledger names show to be missing in `writers`, by partition."""
+    topic = settings.topics.writers
+    named = {
+        TopicPartition(topic, owner.number): correction
+        for owner in owners
+        if (correction := owner.last_correction) is not None
+    }
+    if not named:
+        return {}
+    beginnings, ends = (
+        await consumer.beginning_offsets(list(named)),
+        await consumer.end_offsets(list(named)),
+    )
+    records = await read_to_end(
+        settings,
+        {each: correction.offset for each, correction in named.items() if correction.offset < ends[each]},
+        {each: correction.offset + 1 for each, correction in named.items()},
+    )
+    found: dict[int, Gap] = {}
+    for where, correction in named.items():
+        extent, event_id = Extent(beginnings[where], ends[where]), None
+        for record in records.get(where, ()):
+            event = decode(WRITER_EVENT, record.value)
+            event_id = event.event_id
+        gap = find_correction_gap(topic, correction, extent, event_id)
+        if gap is not None:
+            found[where.partition] = gap
     return found
 
 

@@ -4,7 +4,7 @@ An agent is ready if all of these conditions hold:
 
 | condition | holds while |
 | --- | --- |
-| `assigned` | the consumer group has assigned partitions to the agent, or none, because there are more agents than partitions |
+| `assigned` | the consumer group has assigned each partition of the topic to an agent: to this one, or all of them to others |
 | `live` | the agent decides in each of them |
 | `caught-up` | in each of them, it has read everything that the log had some seconds ago |
 | `acknowledged` | Kafka has acknowledged every record that the agent queued some seconds ago or earlier |
@@ -82,6 +82,8 @@ class AgentFacts:
     """When the oldest record was queued that Kafka has not acknowledged. None: it has acknowledged all."""
     checked_at: float | None = None
     """When the last periodic check ended. None: there was none in this session."""
+    unowned: tuple[int, ...] = ()
+    """Partitions of the topic that the group's last round has assigned to no agent."""
     problem: str | None = None
     """Why the agent has no session with Kafka, if it has none."""
 
@@ -134,6 +136,10 @@ def _assigned(facts: AgentFacts) -> Condition:
         return Condition(
             "assigned", holds=False, text="the consumer group has not assigned partitions to this agent yet"
         )
+    if facts.unowned:
+        names = _named([str(each) for each in facts.unowned])
+        text = f"no agent of the group owns {_count(len(facts.unowned))}: {names}; the topic may have been deleted"
+        return Condition("assigned", holds=False, text=text)
     if not facts.partitions:
         return Condition(
             "assigned",

@@ -20,7 +20,14 @@ a table's lock is. Until then, an intent that names a lock is answered as one th
 
 - **Ahead** of a queued transaction are those that compute, and those before it in the admission queue. Disjoint scopes run
   side by side. A silent transaction at the head blocks the queue until its heartbeats are missed (`liveness.py`).
-- **Queue order:** protected writers, then larger priority, then earlier intent.
+- **Queue order:** protected transactions, then larger priority, then earlier intent.
+- **Bounded wait:** a queued transaction is *overtaken* when one with a later intent, which has computed on its scope, ends. When
+  it was overtaken `max_losses` times it is protected, whatever its priority. Of the protected ones the earlier intent is first,
+  so queued ones that come later wait. Optimistic ones wait for no queue: only priority and losses hold them back. The count is a
+  fact of the log, so a replay finds the same.
+- **What is looked at again:** a blocked transaction is registered with one that it waits for, the youngest one. It is looked at
+  again when that one ends or gets another phase, or when the queue order changes. A periodic check and the end of a replay look
+  at all (`TableState.recheck`). So an event costs what it changes, however many wait.
 - **Batch ids** of a writer rise, so a smaller id than the last committed one is committed too, as with Delta's `txnVersion`.
 - **Restarted writer:** a new transaction aborts the older open ones of its writer (`superseded`).
 - **Late completion:** if a batch turns out to be committed while another transaction computes it again, that transaction is
@@ -165,16 +172,22 @@ def abort_repeated_batches(context: StepContext, writer: str | None = None) -> N
 def admit_ready(context: StepContext) -> list[Transaction]:
     """Answer every intent that nothing blocks, and return the transactions that were admitted."""
     state = context.state
-    queue = [each for each in state.open() if each.phase is Phase.QUEUED]
-    if not queue or state.unseen_grant:
-        return []
-    admitted: list[Transaction] = []
     running = state.running()
-    if running is not None and running.without_index:
+    if state.unseen_grant or (running is not None and running.without_index):
+        state.recheck_all()  # later
         return []
+    if state.recheck is None:
+        queue = [each for each in state.open() if each.phase is Phase.QUEUED]
+    else:
+        changed = (state.transactions.get(each) for each in state.recheck)
+        queue = [each for each in changed if each is not None and each.phase is Phase.QUEUED]
+    state.recheck = set()
+    admitted: list[Transaction] = []
     for transaction in sorted(queue, key=lambda each: _queue_position(state, each)):
         if running is not None and running.writer == transaction.writer:
-            continue  # the writer's older transaction may be publishing
+            # The writer's older transaction may be publishing.
+            state.waiters.setdefault(running.id, set()).add(transaction.id)
+            continue
         cause = Cause(transaction.intent_id, context.cause.offset)
         done = state.ledger.get(transaction.writer)
         if done is not None and _already_committed(transaction, done):
@@ -190,7 +203,10 @@ def admit_ready(context: StepContext) -> list[Transaction]:
                 )
             )
             continue
-        if next(blockers(state, transaction), None) is None:
+        blocker = next(blockers(state, transaction, newest_first=True), None)
+        if blocker is not None:
+            state.waiters.setdefault(blocker.id, set()).add(transaction.id)
+        else:
             reserved = _markers_to_reserve(state, transaction)
             turn = _next_turn(state) if transaction.conflict_rule == "ordered" else None
             context.decide(Admit(transaction.id, transaction.writer, cause, reserved, turn))
@@ -208,7 +224,7 @@ def _next_turn(state: TableState) -> int:
 
 def _queue_position(state: TableState, transaction: Transaction) -> tuple[bool, int, int]:
     """Sort key in the admission queue, earliest first. The order is that in which conflicts are won."""
-    protected = state.is_protected(transaction.writer)
+    protected = state.is_protected(transaction)
     return (not protected, 0 if protected else -transaction.priority, transaction.sequence)
 
 
@@ -218,15 +234,17 @@ def _already_committed(transaction: Transaction, done: CommittedBatch) -> bool:
 
 def _markers_to_reserve(state: TableState, transaction: Transaction) -> tuple[Marker, ...]:
     """The partitions to reserve for a transaction when it is admitted."""
-    if transaction.markers > 0 or not state.is_protected(transaction.writer):
+    if transaction.markers > 0 or not state.has_lost_enough(transaction.writer):
         return ()
     return state.lost_on[transaction.writer]
 
 
-def blocking_overlaps(state: TableState, transaction: Transaction) -> Iterator[Overlap]:
+def blocking_overlaps(
+    state: TableState, transaction: Transaction, *, newest_first: bool = False
+) -> Iterator[Overlap]:
     """The overlaps that block a queued transaction: with transactions that compute, or precede it in the queue."""
     mine = _queue_position(state, transaction)
-    for overlap in state.footprints.overlaps(transaction):
+    for overlap in state.footprints.overlaps(transaction, newest_first=newest_first):
         other = overlap.other.transaction
         queued_before = other.phase is Phase.QUEUED and _queue_position(state, other) < mine
         if (other.phase in COMPUTING or queued_before) and touches_meet(overlap.mine, overlap.other):
@@ -244,8 +262,11 @@ def reservation_blockers(state: TableState, transaction: Transaction) -> Iterato
                 yield other
 
 
-def blockers(state: TableState, transaction: Transaction) -> Iterator[Transaction]:
+def blockers(
+    state: TableState, transaction: Transaction, *, newest_first: bool = False
+) -> Iterator[Transaction]:
     """The transactions for which a transaction waits before it is admitted."""
     if transaction.admission == "queued":
-        yield from (each.other.transaction for each in blocking_overlaps(state, transaction))
+        overlaps = blocking_overlaps(state, transaction, newest_first=newest_first)
+        yield from (each.other.transaction for each in overlaps)
     yield from reservation_blockers(state, transaction)

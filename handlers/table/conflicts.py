@@ -31,8 +31,10 @@ Victim. The first rule that applies decides:
 
 1. A landed transaction wins.
 2. An observed transaction wins, and then a granted one.
-3. A protected writer wins: one that lost `max_losses` conflicts in a row. Between two protected writers rule 5 applies, not
-   rule 4: the one with the larger priority would win every time and starve the other.
+3. A protected writer wins: one that lost `max_losses` conflicts in a row, or was overtaken as often in the admission queue.
+   The latter counts from its admission on: those that compute already end first, and it aborts none of them.
+   Between two protected writers rule 5 applies, not rule 4: the one with the larger priority would win every time and starve
+   the other.
 4. The larger priority wins.
 5. The earlier intent wins (RFC-56). No pair of transactions can abort each other.
 
@@ -121,7 +123,8 @@ def rank(
     transaction: Transaction, losses: dict[str, int], max_losses: int
 ) -> tuple[bool, bool, bool, int, int]:
     """Sort key by rules 2 to 5: of two transactions that have not landed, the larger one wins."""
-    protected = losses.get(transaction.writer, 0) >= max_losses
+    aged = transaction.overtaken >= max_losses and transaction.phase is not Phase.QUEUED
+    protected = aged or losses.get(transaction.writer, 0) >= max_losses
     granted = transaction.phase is Phase.GRANTED
     return (
         transaction.observed,

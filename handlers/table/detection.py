@@ -230,4 +230,4 @@ def _conflict_report(
 
 
 def _is_protected(context: StepContext, transaction: Transaction) -> bool:
-    return context.state.is_protected(transaction.writer)
+    return context.state.is_protected(transaction)

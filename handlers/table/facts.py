@@ -61,6 +61,7 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
+from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.footprints import Footprints, Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction
 from lakewarden.handlers.table.state import (
@@ -147,6 +148,7 @@ def _apply_to_open(
             transaction.seq = max(transaction.seq, seq)
             if transaction.requested < 0:
                 transaction.requested, transaction.requested_id = state.moment, event.event_id
+            state.note_change(transaction.id)
             if transaction.phase is Phase.ACTIVE:
                 transaction.phase = Phase.WAITING
             return _add_markers(state, transaction, markers)
@@ -209,12 +211,14 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
     match verdict:
         case Admit(reserved=reserved, turn=turn):
             if transaction.phase is Phase.QUEUED:
-                transaction.turn = turn
+                state.note_change(transaction.id)
+                transaction.turn, transaction.blocker = turn, None
                 transaction.phase = Phase.ACTIVE if transaction.requested < 0 else Phase.WAITING
                 transaction.began = state.moment
                 _add_markers(state, transaction, reserved)
         case GrantCommit(grant=grant, lease_seconds=lease_seconds, seq=seq, lock_owner=lock_owner):
             if transaction.phase in OPEN:
+                state.note_change(transaction.id)
                 transaction.phase, transaction.granted = Phase.GRANTED, grant
                 transaction.grant = Grant(
                     grant, now, now + lease_seconds, lock_owner, seq, moment=state.moment
@@ -235,6 +239,7 @@ def apply_verdict(state: TableState, verdict: Verdict, now: float) -> None:
 
 def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     """Remove a transaction and keep how it ended."""
+    note_end(state, transaction)
     state.footprints.remove(transaction)
     del state.transactions[transaction.id]
     transaction.phase = closed.phase
@@ -243,6 +248,24 @@ def close(state: TableState, transaction: Transaction, closed: Closed) -> None:
     if any(each.began <= transaction.began and each.phase in COMPUTING for each in others):
         return  # Whatever landed since then still matters to that one. Usually it is one of the first.
     drop_old_evidence(state)
+
+
+def note_end(state: TableState, transaction: Transaction) -> None:
+    """Note the end of an open transaction, before its phase changes: whom it has overtaken, and that others may go on."""
+    state.note_change(transaction.id)
+    if transaction.phase not in COMPUTING or transaction.observed:
+        return
+    overtaken = {
+        other
+        for overlap in state.footprints.overlaps(transaction)
+        if (other := overlap.other.transaction).phase is Phase.QUEUED
+        and other.sequence < transaction.sequence
+        and touches_meet(overlap.other, overlap.mine)
+    }
+    for other in overtaken:
+        other.overtaken += 1
+        if other.overtaken == state.settings.max_losses:
+            state.note_change(other.id)
 
 
 def keep_closed(state: TableState, transaction: str, closed: Closed) -> None:
@@ -274,6 +297,7 @@ def drop_old_evidence(state: TableState) -> None:
 def drop_index(state: TableState) -> None:
     """Drop all footprints and the landed transactions (`memory.py`). The open ones get no footprint any more."""
     state.without_index, state.footprints = True, Footprints()
+    state.recheck_all()
     for each in list(state.transactions.values()):
         each.footprint, each.touches, each.markers, each.bytes = {}, {}, 0, 0
         if each.phase is Phase.GRANTED:
@@ -309,6 +333,7 @@ def _open_transaction(state: TableState, event: CommitIntent, offset: int, now: 
         transaction.batch_id, transaction.priority, transaction.lock = None, 0, None
         transaction.admission = "optimistic"
     state.transactions[transaction.id] = transaction
+    state.note_change(transaction.id)
     return _add_markers(state, transaction, event.scope)
 
 
@@ -341,8 +366,12 @@ def _apply_correction(state: TableState, event: LedgerCorrected, offset: int) ->
     last = None if known is None else known.correction
     if last is not None and (event.event_id == last.event_id or offset < last.offset):
         return
-    correction = Correction(offset, event.event_id)
-    state.ledger[event.writer] = CommittedBatch(event.batch_id, event.transaction, None, correction)
+    generation = 0 if known is None else known.generation
+    corrected = CommittedBatch(
+        event.batch_id, event.transaction, None, Correction(offset, event.event_id), generation
+    )
+    state.ledger[event.writer] = corrected
+    state.recheck_all()
     state.unrecorded_batches.add(event.writer)
 
 
@@ -356,11 +385,13 @@ def _apply_completion(
     state.lapsed.pop(event.transaction, None)
     if transaction is not None and transaction.phase is not Phase.COMMITTED:
         batch_id = transaction.batch_id
+        note_end(state, transaction)
         if transaction.phase is not Phase.UNKNOWN:
             # After a lapse the commit counts from the lapse: it landed before the grant lease expired.
             transaction.ended = state.moment
         transaction.phase, transaction.grant = Phase.COMMITTED, None
         if state.losses.pop(writer, None):
+            state.recheck_all()
             del state.lost_on[writer]
             state.unrecorded_losses[writer] = ""
     elif transaction is None:
@@ -373,8 +404,10 @@ def _apply_completion(
         known = state.ledger.get(writer)
         correction = None if known is None else known.correction
         if correction is None or offset > correction.offset:
-            batch = CommittedBatch(batch_id, event.transaction, event.version, correction)
+            generation = 0 if known is None else known.generation
+            batch = CommittedBatch(batch_id, event.transaction, event.version, correction, generation)
             if known is None or known.rank < batch.rank:
+                state.changed = True
                 state.ledger[writer] = batch
                 state.unrecorded_batches.add(writer)
     drop_old_evidence(state)
@@ -412,6 +445,7 @@ def _apply_observed_commit(
         state.transactions[transaction.id] = transaction
     if transaction.phase is Phase.COMMITTED:
         return []
+    state.note_change(transaction.id)
     overlaps = _add_markers(state, transaction, event.markers)
     transaction.phase, transaction.ended = Phase.COMMITTED, state.moment
     drop_old_evidence(state)
@@ -424,6 +458,7 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
     if transaction.phase is Phase.GRANTED:
         assert transaction.grant is not None
         if verdict.reason == "outcome-unknown":
+            note_end(state, transaction)
             transaction.phase, transaction.ended, transaction.grant = Phase.UNKNOWN, state.moment, None
             _await_late_completion(state, transaction, now)
             drop_old_evidence(state)
@@ -431,6 +466,7 @@ def _apply_abort(state: TableState, transaction: Transaction, verdict: AbortTran
             transaction.grant.revoked = True
         return
     if transaction.observed and verdict.reason == "outcome-unknown":
+        note_end(state, transaction)
         transaction.phase, transaction.ended = Phase.UNKNOWN, state.moment
         _await_late_completion(state, transaction, now)
         drop_old_evidence(state)

@@ -163,10 +163,11 @@ class Footprints:
         self.bytes += transaction.bytes - bytes_before
         return overlaps
 
-    def overlaps(self, transaction: Transaction) -> Iterator[Overlap]:
-        """The kept overlaps of this transaction, at least one of each pair of touches."""
+    def overlaps(self, transaction: Transaction, *, newest_first: bool = False) -> Iterator[Overlap]:
+        """The kept overlaps of this transaction, at least one of each pair of touches. `newest_first`: of the youngest pairs."""
         for (touch,) in transaction.touches.values():
-            for other, shared in self.pairs.get(touch, {}).items():
+            pairs = self.pairs.get(touch, {}).items()
+            for other, shared in reversed(pairs) if newest_first else pairs:
                 for each in shared if other in self.first else ():
                     yield each if each.mine is touch else each.flipped()
 
@@ -187,6 +188,7 @@ class Footprints:
             self.garbage.append(_Removed(transaction, transaction.footprint, pairs))
         self.bytes -= transaction.bytes
         transaction.footprint, transaction.touches = {}, {}  # no cycle of references is left
+        transaction.blocker = None
         transaction.markers = transaction.bytes = 0
 
     def collect(self, most: int = COLLECTED) -> None:

@@ -73,7 +73,7 @@ def lock_to_hand_over(state: TableState, now: float) -> str | None:
 def grant_next(context: StepContext) -> None:
     """Grant the first transaction of the queue that passes the check before a grant."""
     state = context.state
-    while state.running() is None and (queue := grant_queue(state)):
+    while state.running() is None and (first := next_granted(state)) is not None:
         lease = _available_lease(context)
         lock = state.lock
         if (
@@ -82,7 +82,6 @@ def grant_next(context: StepContext) -> None:
             or lease < MIN_LEASE_SHARE * state.settings.grant_lease
         ):
             return
-        first = queue[0]
         if not validate_for_grant(context, first):
             continue
         state.lock_used = True
@@ -170,6 +169,7 @@ def on_lock_confirmed(context: StepContext, lock: LockView) -> None:
     state.lock, state.handed_over = lock, None
     if context.now >= lock.quiet_until:
         state.unseen_grant = False
+    state.recheck_all()
     running = state.running()
     state.lock_used = state.lock_used or running is not None
     if running is not None:
@@ -197,7 +197,7 @@ def request_or_release_lock(context: StepContext) -> None:
         running = state.running()
     else:
         running = state.running()
-        needed = bool(grant_queue(state)) or running is not None
+        needed = running is not None or next_granted(state) is not None
         needed = needed or (state.unseen_grant and bool(state.open()))
         if state.lock_used and running is None:
             _release_lock(context)
@@ -222,17 +222,36 @@ def earlier_turns(state: TableState, transaction: Transaction) -> Iterator[Overl
     """The overlaps with `ordered` transactions for whose end an `ordered` transaction waits."""
     if transaction.conflict_rule != "ordered":
         return
-    for overlap in state.footprints.overlaps(transaction):
+    for overlap in state.footprints.overlaps(transaction, newest_first=True):
         other = overlap.other.transaction
         later = rule_for(transaction, other) == "ordered" and in_order(transaction, other)[1] is transaction
         if later and waits_for_turn(transaction, other):
             yield overlap
 
 
+def _has_turn(state: TableState, transaction: Transaction) -> bool:
+    """Whether a waiting transaction may be granted next. It is looked for again when the one that it waits for changes."""
+    if transaction.blocker is not None:
+        return False
+    overlap = next(earlier_turns(state, transaction), None)
+    if overlap is None:
+        return True
+    transaction.blocker = overlap.other.transaction.id
+    state.waiters.setdefault(transaction.blocker, set()).add(transaction.id)
+    return False
+
+
+def next_granted(state: TableState) -> Transaction | None:
+    """The first transaction of the grant queue."""
+    waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
+    waiting.sort(key=lambda each: each.requested)
+    return next((each for each in waiting if _has_turn(state, each)), None)
+
+
 def grant_queue(state: TableState) -> list[Transaction]:
     """The transactions that may be granted next, in their order."""
     waiting = [each for each in state.transactions.values() if each.phase is Phase.WAITING]
-    ready = [each for each in waiting if next(earlier_turns(state, each), None) is None]
+    ready = [each for each in waiting if _has_turn(state, each)]
     return sorted(ready, key=lambda each: each.requested)
 
 

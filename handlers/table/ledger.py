@@ -11,13 +11,16 @@ the topic. An entry takes about 250 bytes, with names of 50 characters.
 3. A copy from another topic prefix that is not complete (`ledger-copied`) is no ledger to decide by.
 4. A writer of whose `conflicts-lost` none counts has lost nothing.
 5. If Kafka has lost entries, a process that knew them records them again (docs/decisions/0050-a-lost-ledger.md).
+6. A correction names its offset in `writers`, and orders facts only as long as that topic exists. If `writers` is a new one, or
+   has lost its end (`log_gaps.py`), the owner drops the offset of each correction and raises the entry's `generation`, by which
+   the entry replaces those before. A correction that is still in the log is applied again by the replay, in its place.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from lakewarden.events import (
@@ -55,19 +58,23 @@ class CommittedBatch:
     version: str | None
     correction: Correction | None = None
     """The writer's last correction. Facts before its offset don't count."""
+    generation: int = 0
+    """How often the offset of a correction was dropped, because `writers` was replaced (rule 6)."""
 
     @property
-    def rank(self) -> tuple[int, bool, int]:
+    def rank(self) -> tuple[int, int, bool, int]:
         """Of two entries of one writer, the one with the larger rank is in force."""
         corrected_at = -1 if self.correction is None else self.correction.offset
-        return (corrected_at, self.batch_id is not None, self.batch_id or 0)
+        return (self.generation, corrected_at, self.batch_id is not None, self.batch_id or 0)
 
     def to_record(self, writer: str) -> RecordBatch:
         """The entry of its writer."""
         corrected_at, event_id = (
             (None, None) if self.correction is None else (self.correction.offset, self.correction.event_id)
         )
-        return RecordBatch(self.transaction, writer, self.batch_id, self.version, corrected_at, event_id)
+        return RecordBatch(
+            self.transaction, writer, self.batch_id, self.version, corrected_at, event_id, self.generation
+        )
 
     def covers(self, batch_id: int | None) -> bool:
         """Whether this batch of the writer is committed: batch ids rise, so smaller ones are, too."""
@@ -83,11 +90,12 @@ class CommittedBatches(MutableMapping[str, CommittedBatch]):
         self._packed: dict[str, bytes] = {}
 
     def __getitem__(self, writer: str) -> CommittedBatch:
-        batch_id, transaction, version, *correction = json.loads(self._packed[writer])
-        return CommittedBatch(batch_id, transaction, version, Correction(*correction) if correction else None)
+        batch_id, transaction, version, generation, *correction = json.loads(self._packed[writer])
+        corrected = Correction(*correction) if correction else None
+        return CommittedBatch(batch_id, transaction, version, corrected, generation)
 
     def __setitem__(self, writer: str, batch: CommittedBatch) -> None:
-        fields = [batch.batch_id, batch.transaction, batch.version]
+        fields = [batch.batch_id, batch.transaction, batch.version, batch.generation]
         if batch.correction is not None:
             fields += [batch.correction.offset, batch.correction.event_id]
         self._packed[writer] = _encode(fields).encode()
@@ -153,6 +161,8 @@ class Ledger:
         self.incomplete_copy_of: str | None = None
         """The topic prefix whose ledger `lakewarden migrate` has begun to copy, and not completed."""
         self._term: str | None = None
+        self._corrected = False
+        """Whether an entry has a correction: most ledgers have none, and a pass over a million entries takes a second."""
 
     def add(self, record: LedgerRecord) -> None:
         """Add the next record of the topic."""
@@ -172,6 +182,7 @@ class Ledger:
             in_force = not known or batch.rank >= entries.batches[record.writer].rank
             if in_force:
                 entries.batches[record.writer] = batch
+                self._corrected = self._corrected or batch.correction is not None
         else:
             in_force = _losses_count(record, self._term)
             if in_force:
@@ -181,6 +192,26 @@ class Ledger:
             self.to_repeat[key] = None
         elif self.to_repeat:
             self.to_repeat.pop(key, None)
+
+    def last_correction(self) -> Correction | None:
+        """The correction with the largest offset among the entries in force."""
+        if not self._corrected:
+            return None
+        found = (
+            batch.correction
+            for entries in self.tables.values()
+            for batch in entries.batches.values()
+            if batch.correction
+        )
+        return max(found, key=lambda each: each.offset, default=None)
+
+    def drop_offsets(self) -> None:
+        """Drop the offsets of all corrections, and have their entries recorded again (rule 6)."""
+        for uri, entries in self.tables.items() if self._corrected else ():
+            for writer, batch in list(entries.batches.items()):
+                if batch.correction is not None:
+                    entries.batches[writer] = replace(batch, correction=None, generation=batch.generation + 1)
+                    self.to_repeat["batch-committed", uri, writer] = None
 
     def to_record(self) -> Iterator[tuple[str, RecordBatch]]:
         """Each batch in force, with its table."""
@@ -193,14 +224,14 @@ def batch_of(entry: BatchCommitted) -> CommittedBatch:
     """The batch of a ledger entry."""
     known = entry.corrected_at is not None and entry.correction is not None
     correction = Correction(entry.corrected_at or 0, entry.correction or "") if known else None
-    return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction)
+    return CommittedBatch(entry.batch_id, entry.transaction, entry.version, correction, entry.generation)
 
 
 class InForce:
     """Selects the entries in force of one partition as they were published, for a reader that keeps them in its own form."""
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[str, str], tuple[int, bool, int]] = {}
+        self._ranks: dict[tuple[str, str], tuple[int, int, bool, int]] = {}
         self._term: str | None = None
 
     def replaces(self, record: LedgerRecord) -> LedgerEventUnion | None:

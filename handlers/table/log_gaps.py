@@ -6,8 +6,8 @@ published, with a digest. The topic is *incomplete* in one of these cases, the f
 | problem | found when |
 | --- | --- |
 | `no-checkpoint` | there is no checkpoint, and the topic does not begin at offset 0 |
-| `end-lost` | the checkpoint, or the cause of a published decision, names an offset beyond the topic's end |
-| `replaced` | the record at the offset of the last one is another one: the topic was created again, or cut and written again |
+| `end-lost` | the checkpoint, the cause of a published decision, or a correction in the ledger names an offset beyond the end |
+| `replaced` | the record at the offset of the last one, or of a correction in the ledger, is another: the topic is a new one |
 | `beginning-lost` | the topic begins after the offset from which the replay must read |
 
 Where the replay starts, if `writers` or `decisions` is incomplete:
@@ -15,6 +15,7 @@ Where the replay starts, if `writers` or `decisions` is incomplete:
 - `writers` at the checkpoint's offset if it is still there and nothing was replaced, otherwise at the topic's beginning.
 - `decisions` likewise. If the start in `writers` has moved backwards, `decisions` is read from its beginning, so that no
   decision about a replayed event is missing.
+- A topic that Kafka deleted takes the group's checkpoints along. Then only the ledger shows that `writers` is a new one.
 - The term in force at a start that is not the checkpoint's is unknown.
 
 What an owner does then is in `machine.py` (`Replayed`) and in decision record 16.
@@ -30,6 +31,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from lakewarden.events import DecisionEventUnion
+from lakewarden.handlers.table.ledger import Correction
 from lakewarden.handlers.table.replay import Position
 
 Problem: TypeAlias = Literal["no-checkpoint", "end-lost", "replaced", "beginning-lost"]
@@ -111,6 +113,18 @@ def find_ledger_gap(
     if beginning is None:
         return Gap(topic, "no-checkpoint", 0, extent.beginning) if extent.beginning > 0 else None
     return Gap(topic, "beginning-lost", beginning, extent.beginning) if beginning < extent.beginning else None
+
+
+def find_correction_gap(topic: str, correction: Correction, extent: Extent, found: str | None) -> Gap | None:
+    """The gap that the ledger shows: it names a correction that isn't in `writers`.
+
+    `found`: the `event_id` of the record at the correction's offset. A correction that retention has removed shows nothing.
+    """
+    if correction.offset >= extent.end:
+        return Gap(topic, "end-lost", correction.offset + 1, extent.end)
+    if correction.offset >= extent.beginning and found != correction.event_id:
+        return Gap(topic, "replaced", correction.offset, extent.end)
+    return None
 
 
 def missing_events(

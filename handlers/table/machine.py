@@ -22,9 +22,10 @@ The rules are in the modules that they call:
 | `operators.py` | What follows from an operator's requests? |
 | `invariants.py` | Does the state agree with itself? |
 
-After each input, `step` decides what the state leaves outstanding, in this order: admissions, the lock, the next grant, and
-the records for the ledger. There is no list of pending work beside the state. What is outstanding follows from the state
-alone, so a restarted agent makes the same decisions.
+After each input that has changed something for others, `step` decides what the state leaves outstanding, in this order:
+admissions, the lock, the next grant, and the records for the ledger. A heartbeat changes nothing, nor do markers without a
+conflict; what becomes due with time alone is decided at the next periodic check. There is no list of pending work beside the
+state. What is outstanding follows from the state alone, so a restarted agent makes the same decisions.
 
 **If the log was incomplete** (`log_gaps.py`), the replayed state lacks facts. At the end of the replay:
 
@@ -233,7 +234,11 @@ def step(state: TableState, input_: Input, effects: list[Effect] | None = None) 
             sweep(context)
         case _:
             assert_never(input_)
-    _decide_outstanding(context)
+    if not isinstance(input_, EventRead):
+        state.recheck_all()
+    if state.changed:
+        state.changed = False
+        _decide_outstanding(context)
     state.footprints.collect()
     return context.effects
 

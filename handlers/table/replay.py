@@ -63,24 +63,37 @@ class Position:
     term: str | None
 
 
+MAX_POSITIONS = 10_000
+"""Intents whose positions are kept, about 150 bytes each. With more, every second one is dropped."""
+
+
 class CheckpointPositions:
     """By intent: the position in `decisions` before which no decision concerns the intent or a later event.
 
-    A checkpoint names the oldest intent that a replay must read, and its position.
+    A checkpoint names the oldest intent that a replay must read, and its position. An earlier intent's position is valid too: the
+    replay reads more decisions than it needs. So positions may be dropped while a checkpoint does not move, for a stopped table or
+    a transaction that stays open.
     """
 
     def __init__(self) -> None:
         self._by_intent: dict[int, Position] = {}
+        """In the order of the offsets."""
+        self._last = -1
 
     def on_intent(self, offset: int, position: Position) -> None:
         """The owner reads an intent. `position`: before the first decision that is not applied yet."""
         self._by_intent.setdefault(offset, position)
+        self._last = max(self._last, offset)
+        if len(self._by_intent) > MAX_POSITIONS:
+            self._by_intent = dict(list(self._by_intent.items())[::2])
 
     def at(self, offset: int, end: Position) -> Position:
         """The position for a checkpoint at this offset: that of the intent there, or `end`. Older intents are forgotten."""
-        for old in [each for each in self._by_intent if each < offset]:
+        known = [each for each in self._by_intent if each <= offset]
+        kept = 0 if offset > self._last else 1
+        for old in known[: len(known) - kept]:
             del self._by_intent[old]
-        return self._by_intent.get(offset, end)
+        return self._by_intent[known[-1]] if known and kept else end
 
 
 class PublishedDecisions:

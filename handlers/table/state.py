@@ -119,6 +119,12 @@ class TableState:
     """The log is incomplete, so a grant may run that this state doesn't have (`machine.py`)."""
     without_index: bool = False
     """During a replay: the index was dropped for want of memory (`memory.py`)."""
+    recheck: set[str] | None = None
+    """The queued transactions that something may have unblocked since the last admissions. None: all of them."""
+    waiters: dict[str, set[str]] = field(default_factory=dict)
+    """By transaction, those that wait for a change of it, for their admission or for their turn."""
+    changed: bool = True
+    """Whether something has changed from which decisions may follow, since they were last made."""
     next_entry_to_check: int = 0
     """Where the next invariant check continues."""
 
@@ -142,9 +148,31 @@ class TableState:
         """The granted transaction, if there is one."""
         return next((each for each in self.transactions.values() if each.phase is Phase.GRANTED), None)
 
-    def is_protected(self, writer: str) -> bool:
+    def has_lost_enough(self, writer: str) -> bool:
         """Whether the writer has lost `max_losses` conflicts in a row and wins the next one."""
         return self.losses.get(writer, 0) >= self.settings.max_losses
+
+    def is_protected(self, transaction: Transaction) -> bool:
+        """Whether its writer has lost `max_losses` conflicts in a row, or it was overtaken as often in the admission queue."""
+        return transaction.overtaken >= self.settings.max_losses or self.has_lost_enough(transaction.writer)
+
+    def note_change(self, transaction: str) -> None:
+        """Note that this transaction has begun, ended, or got another phase: others may wait for that."""
+        self.changed = True
+        waiters = self.waiters.pop(transaction, set())
+        for each in waiters:
+            if (waiter := self.transactions.get(each)) is not None:
+                waiter.blocker = None
+        if self.recheck is not None:
+            self.recheck.add(transaction)
+            self.recheck |= waiters
+
+    def recheck_all(self) -> None:
+        """Note that any queued transaction may be unblocked."""
+        self.changed, self.recheck = True, None
+        self.waiters.clear()
+        for each in self.transactions.values():
+            each.blocker = None
 
     def idle(self) -> bool:
         """Whether nothing happens to this table until a writer's event arrives."""

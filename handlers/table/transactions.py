@@ -131,6 +131,10 @@ class Transaction:
     touches: dict[Operation, tuple[Touch]] = field(default_factory=dict)
     observed: bool = False
     """A watcher reports it. It is never queued or granted, and wins every conflict."""
+    overtaken: int = 0
+    """While it was queued: how many transactions with a later intent have computed on its scope and ended (`admission.py`)."""
+    blocker: str | None = None
+    """Of a waiting one: a transaction for whose end it waits. None: it has its turn, or no step has looked since a change."""
     turn: int | None = None
     """Of an `ordered` transaction: its place among those that were open at its admission (`conflicts.py`)."""
     reported: set[str] = field(default_factory=set)

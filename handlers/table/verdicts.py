@@ -147,6 +147,7 @@ class RecordBatch:
     version: str | None
     corrected_at: int | None = None
     correction: str | None = None
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,6 +263,7 @@ def _measure_in_memory(size: Size, parts: Sequence[str]) -> dict[str, Any]:
     if "check" in parts:
         _progress("conflict check in memory")
         report["check"] = in_memory.measure(repetitions=size.checks)
+        report["event_beside_open"] = in_memory.measure_open(repetitions=3)
     if "steps" in parts:
         _progress("the longest steps of one table, in memory")
         report["steps"] = steps.measure(markers=size.step_markers, transactions=size.step_transactions)

@@ -4,6 +4,8 @@
   decides. Measured with markers that are all different from the first writer's, and with an event whose markers all conflict.
 - sweep: the check of the whole index, as after a replay.
 - periodic: the periodic check, with the invariants.
+- event_beside_open: an event while so many others are open, all `queued` behind one, or all `ordered` and waiting for their turn:
+  a heartbeat; one of a transaction of another place (`other`); one of the first one, which shares a place with all (`next`).
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lakewarden.events import CommitCompleted, CommitIntent, CommitRequested, Marker, WriterHeartbeat
 from lakewarden.handlers.table.liveness import CaughtUp
-from lakewarden.handlers.table.machine import EventRead, Replayed, Tick, step
-from lakewarden.handlers.table.state import TableSettings, TableState
+from lakewarden.handlers.table.machine import EventRead, LockConfirmed, Replayed, Tick, step
+from lakewarden.handlers.table.state import LockView, TableSettings, TableState
 from lakewarden.handlers.table.verdicts import AbortTransaction
 from tests.bench import writer_events
 
@@ -37,6 +40,59 @@ def measure(*, repetitions: int) -> dict[str, Any]:
         lambda: _step_time(state, Tick(0.0, 0, CaughtUp(0.0, 0.0))), 2 * MARKERS, repetitions
     )
     return figures
+
+
+OPEN = (10, 100, 999)
+BEATS = 200
+
+
+def measure_open(*, repetitions: int) -> dict[str, Any]:
+    """CPU ms of one event, by admission and number of open transactions: medians over the repetitions."""
+    return {
+        kind: {
+            str(others + 1): {
+                name: round(statistics.median(each[name] for each in found) * 1e3, 4) for name in found[0]
+            }
+            for others in OPEN
+            for found in [[_beside(kind, others) for _ in range(repetitions)]]
+        }
+        for kind in ("queued", "ordered")
+    }
+
+
+def _beside(kind: str, others: int) -> dict[str, float]:
+    state = TableState(TABLE, TableSettings(max_open=2_000))
+    offsets = iter(range(10**9))
+
+    def run(name: str, event: Any, **fields: Any) -> float:
+        made = event(**writer_events.common(TABLE, name), **fields)
+        began = time.process_time()
+        step(state, EventRead(made, next(offsets), 0.0, 0.0))
+        return time.process_time() - began
+
+    def ends(name: str) -> float:
+        seconds = run(name, CommitRequested, seq=1)
+        return seconds + run(name, CommitCompleted, grant=state.transactions[name].granted)
+
+    bucket = (Marker(partition="p", file_group="bucket-0", operation="merge"),)
+    for number in range(others + 1):
+        fields: dict[str, Any] = (
+            {"admission": "queued", "scope": bucket}
+            if kind == "queued"
+            else {"conflict_rule": "ordered", "scope": bucket}
+        )
+        run(f"T{number}", CommitIntent, **fields)
+        if kind == "ordered" and number:
+            run(f"T{number}", CommitRequested, seq=1)
+    step(state, LockConfirmed(0.0, 0, LockView("agent", 1e9, 0.0)))
+    beats = [run(f"T{number % others + 1}", WriterHeartbeat, seq=2) for number in range(BEATS)]
+    other = [run("other", CommitIntent, scope=(Marker(partition="q", file_group="f", operation="merge"),))]
+    other.append(ends("other"))
+    return {
+        "heartbeat": statistics.fmean(beats),
+        "other": sum(other) / 3,
+        "next": statistics.fmean(ends(f"T{number}") / 2 for number in range(min(5, others))),
+    }
 
 
 def _timed(run: Callable[[], float], markers: int, repetitions: int) -> dict[str, float]:

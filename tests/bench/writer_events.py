@@ -40,7 +40,7 @@ def intent(table: str, transaction: str) -> bytes:
 
 
 def intent_event(table: str, transaction: str) -> CommitIntent:
-    return CommitIntent(**_common(table, transaction), heartbeat_seconds=HEARTBEAT_SECONDS)
+    return CommitIntent(**common(table, transaction), heartbeat_seconds=HEARTBEAT_SECONDS)
 
 
 def markers_created(table: str, transaction: str, markers: Sequence[Marker]) -> bytes:
@@ -48,7 +48,7 @@ def markers_created(table: str, transaction: str, markers: Sequence[Marker]) -> 
 
 
 def markers_created_event(table: str, transaction: str, markers: Sequence[Marker]) -> MarkerCreated:
-    return MarkerCreated(**_common(table, transaction), markers=tuple(markers))
+    return MarkerCreated(**common(table, transaction), markers=tuple(markers))
 
 
 def requested(table: str, transaction: str) -> bytes:
@@ -56,7 +56,7 @@ def requested(table: str, transaction: str) -> bytes:
 
 
 def requested_event(table: str, transaction: str) -> CommitRequested:
-    return CommitRequested(**_common(table, transaction), seq=1)
+    return CommitRequested(**common(table, transaction), seq=1)
 
 
 def completed(table: str, transaction: str, grant: str) -> bytes:
@@ -64,11 +64,11 @@ def completed(table: str, transaction: str, grant: str) -> bytes:
 
 
 def completed_event(table: str, transaction: str, grant: str) -> CommitCompleted:
-    return CommitCompleted(**_common(table, transaction), grant=grant)
+    return CommitCompleted(**common(table, transaction), grant=grant)
 
 
 def abandoned(table: str, transaction: str) -> bytes:
-    return encode(TransactionAbandoned(**_common(table, transaction), reason="measured"))
+    return encode(TransactionAbandoned(**common(table, transaction), reason="measured"))
 
 
 def marker_events(table: str, transaction: str, count: int, batch: int) -> Iterator[WriterEventUnion]:
@@ -78,7 +78,7 @@ def marker_events(table: str, transaction: str, count: int, batch: int) -> Itera
         yield markers_created_event(table, transaction, [marker(number, number % 336) for number in numbers])
 
 
-def _common(table: str, transaction: str) -> dict[str, Any]:
+def common(table: str, transaction: str) -> dict[str, Any]:
     number = next(_ids)
     return {
         "event_id": f"bench-event-{number:012d}-c1f0a7e5d3b2",

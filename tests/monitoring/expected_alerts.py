@@ -53,6 +53,12 @@ EXPECTED: dict[str, dict[str, Alerts]] = {
         "during": {"LakewardenLogIncomplete": JOB_A},
         "after": {"LakewardenLogIncomplete": JOB_A},
     },
+    # The decisions name events that the new topic does not have.
+    "a topic is deleted": {
+        "before": {},
+        "during": {"LakewardenLogCut": AT_A, "LakewardenLogIncomplete": JOB_A},
+        "after": {"LakewardenLogIncomplete": JOB_A},
+    },
     # There is no newer agent any more, so the operator deletes its decisions, and the log lacks them.
     "a newer agent has decided": {
         "before": {},

@@ -365,6 +365,15 @@ class Failing:
         finally:
             await client.close()
 
+    async def delete_topic(self, topic: str) -> None:
+        """Delete a topic."""
+        client = AIOKafkaAdminClient(bootstrap_servers=self.scene.bootstrap_servers)
+        await client.start()
+        try:
+            await client.delete_topics([topic])
+        finally:
+            await client.close()
+
     # -- an operator -------------------------------------------------------------------------------------------------
 
     async def run(self, *arguments: str, check: bool = True) -> str:

@@ -247,6 +247,11 @@ FAILURES = (
         },
     ),
     Failure(
+        "a topic is deleted, and the agent creates it again",
+        {_series(ENDS, reason="log-cut"): f"0x20 1x{LENGTH}"},
+        {"4m": {}, "10m": {"LakewardenLogCut": AT_A}, "30m": {}},
+    ),
+    Failure(
         "an unexpected error stops a table",
         {
             _series("lakewarden_stopped_tables"): f"0x20 1x{LENGTH}",
@@ -260,7 +265,7 @@ FAILURES = (
             _series("lakewarden_incomplete_logs"): f"0x20 1x{LENGTH}",
             _series(ENDS, reason="log-cut"): f"0x20 1x{LENGTH}",
         },
-        {"4m": {}, "6m": {"LakewardenLogIncomplete": JOB_A}},
+        {"4m": {}, "6m": {"LakewardenLogIncomplete": JOB_A, "LakewardenLogCut": AT_A}},
     ),
     Failure(
         "a stranger publishes to the topic of the writers",

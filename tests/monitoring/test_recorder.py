@@ -222,6 +222,19 @@ async def test_kafka_has_lost_records(
         assert line["topic"] == scene.scene.settings().topics.writers
 
 
+async def test_a_topic_is_deleted(
+    kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
+) -> None:
+    """While the agent runs. It ends its session and creates the topic again; the writers begin again by themselves."""
+    arguments = kafka.bootstrap_servers, topic_prefix, tmp_path, s3_credentials
+    async with recorded("a topic is deleted", *arguments) as scene:
+        await scene.delete_topic(scene.scene.settings().topics.writers)
+        await scene.agents["a"].logged("partitions.live", count=2)
+        await scene.next_commits()
+        await scene.scrapes(5)
+        scene.recording.mark("during")
+
+
 async def test_a_newer_agent_has_decided(
     kafka: KafkaServer, topic_prefix: str, tmp_path: Path, s3_credentials: S3Server
 ) -> None:

@@ -74,6 +74,14 @@ class LogSeen:
         return "; ".join(each.description for each in self._missing) or None
 
     @property
+    def writers_replaced(self) -> bool:
+        """Whether offsets of `writers` that are known from before mean nothing: it was created again, or has lost its end."""
+        return any(
+            each.topic == self._topics.writers and each.problem in ("end-lost", "replaced")
+            for each in self._missing
+        )
+
+    @property
     def checkpoint_allowed(self) -> bool:
         """Whether a checkpoint may be committed: not before a lock lease after a take-over with gaps."""
         return monotonic() >= self._no_checkpoint_before

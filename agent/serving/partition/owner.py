@@ -61,6 +61,7 @@ from lakewarden.events import (
 )
 from lakewarden.handlers.group.ownership import may_resume
 from lakewarden.handlers.group.readiness import Lag, OwnedPartition
+from lakewarden.handlers.table.ledger import Correction
 from lakewarden.handlers.table.liveness import CaughtUp
 from lakewarden.handlers.table.log_gaps import Gap
 from lakewarden.handlers.table.machine import EventRead
@@ -185,6 +186,11 @@ class PartitionOwner:
         return self._tables.ledger_records()
 
     @property
+    def last_correction(self) -> Correction | None:
+        """The last correction that the ledger names, which `writers` must have."""
+        return self._tables.ledger.last_correction()
+
+    @property
     def ledger_extent(self) -> tuple[int, int]:
         """Where the ledger begins, and the offset after this owner's last entry."""
         return self._seen.ledger_beginning, self._seen.ledger_end
@@ -272,6 +278,8 @@ class PartitionOwner:
             return
         self._seen.compare(checkpoint, gaps, replay.decided, end, ledger_beginning)
         self._safe = self._seen.checkpoint(start, decisions_position)
+        if self._seen.writers_replaced:
+            self._tables.ledger.drop_offsets()
         self._tables.repeat_entries()
         if replay.term not in (None, self.term):
             takeovers.others = max(takeovers.others, takeovers.own + 1)

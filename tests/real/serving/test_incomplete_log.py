@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from lakewarden.agent.kafka import ensure_topics
+from lakewarden.agent.operators.requests import Requester, correct
 from lakewarden.agent.operators.status import status
 from lakewarden.events import Abort, AlreadyCommitted, CommitGranted, partition_name
 from tests.kafka_fixture import KafkaServer
@@ -98,6 +100,31 @@ async def test_a_running_agent_notices_that_its_topic_was_created_again(
         await _commits(scene.writer("after"))
 
 
+async def test_running_agents_create_deleted_topics_again_and_a_corrected_writer_commits_once(
+    scene: World, admin: AIOKafkaAdminClient
+) -> None:
+    """Kafka drops the group's checkpoints with the topic; only the ledger still names an offset of it."""
+    topics = [scene.settings().topics.writers, scene.settings().topics.decisions]
+    with scene.process() as process:
+        await process.ready()
+        for number in range(20):
+            await scene.writer(f"other-{number}").send_intent()
+        await _commits(scene.writer("once"), batch_id=2)
+        operator = Requester("tests", "the batch is written again", PATIENCE_SECONDS)
+        await correct(scene.settings(), scene.table, "once", 1, operator)
+        await admin.delete_topics(topics)
+        cut = await process.logged("kafka.waiting")
+        line = await process.logged("log.incomplete")
+        await process.logged("partitions.live", count=2)
+        await _commits(scene.writer("once"), batch_id=2)
+        again = scene.writer("once")
+        await again.send_intent(batch_id=2)
+        await again.wait_for(AlreadyCommitted)
+
+    assert "exists no more" in cut["problem"] or "lost" in cut["problem"]
+    assert (line["topic"], line["problem"]) == (topics[0], "end-lost")
+
+
 async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: AIOKafkaAdminClient) -> None:
     """Before, nothing noticed it until the next agent took over, and that one admitted the batch again."""
     ledger, first = scene.settings().topics.ledger, scene.writer("once")
@@ -125,8 +152,8 @@ async def test_a_running_agent_records_a_lost_ledger_again(scene: World, admin: 
     assert skipped.committed_transaction == first.transaction
 
 
-async def _commits(writer: Writer) -> None:
-    await writer.begin()
+async def _commits(writer: Writer, **fields: Any) -> None:
+    await writer.begin(**fields)
     await writer.touch("x")
     await writer.complete((await writer.obtain_grant()).grant)
 

@@ -269,6 +269,7 @@ class DecisionOracles:
         writers = {(history.table, history.writer), (other.table, other.writer)}
         if (
             self._knowledge.losses_of(other) >= self._settings.max_losses
+            or max(map(self._knowledge.overtaken, (history, other))) >= self._settings.max_losses
             or writers & self._knowledge.unclear_losses
         ):
             return

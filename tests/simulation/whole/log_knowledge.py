@@ -180,6 +180,17 @@ class LogKnowledge:
         """Whether the agent that granted must know of this committed batch, whose completion is at this offset."""
         return self.ledger.must_know(grant.term, (history.table, history.writer), batch, offset)
 
+    def overtaken(self, history: History) -> int:
+        """How many transactions with a later intent may have computed on its places and ended while it waited in the queue."""
+        return sum(
+            other.table == history.table
+            and other.order > history.order
+            and other.admitted
+            and not (history.admitted and other.admitted_at > history.admitted_at)
+            and history.meets(other, 2**62)
+            for other in self.histories.values()
+        )
+
     def losses_of(self, history: History) -> int:
         """The losses in a row of a transaction's writer."""
         return self.losses.get((history.table, history.writer), (0, 0))[0]

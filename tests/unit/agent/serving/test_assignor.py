@@ -54,6 +54,16 @@ def test_partitions_stay_from_round_to_round() -> None:
     assert set(before["c"]) <= set(now["c"])
 
 
+def test_each_member_learns_which_partitions_the_round_has_assigned_to_anyone() -> None:
+    """Also one that has got none, and takes itself for a spare one. A round without the topic assigns nothing."""
+    members = {name: StickyAssignor(TOPIC) for name in "abcdefghijklmn"}
+    assigned = Group(**members).round("a")
+
+    every = frozenset(number for mine in assigned.values() for number in mine)
+    assert {each.assigned for each in members.values()} == {every}
+    assert [] in assigned.values()
+
+
 def test_a_member_that_missed_a_round_claims_nothing_that_others_got_since() -> None:
     """An agent was suspended for longer than its session timeout."""
     group = Group(a=StickyAssignor(TOPIC), b=StickyAssignor(TOPIC))

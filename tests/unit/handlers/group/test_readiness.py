@@ -91,6 +91,16 @@ def test_a_spare_agent_without_a_partition_is_ready() -> None:
     assert is_ready(conditions(facts, LIMITS))
 
 
+@pytest.mark.parametrize("partitions", [(), READY.partitions], ids=["spare", "owner"])
+def test_no_agent_is_ready_while_a_partition_has_no_owner(partitions: tuple[OwnedPartition, ...]) -> None:
+    """The topic was deleted: the group's round has assigned nothing to anyone, and each agent looked like a spare one."""
+    facts = replace(READY, partitions=partitions, unowned=(0, 1, 2))
+
+    assert failing(facts) == {
+        "assigned": "no agent of the group owns 3 partitions: 0, 1, 2; the topic may have been deleted"
+    }
+
+
 def test_a_rebalance_makes_the_agent_unready_until_its_partitions_are_assigned_again() -> None:
     facts = replace(READY, assigned=False, partitions=(OwnedPartition(0, "paused", 0, 999.0),))
 

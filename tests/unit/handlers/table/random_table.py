@@ -29,6 +29,7 @@ from lakewarden.events import (
     WriterEventUnion,
     WriterHeartbeat,
 )
+from lakewarden.handlers.table.admission import blocking_overlaps
 from lakewarden.handlers.table.invariants import check_invariants
 from lakewarden.handlers.table.machine import LockConfirmed, LockGone
 from lakewarden.handlers.table.memory import largest_transaction
@@ -480,15 +481,32 @@ class Table(RuleBasedStateMachine):
         phases = {each.id: each.phase for each in state.transactions.values()}
         writers = {each.id: each.writer for each in self.processes}
         closed_before = set(state.closed)
+        limit = state.settings.max_losses
+        aged = {each.id for each in state.transactions.values() if each.overtaken >= limit}
         step()
         verdicts = [each for each in self.w.effects if isinstance(each, VERDICTS)]
         for effect in self.w.effects:
             if isinstance(effect, ReleaseLock):
                 self.lock_end = 0.0
+        self.check_queue(verdicts, aged)
         new_verdicts = [each for each in verdicts if each.transaction not in closed_before]
         self.check_verdicts(new_verdicts, losses, phases, writers)
         self.publishing(verdicts, self.w.now)
         self.check_state()
+
+    def check_queue(self, verdicts: list[Any], aged: set[str]) -> None:
+        """A queued transaction that was overtaken often enough is overtaken no more."""
+        state = self.w.state
+        for verdict in verdicts:
+            admitted = state.transactions.get(verdict.transaction) if isinstance(verdict, Admit) else None
+            if admitted is None or admitted.admission != "queued":
+                continue
+            for overlap in blocking_overlaps(state, admitted):
+                other = overlap.other.transaction
+                waits = other.phase is Phase.QUEUED and other.id in aged
+                assert not (waits and other.sequence < admitted.sequence), (
+                    "G5: one that was overtaken often enough is overtaken"
+                )
 
     def check_verdicts(
         self, verdicts: list[Any], losses: dict[str, int], phases: dict[str, Phase], writers: dict[str, str]
@@ -523,7 +541,9 @@ class Table(RuleBasedStateMachine):
                 before = phases.get(entry.other_transaction)
                 unbeatable = before is Phase.GRANTED or before in landed
                 unbeatable = unbeatable or self.w.phase(entry.other_transaction) in landed
+                other = self.w.state.transactions.get(entry.other_transaction)
                 other_protected = losses.get(writers[entry.other_transaction], 0) >= limit
+                other_protected = other_protected or (other is not None and other.overtaken >= limit)
                 assert not protected or unbeatable or other_protected, (
                     "G5: a protected writer lost to an unprotected one"
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from lakewarden.handlers.table.state import MAX_LOST_ON, MAX_LOST_ON_CHARACTERS
@@ -385,3 +387,58 @@ def publishing() -> World:
     """Return a world in which writer w has a grant for its batch 1."""
     w = world().intent("A", writer="w", batch_id=1).lock().touch("A", m("p/f"), writer="w")
     return w.request("A", writer="w")
+
+
+@pytest.mark.parametrize("outcome", ["commits", "abandons"])
+@pytest.mark.parametrize("admission", ["queued", "optimistic"])
+def test_a_smaller_priority_waits_for_at_most_max_losses_later_transactions(
+    admission: str, outcome: str
+) -> None:
+    """Two writers whose micro-batches overlap in time kept a backfill waiting for ever."""
+    w = world(max_losses=2).intent("T0", m("p/f"), admission=admission).lock(10_000.0)
+    w.intent("backfill", m("p/f"), admission="queued", priority=-10)
+    overtaken = 0
+    for number in range(1, 20):
+        w.intent(f"T{number}", m("p/f"), admission="queued")
+        if outcome == "abandons":
+            w.abandon(f"T{number - 1}")
+        else:
+            w.commits(f"T{number - 1}")
+        if w.phase("backfill") is not Phase.QUEUED:
+            break
+        overtaken += w.phase(f"T{number}") is not Phase.QUEUED
+
+    assert overtaken == 2
+    assert w.rebuilt().state.transactions["backfill"].overtaken == 2
+
+
+def test_an_earlier_transaction_overtakes_nothing() -> None:
+    w = world(max_losses=1).lock().intent("A", m("p/f")).intent("B", m("q/f"))
+    w.intent("waits", m("p/f"), m("q/f"), admission="queued", priority=-1)
+    w.abandon("A")
+
+    assert w.state.transactions["waits"].overtaken == 0
+
+
+def test_a_heartbeat_and_a_marker_without_a_conflict_cost_the_same_however_many_wait() -> None:
+    """Each event visited each open transaction, and for each of them its pairs."""
+
+    def calls(others: int) -> int:
+        w = world().lock().intent("D", m("p/*", "delete"))
+        for number in range(others):
+            w.intent(f"Q{number}", m(f"p/{number}"), admission="queued")
+        counted = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event == "call"
+
+        sys.setprofile(count)
+        try:
+            w.beat("Q1")
+            w.touch("D", m("q/f"))
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert calls(200) <= calls(10) + 5

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from lakewarden.events import CommitCompleted
-from lakewarden.handlers.table.log_gaps import Extent, Gap, LastRecord, Problem, find_gap, replay_start
+from lakewarden.handlers.table.ledger import Correction
+from lakewarden.handlers.table.log_gaps import (
+    Extent,
+    Gap,
+    LastRecord,
+    Problem,
+    find_correction_gap,
+    find_gap,
+    replay_start,
+)
 from lakewarden.handlers.table.replay import Position
 from lakewarden.handlers.table.state import TableSettings
 from lakewarden.handlers.table.transactions import Phase
@@ -34,6 +43,26 @@ def test_a_topic_is_compared_with_what_the_checkpoint_relies_on(
     needed: int | None, last: LastRecord | None, extent: Extent, expected: tuple[Problem, int, int] | None
 ) -> None:
     assert find_gap("t", needed, last, extent) == (None if expected is None else Gap("t", *expected))
+
+
+@pytest.mark.parametrize(
+    ("extent", "found", "expected"),
+    [
+        (Extent(0, 95), "c", None),
+        (Extent(95, 200), None, None),  # retention has removed the correction
+        (Extent(0, 94), None, ("end-lost", 95, 94)),
+        (Extent(0, 0), None, ("end-lost", 95, 0)),
+        (Extent(0, 200), "another", ("replaced", 94, 200)),
+        (Extent(0, 200), None, ("replaced", 94, 200)),
+    ],
+)
+def test_a_correction_in_the_ledger_shows_that_its_topic_is_another_one(
+    extent: Extent, found: str | None, expected: tuple[Problem, int, int] | None
+) -> None:
+    """Kafka drops the group's checkpoints with a deleted topic, so only the ledger still names offsets of it."""
+    gap = find_correction_gap("t", Correction(94, "c"), extent, found)
+
+    assert gap == (None if expected is None else Gap("t", *expected))
 
 
 WHOLE = Extent(0, 1_000)

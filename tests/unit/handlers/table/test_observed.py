@@ -51,7 +51,7 @@ def test_a_writer_of_the_gate_loses_to_an_observed_one_although_it_is_older() ->
 @pytest.mark.parametrize("first", ["observed", "gate"])
 def test_neither_priority_nor_protection_wins_against_an_observed_transaction(first: str) -> None:
     w = world(max_losses=1).intent("W").intent("A", writer="w").touch("W", m("p/f")).touch("A", m("p/f"))
-    assert w.state.is_protected("w")
+    assert w.state.has_lost_enough("w")
 
     w.abandon("W").intent("B", writer="w", priority=9)
     observe(w)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from lakewarden.events import BatchCommitted, LedgerEventUnion
 from lakewarden.handlers.table.ledger import CommittedBatch, Correction, InForce, Ledger, batch_of
-from lakewarden.handlers.table.machine import record_again
+from lakewarden.handlers.table.machine import record_again, restore
 from lakewarden.handlers.table.transactions import Phase
 from lakewarden.handlers.table.verdicts import AbortTransaction, RecordBatch, RenewGrant, SkipBatch, Warn
 from tests.unit.handlers.table.world import AT, TABLE, World, facts, m, world
@@ -218,6 +219,45 @@ def test_a_batch_of_the_ledger_is_read_back_as_it_was() -> None:
     """Both fields of a correction, or none."""
     assert batch_of(entry(5, 60)) == CommittedBatch(5, "T", None, Correction(60, "e60"))
     assert batch_of(entry(5)) == CommittedBatch(5, "T", None)
+
+
+def test_a_corrected_writer_is_recorded_in_a_new_topic_and_can_be_corrected_there() -> None:
+    """Its correction is at offset 60 of a topic that exists no more. Commits below that offset weren't recorded, for good."""
+    ledger = Ledger()
+    for record in (entry(900), entry(5, 60)):
+        ledger.add(record)
+    assert ledger.last_correction() == Correction(60, "e60")
+    ledger.drop_offsets()
+    assert list(ledger.to_repeat) == [("batch-committed", TABLE, "w")]
+
+    w = world()
+    restore(w.state, ledger.tables[TABLE])
+    w.intent("B", writer="w", batch_id=6).lock().request("B").complete("B")
+    recorded = w.one(RecordBatch)
+    assert (recorded.batch_id, recorded.corrected_at, recorded.generation) == (6, None, 1)
+    assert w.correct("w", 2).of(RecordBatch)[-1].corrected_at == w.offset
+    assert w.intent("C", writer="w", batch_id=3).admitted[-1] == "C"
+
+    published = entry(6).model_copy(update={"generation": 1})
+    assert in_force([entry(5, 60), published]) == (published, True)
+    assert in_force([published, entry(5, 60)]) == (published, False)
+
+
+def test_a_correction_that_the_log_still_has_is_applied_again_by_the_replay() -> None:
+    """The log has lost its end, and the correction is before it."""
+    live = committed(7).correct("w", 5)
+    known = live.state.ledger["w"].correction
+    assert known is not None
+    ledger = Ledger()
+    ledger.add(entry(5, known.offset).model_copy(update={"correction": known.event_id}))
+    ledger.drop_offsets()
+    w = world()
+    restore(w.state, ledger.tables[TABLE])
+
+    for each in live.log:
+        w.replay(each)
+
+    assert w.state.ledger["w"] == replace(live.state.ledger["w"], generation=1)
 
 
 # -- a jump of the batch id ----------------------------------------------------------------------------------------------

@@ -229,4 +229,4 @@ def test_a_waiting_transaction_names_those_with_earlier_turns() -> None:
         (each.other.id, each.reason, [(one.partition, one.file_group) for one in each.overlaps])
         for each in waits(w.state, w.state.transactions["C"])
     ]
-    assert found == [(name, "earlier turn", [("p", "bucket-0")]) for name in "AB"]
+    assert found == [(name, "earlier turn", [("p", "bucket-0")]) for name in "BA"]

@@ -263,6 +263,7 @@ def facts(state: TableState) -> dict[str, object]:
                 "batch": each.batch_id,
                 "abort_request": each.abort_request,
                 "turn": each.turn,
+                "overtaken": each.overtaken,
             }
             for each in state.transactions.values()
         },
