@@ -71,8 +71,8 @@ class CheckpointPositions:
     """By intent: the position in `decisions` before which no decision concerns the intent or a later event.
 
     A checkpoint names the oldest intent that a replay must read, and its position. An earlier intent's position is valid too: the
-    replay reads more decisions than it needs. So positions may be dropped while a checkpoint does not move, for a stopped table or
-    a transaction that stays open.
+    replay reads more decisions than it needs. So positions may be dropped while a checkpoint does not move: a table is stopped,
+    or a transaction stays open.
     """
 
     def __init__(self) -> None:
