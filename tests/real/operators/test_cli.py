@@ -75,11 +75,14 @@ async def test_status_prints_the_lock_holder_and_what_each_transaction_waits_for
 
         as_json = await scene.answer("status", "--table", scene.table, "--output", "json")
         as_text = await scene.answer("status")
+        agents = json.loads(await scene.answer("agents", "--output", "json"))
 
     [view] = json.loads(as_json)
     assert view["table"] == scene.table
     assert (view["lock"]["held"], view["lock"]["agent"]) == (True, acquired.agent)
     assert view["lock"]["owner"] == acquired.owner
+    assert [each["agent"] for each in agents["members"]] == [acquired.agent]
+    assert {each["agent"] for each in agents["partitions"]} == {acquired.agent}
     shown = {each["writer"]: each for each in view["transactions"]}
     assert {name: each["phase"] for name, each in shown.items()} == {
         "granted": "granted",
@@ -106,6 +109,7 @@ async def test_status_of_a_table_without_writers_is_empty(scene: World) -> None:
         "refused": None,
     }
     assert await scene.answer("status") == "no table has an open transaction or a lock\n"
+    assert json.loads(await scene.answer("refused", "--output", "json")) == []
 
 
 async def test_conflicts_are_listed_and_followed(scene: World) -> None:
@@ -126,6 +130,7 @@ async def test_conflicts_are_listed_and_followed(scene: World) -> None:
     assert ConflictDetected.model_validate_json(listed) == followed
     text = await scene.answer("conflicts")
     assert "loser lost to winner, which was open: p x; aborted " in text
+    assert json.loads(await scene.answer("losses", "--output", "json"))["conflicts"] == 1
 
 
 async def test_dev_prints_one_line_ends_its_processes_and_keeps_its_state(tmp_path: Path) -> None:

@@ -121,6 +121,8 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         await following.send_intent(batch_id=8)
         await following.wait_for(Admitted)
         text = await scene.run("ledger", "show", scene.table)
+        (backup := scene.root / "backup.json").write_text(shown.stdout)
+        restored = await scene.run("ledger", "restore", str(backup), "--reason", "it was no mistake")
 
     [line] = json.loads(shown.stdout)
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
@@ -131,6 +133,10 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
     assert (answer.batch_id, answer.committed_batch_id) == (7, 7)
     assert answer.committed_transaction.startswith("ledger-corrected-")
     assert [line.split()[:3] for line in text.stdout.splitlines()[1:]] == [[scene.table, "job:1", "7"]]
+    assert (restored.returncode, restored.stdout.splitlines()[-1]) == (
+        0,
+        f"1 writers are restored from {backup}",
+    )
 
 
 async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scene: World) -> None:
