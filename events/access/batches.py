@@ -13,34 +13,31 @@ header whose name isn't UTF-8. The broker keeps such a batch for days, and every
 
 from __future__ import annotations
 
-import gzip
-import io
 import struct
-import zlib
-from collections.abc import Callable
 from typing import Any
 
-import cramjam
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.default_records import DefaultRecordBase, DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 from lakewarden.events.codec import UNREADABLE
+from lakewarden.events.inflate import (
+    Codec,
+    InflateError,
+    inflate_gzip,
+    inflate_lz4,
+    inflate_snappy,
+    inflate_zstd,
+)
 
 MAX_BATCH = 16 * 1024 * 1024
 """Uncompressed bytes of a batch: 16 of the largest events. A compressed batch of 1 MB could have 30 GB."""
 MAX_RESPONSE = 2 * MAX_BATCH
 """Uncompressed bytes of the batches of one response that were compressed."""
-FIRST_GUESS = 64 * 1024
-GROWTH = 8
-"""A buffer that is too small for a batch is tried again with this many times its size."""
 
 _HEADER = DefaultRecordBase.HEADER_STRUCT
 _OVERHEAD = struct.calcsize(">qi")
 _CRC, _ATTRIBUTES = DefaultRecordBase.CRC_OFFSET, DefaultRecordBase.ATTRIBUTES_OFFSET
-_XERIAL = b"\x82SNAPPY\x00"
-"""Begins what Java's snappy writes: blocks, each with its size before it."""
-_XERIAL_HEADER = 16
 
 
 class _UnreadableError(Exception):
@@ -121,13 +118,11 @@ def _uncompressed(batch: bytes, codec: int) -> bytes:
     if decompress is None:
         raise _UnreadableError(f"its compression, {name}, is not one of Kafka's")
     try:
-        records = decompress(batch[_HEADER.size :])
-    except (cramjam.DecompressionError, EOFError, OSError, ValueError, struct.error, zlib.error):
+        records = decompress(batch[_HEADER.size :], MAX_BATCH)
+    except InflateError:
         raise _UnreadableError(
             f"what is compressed with {name} in it is damaged, or has more than {MAX_BATCH} bytes"
         ) from None
-    if len(records) > MAX_BATCH:
-        raise _UnreadableError(f"compressed with {name}, it has more than {MAX_BATCH} bytes")
     fields = list(_HEADER.unpack_from(batch))
     fields[1] = _HEADER.size - _OVERHEAD + len(records)
     fields[5] &= ~DefaultRecordBase.CODEC_MASK
@@ -160,52 +155,9 @@ def _refused(batch: bytes, reason: str) -> bytes:
     return _with_checksum(_HEADER.pack(*own) + made[_HEADER.size :])
 
 
-def _gzip(compressed: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(compressed)) as file:
-        return file.read(MAX_BATCH + 1)
-
-
-def _snappy(compressed: bytes) -> bytes:
-    if not compressed.startswith(_XERIAL):
-        return _snappy_block(compressed)
-    blocks, size, position = [], 0, _XERIAL_HEADER
-    while position < len(compressed) and size <= MAX_BATCH:
-        (length,) = struct.unpack_from(">i", compressed, position)
-        position += 4
-        if not 0 < length <= len(compressed) - position:
-            raise ValueError("a block ends behind the batch")
-        blocks.append(_snappy_block(compressed[position : position + length]))
-        size += len(blocks[-1])
-        position += length
-    return b"".join(blocks)
-
-
-def _snappy_block(compressed: bytes) -> bytes:
-    if cramjam.snappy.decompress_raw_len(compressed) > MAX_BATCH:
-        raise ValueError("too large")
-    return bytes(cramjam.snappy.decompress_raw(compressed))
-
-
-def _bounded(decompress_into: Callable[[bytes, bytearray], int]) -> Callable[[bytes], bytes]:
-    """A codec whose data doesn't have its size: with a buffer that grows up to the limit."""
-
-    def decompress(compressed: bytes) -> bytes:
-        size = max(FIRST_GUESS, GROWTH * len(compressed))
-        while size < MAX_BATCH:
-            buffer = bytearray(size)
-            try:
-                return bytes(memoryview(buffer)[: decompress_into(compressed, buffer)])
-            except (cramjam.DecompressionError, OSError):
-                size *= GROWTH
-        buffer = bytearray(MAX_BATCH)
-        return bytes(memoryview(buffer)[: decompress_into(compressed, buffer)])
-
-    return decompress
-
-
-_CODECS: dict[int, tuple[str, Callable[[bytes], bytes]]] = {
-    DefaultRecordBase.CODEC_GZIP: ("gzip", _gzip),
-    DefaultRecordBase.CODEC_SNAPPY: ("snappy", _snappy),
-    DefaultRecordBase.CODEC_LZ4: ("lz4", _bounded(cramjam.lz4.decompress_into)),
-    DefaultRecordBase.CODEC_ZSTD: ("zstd", _bounded(cramjam.zstd.decompress_into)),
+_CODECS: dict[int, tuple[str, Codec]] = {
+    DefaultRecordBase.CODEC_GZIP: ("gzip", inflate_gzip),
+    DefaultRecordBase.CODEC_SNAPPY: ("snappy", inflate_snappy),
+    DefaultRecordBase.CODEC_LZ4: ("lz4", inflate_lz4),
+    DefaultRecordBase.CODEC_ZSTD: ("zstd", inflate_zstd),
 }

@@ -27,6 +27,7 @@ from typing import Any
 import fastavro
 
 from lakewarden.events import ALL_FILE_GROUPS, Marker, Operation
+from lakewarden.handlers.avro_blocks import uncompressed
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.hudi.markers import each_once, marker_of_file, touched
 
@@ -105,7 +106,7 @@ def _decode(body: bytes) -> dict[str, Any]:
         raise UnreadableHudi("the file is empty")
     try:
         if body.startswith(_AVRO):
-            record: Any = next(iter(fastavro.reader(io.BytesIO(body))), None)
+            record: Any = next(iter(fastavro.reader(io.BytesIO(uncompressed(body)))), None)
         else:
             record = json.loads(body)
     except Exception as error:  # fastavro raises whatever the bytes provoke in it: there is no common class

@@ -10,7 +10,6 @@ It relies on these facts of Iceberg's table format 1 and 2:
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,9 @@ from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from lakewarden.events.inflate import inflate_gzip
 from lakewarden.handlers.avro import read_avro
+from lakewarden.handlers.avro_blocks import MAX_BYTES
 from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.handlers.observations import (
     ObservedCommit,
@@ -103,7 +104,7 @@ class TableMetadata:
 def read_metadata(body: bytes) -> TableMetadata:
     """Return what a metadata file says. Raises `UnreadableCommit`."""
     try:
-        fields = json.loads(gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body)
+        fields = json.loads(inflate_gzip(body, MAX_BYTES) if body.startswith(b"\x1f\x8b") else body)
         version = fields["format-version"]
         if version not in FORMAT_VERSIONS:
             raise UnreadableCommit(

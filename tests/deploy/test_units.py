@@ -34,6 +34,14 @@ def test_a_unit_starts_a_command_of_lakewarden_with_settings_that_exist(unit: Pa
     assert {each.removeprefix(ENV_PREFIX).lower() for each in given} <= set(Settings.model_fields)
 
 
+@pytest.mark.unit
+def test_the_end_of_a_watcher_for_want_of_memory_does_not_stop_the_agent() -> None:
+    """systemd stops a unit of which the kernel ends any process, unless it is told to go on."""
+    [agent] = [each for each in UNITS if each.stem == "lakewarden-agent"]
+
+    assert options(agent, "OOMPolicy") == ["continue"]
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_systemd_finds_nothing_wrong_with_a_unit(unit: Path, tmp_path: Path) -> None:
