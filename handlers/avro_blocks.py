@@ -1,6 +1,6 @@
 """Decompresses a file of Avro records, within limits.
 
-Whoever may write to a table can put anything there, so memory is bounded before fastavro sees a byte: a file has at most
+A writer of the table can put anything there, so memory is bounded before fastavro sees a byte: a file has at most
 `MAX_BYTES` uncompressed, and `MAX_RECORDS` records, which may be empty. Each block is decompressed here, with the rest of that
 limit, and passed on uncompressed.
 """

@@ -36,7 +36,7 @@ def test_a_unit_starts_a_command_of_lakewarden_with_settings_that_exist(unit: Pa
 
 @pytest.mark.unit
 def test_the_end_of_a_watcher_for_want_of_memory_does_not_stop_the_agent() -> None:
-    """systemd stops a unit of which the kernel ends any process, unless it is told to go on."""
+    """systemd stops a unit of which the kernel ends any process, unless it has this policy."""
     [agent] = [each for each in UNITS if each.stem == "lakewarden-agent"]
 
     assert options(agent, "OOMPolicy") == ["continue"]
