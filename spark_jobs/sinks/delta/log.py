@@ -6,16 +6,21 @@ No Spark job runs, but for the first look at a long log. It relies on these fact
 - A batch is `txn` (`SetTransaction`) in the commit of its data: `appId` is the writer, `version` the batch id. The table
   keeps the last one of each writer. A writer's batch ids rise, so a smaller one is committed too.
 - A commit names its transaction: `commitInfo.txnId`, a UUID that is new for each statement.
+- `txn` survives RESTORE and CREATE OR REPLACE TABLE, although the rows don't. So the history of a version goes on at the target
+  of a RESTORE, and begins at a replacement (`TableLog.history`).
 - Commits are never changed. A version that has another file time or length is of another table at the same place.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED
+from lakewarden.spark_jobs.gate.errors import GateError
 from lakewarden.spark_jobs.sinks.java import java_type
 from lakewarden.spark_jobs.sinks.partitions import PartitionColumn
 
@@ -41,9 +46,28 @@ class CommitFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Commit:
+    """What one commit says of a writer's batches."""
+
+    batch: int | None
+    """The one that it has."""
+    rewinds: bool
+    """Whether it removes commits from the table's history: a RESTORE, or a replacement of the table."""
+    target: int | None
+    """The version at which the history goes on then, -1 for a replacement."""
+
+
+RESTORE = "RESTORE"
+REPLACEMENTS = re.compile(r"(CREATE OR )?REPLACE TABLE.*|CLONE")
+"""Of `commitInfo.operation`, like `RESTORE`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata:
     """What the sink needs of a table's metadata."""
 
+    table_id: str
+    """A UUID that is another one after the table was dropped and created again, or replaced."""
     partitioned_by: tuple[PartitionColumn, ...]
     physical_names: dict[str, str]
     """Names of the partition columns in files, by their own names. They differ in tables with column mapping."""
@@ -62,11 +86,13 @@ class TableLog:
         self._new_path = java_type(spark, "org.apache.hadoop.fs.Path")
         self._new_uri = java_type(spark, "java.net.URI")
         self._delta_log = java_type(spark, DELTA_LOG)
+        self._timestamp = java_type(spark, "java.sql.Timestamp")
         self._path = self._new_path(location)
         self.java = self._delta_log.forTable(self._spark, self._path)
         if not self.java.tableExists():
             raise ValueError(f"no Delta table: create it before the query starts; table={location}")
         self._conf = self.java.newDeltaHadoopConf()
+        self.known: Metadata | None = None
 
     @property
     def data_path(self) -> str:
@@ -78,12 +104,19 @@ class TableLog:
         return self._delta_log.forTableWithSnapshot(self._spark, self._path)._2()
 
     def metadata(self) -> Metadata:
-        """Return the metadata of the newest version."""
-        action = json.loads(self.snapshot().metadata().json())["metaData"]
+        """Return the metadata of the newest version, and keep it as what is `known`."""
+        self.known = self.parsed(self.snapshot().metadata())
+        return self.known
+
+    @staticmethod
+    def parsed(java: Any) -> Metadata:
+        """Return what an action of Delta says."""
+        action = json.loads(java.json())["metaData"]
         fields = {field["name"]: field for field in json.loads(action["schemaString"])["fields"]}
         partitioned_by = action["partitionColumns"]
         types = {name: fields[name]["type"] for name in partitioned_by}
         return Metadata(
+            table_id=action["id"],
             partitioned_by=tuple(
                 PartitionColumn(name, SQL_NAMES.get(kind, kind)) for name, kind in types.items()
             ),
@@ -141,13 +174,73 @@ class TableLog:
             if not relative.isAbsolute():  # a shallow clone refers to another table's files
                 file_system.delete(self._new_path(folder, self._new_path(relative)), False)  # noqa: FBT003 - of Java
 
-    def version_of_batch(self, writer: str, batch_id: int) -> int | None:
-        """Return the version that has this batch, or None if no commit file has it any more."""
+    def look(self, version: int, writer: str) -> Commit:
+        """Read one commit."""
+        batch, rewinds, target = None, False, None
+        for kind, action in self.actions(version, ["txn", "commitInfo"]):
+            if kind == "txn":
+                batch = int(action["version"]) if action["appId"] == writer else batch
+            elif action.get("operation") == RESTORE:
+                rewinds, target = True, self._restored(version, action)
+            elif REPLACEMENTS.fullmatch(str(action.get("operation"))):
+                rewinds, target = True, -1
+        return Commit(batch, rewinds, target)
+
+    def history(self, writer: str) -> Iterator[tuple[int | None, str]]:
+        """Yield the writer's batches in the history of the newest version, with their versions, the newest first.
+
+        Last comes `EXPIRED` if older commits were removed. Delta's own summary has the last batch of them.
+        """
+        files = {file.version for file in self.commits(0)}
+        version = max(files, default=-1)
+        seen = rewound = False
+        while version in files:
+            commit = self.look(version, writer)
+            if commit.batch is not None:
+                seen = True
+                yield commit.batch, str(version)
+            rewound = rewound or commit.rewinds
+            version = version - 1 if commit.target is None else commit.target
+        if version < 0:
+            return
+        if rewound:
+            raise GateError(
+                "the table was restored, and its log no longer shows which batches it had before version "
+                f"{version + 1}: it is unknown whether this one is among them; give the query another writer name to write it, "
+                f"or run `lakewarden ledger correct` with this batch to skip it; table={self.data_path} writer={writer}"
+            )
+        found = self.snapshot().transactions().get(writer)
+        if not seen and found.isDefined():
+            last = int(found.get())
+            yield last, f"unknown, with batch {last} of the writer"
+        yield EXPIRED, ""
+
+    def _restored(self, version: int, commit: Mapping[str, Any]) -> int:
+        """Return the version whose files the RESTORE in `version` has brought back. By a time, it is the newest one then."""
+        parameters = commit["operationParameters"]
+        if parameters.get("version") is not None:
+            return int(parameters["version"])
+        moment = self._milliseconds(parameters["timestamp"])
         for file in reversed(self.commits(0)):
-            for _, action in self.actions(file.version, ["txn"]):
-                if (action["appId"], action["version"]) == (writer, batch_id):
-                    return file.version
-        return None
+            if file.version >= version:
+                continue
+            infos = [action for _, action in self.actions(file.version, ["commitInfo"])]
+            if (
+                max(
+                    [info["inCommitTimestamp"] for info in infos if "inCommitTimestamp" in info]
+                    or [file.modified]
+                )
+                <= moment
+            ):
+                return file.version
+        raise GateError(
+            f"the table was restored to {parameters['timestamp']}, and its log no longer shows which version that was: it is "
+            f"unknown which batches it has; give the query another writer name; table={self.data_path}"
+        )
+
+    def _milliseconds(self, timestamp: str) -> int:
+        """Return a timestamp as Delta writes it, in the time zone of the JVM."""
+        return int(self._timestamp.valueOf(timestamp).getTime())
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +250,10 @@ class _Seen:
 
 
 class LastBatches:
-    """Finds the last batch of a writer. It remembers up to which commit it has looked, and reads only newer ones."""
+    """Finds the last batch of a writer in the table. It remembers up to which commit it has looked, and reads only newer ones.
+
+    Of a log that is long at the first look, only the last `SHORT_LOG` commits are searched for a RESTORE.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
@@ -177,9 +273,13 @@ class LastBatches:
         if version < SHORT_LOG:
             files = log.commits(0)
             if files and files[0].version == 0:
-                return self._read(log, writer, files[1:], _Seen(files[0], _batch_in(log, 0, writer)))
+                return self._read(log, writer, files[1:], _Seen(files[0], log.look(0, writer).batch))
         found = snapshot.transactions().get(writer)
         last = int(found.get()) if found.isDefined() else None
+        if last is not None and any(
+            log.look(file.version, writer).rewinds for file in log.commits(version - SHORT_LOG)
+        ):
+            last = _newest(log, writer, last)
         files = log.commits(version)
         if not files or files[0].version != version:
             return last
@@ -187,14 +287,16 @@ class LastBatches:
 
     def _read(self, log: TableLog, writer: str, files: list[CommitFile], seen: _Seen) -> int | None:
         for file in files:
-            batch = _batch_in(log, file.version, writer)
-            seen = _Seen(file, seen.last_batch if batch is None else batch)
+            commit = log.look(file.version, writer)
+            last = seen.last_batch if commit.batch is None else commit.batch
+            seen = _Seen(file, _newest(log, writer, last) if commit.rewinds else last)
         self._seen[writer] = seen
         return seen.last_batch
 
 
-def _batch_in(log: TableLog, version: int, writer: str) -> int | None:
-    batches = [
-        int(action["version"]) for _, action in log.actions(version, ["txn"]) if action["appId"] == writer
-    ]
-    return batches[-1] if batches else None
+def _newest(log: TableLog, writer: str, otherwise: int | None) -> int | None:
+    """Return the writer's newest batch in the history of the newest version, if the log still shows it."""
+    try:
+        return next((batch for batch, _ in log.history(writer)), None)
+    except GateError:
+        return otherwise

@@ -5,12 +5,14 @@ methods run in the Python thread that called the statement.
 
 | Delta calls | the sink |
 | --- | --- |
-| `startingTransaction` | refuses another table, or a second transaction; adds the batch (`SetTransaction`) to it |
+| `startingTransaction` | refuses another table or layout, or a second transaction; adds the batch (`SetTransaction`) to it |
 | `preparingCommit` | keeps the actions of the commit, by which staged files are found; publishes the markers of an append |
-| `beginDoCommit` | requests the grant and checks its lease; an error here ends the statement, and nothing is published |
+| `beginDoCommit` | requests the grant, checks its lease and the base; an error here ends the statement: nothing is published |
 | `beginPostCommit`, after the commit file is written | reports the commit |
 
-Delta's conflict check and its tries at the next versions are between the last two, and so under the grant.
+Delta's conflict check and its tries at the next versions are between the last two, and so under the grant. Delta checks the
+commits after the base, but not whether the base is still there. If the table was dropped and created again, it would put its
+commit after a gap in the new log, and that table couldn't be read.
 
 How the statement ended decides the outcome, in this order:
 
@@ -34,7 +36,7 @@ from lakewarden.spark_jobs.gate.callback_errors import CallbackErrors
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.gate.logs import EventLogger
-from lakewarden.spark_jobs.sinks.delta.log import TableLog
+from lakewarden.spark_jobs.sinks.delta.log import CommitFile, TableLog
 from lakewarden.spark_jobs.sinks.delta.release import OBSERVER
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
@@ -81,6 +83,7 @@ class CommitObserver:
         self._spark = spark
         self._txn = txn
         self._table = table
+        self._base: list[CommitFile] = []
         self._prepared = prepared
         self._started = started
         self._errors = CallbackErrors()
@@ -179,6 +182,11 @@ class CommitObserver:
             raise RuntimeError(
                 f"the statement writes another table, {delta.deltaLog().dataPath().toString()}; {self._facts()}"
             )
+        if self._table.known is not None and self._table.known != self._table.parsed(delta.metadata()):
+            raise self._base_changed(
+                "the table was replaced, or its columns, partition columns or properties changed, while the batch was prepared"
+            )
+        self._base = self._table.commits(int(delta.readVersion()))[:1]
         self._started(delta.deltaLog())
         if self._txn.batch_id is not None:
             # What the transaction has read: a commit of the writer by another process is then a conflict.
@@ -201,9 +209,26 @@ class CommitObserver:
     def _last_check(self, grant: Grant) -> None:
         try:
             grant.check()
+            self._require_base()
         except GateError:
             grant.not_published()
             raise
+
+    def _require_base(self) -> None:
+        """Raise `BaseChanged` if the commit that the statement has read is another one now, or none."""
+        try:
+            found = self._table.commits(int(self._delta.readVersion()))[:1]
+        except Exception as error:
+            raise self._base_changed(
+                f"the table was dropped, or its log can't be read: {java_text(error)}"
+            ) from error
+        if found != self._base:
+            raise self._base_changed("the table was dropped and created again")
+
+    def _base_changed(self, reason: str) -> BaseChanged:
+        return BaseChanged(
+            f"{reason}; nothing was published; the batch must be computed again; {self._facts()}"
+        )
 
     def _after_commit(self) -> None:
         if self.grant is not None:
@@ -239,9 +264,8 @@ class CommitObserver:
             return
         if self._looked_up and own is None and is_conflict(error):
             grant.not_published()
-            raise BaseChanged(
-                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}; nothing was "
-                f"published; the batch must be computed again; {self._facts()}"
+            raise self._base_changed(
+                f"a writer that bypasses the gate committed what this batch conflicts with: {java_text(error)}"
             ) from error
         grant.unknown(cause)
 

@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, canonical_table
+from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.gate.logs import EventLogger
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.delta.fence import REMEDY, RISK, Fence
@@ -142,8 +143,7 @@ class DeltaSink(Sink):
         last = self._last_batches.last_batch(table, writer)
         if last is None or last < batch_id:
             return None
-        version = table.version_of_batch(writer, batch_id)
-        return f"unknown, with batch {last} of the writer" if version is None else str(version)
+        return find_batch(table.history(writer), batch_id, f"table={self.table} writer={writer}")
 
     def _open(self, spark: SparkSession) -> TableLog:
         if self._release is None:

@@ -22,6 +22,7 @@ from lakewarden.handlers.hudi.markers import (
 from lakewarden.handlers.hudi.metadata import read_metadata
 from lakewarden.handlers.hudi.properties import HudiTable, parse_properties, read_properties
 from lakewarden.handlers.hudi.timeline import HEARTBEAT_FOLDER, MARKER_FOLDER, PROPERTIES, Instant, instants
+from lakewarden.spark_jobs.gate.commit_lookup import find_batch
 from lakewarden.spark_jobs.sinks.hudi.options import EXTRA_METADATA, SQL_EXTRA_METADATA
 
 
@@ -78,17 +79,18 @@ class HudiFiles:
     def committed(self, writer: str, batch_id: int) -> str | None:
         """Return the instant in which `writer` committed the batch, or None.
 
-        A writer's batch ids rise, so the search stops at its newest commit with a smaller one. Only for a writer without such
-        a commit in the active timeline, the archive is read.
+        Only for a writer without this batch or a smaller one in the active timeline, the archive is read. Raises `GateError` as
+        `find_batch` does.
         """
         table = self._table()
         if table is None:
             return None
-        for commit in self._newest_first(table):
-            if commit.writer != writer or commit.batch is None or commit.batch > batch_id:
-                continue
-            return commit.instant if commit.batch == batch_id else None
-        return None
+        batches = (
+            (commit.batch, commit.instant)
+            for commit in self._newest_first(table)
+            if commit.writer == writer and commit.batch is not None
+        )
+        return find_batch(batches, batch_id, f"table={self.uri} writer={writer}")
 
     def markers(self, instant: str, known_files: dict[str, int]) -> list[Marker]:
         """Return what the pending instant is known to touch.

@@ -31,6 +31,8 @@ Rules:
 7. *Older instants first.* Hudi takes the files of a pending instant for committed if it is older than the first completed one
    (decision 36). The write waits until there is none, before it reads, and again before it commits, its own instant counted
    as completed. What Hudi takes for dead is rolled back meanwhile.
+8. *The instant is still there.* A restore to a savepoint rolls pending instants back, and a table that was dropped and created
+   again has other ones. Hudi itself would complete the instant. So the write looks for it under the grant.
 """
 
 from __future__ import annotations
@@ -159,6 +161,7 @@ class HudiWrite:
             self._grant = self._txn.request_grant()
         try:
             self._report_lease()
+            self._require_pending()
         except Exception:
             self._grant.not_published()
             raise
@@ -167,6 +170,15 @@ class HudiWrite:
             self._locked = True
             return "held"
         return "granted"
+
+    def _require_pending(self) -> None:
+        """Raise `BaseChanged` if the timeline doesn't have the instant any more (rule 8)."""
+        assert self.instant is not None, "a commit has an instant"
+        if self._files.instant(self.instant) is None:
+            raise BaseChanged(
+                "the instant of this batch is no longer on the timeline: the table was restored to a savepoint, or was dropped "
+                f"and created again; nothing was published; the batch must be computed again; {self._facts()}"
+            )
 
     def _end_commit(self) -> None:
         self._ended = True

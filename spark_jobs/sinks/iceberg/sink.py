@@ -45,9 +45,12 @@ from lakewarden.spark_jobs.sinks.iceberg.table import (
     BATCH,
     WRITER,
     OpenTable,
+    another_is_in_its_place,
     find_commit,
+    forget,
     load,
     open_table,
+    spec_text,
 )
 from lakewarden.spark_jobs.sinks.partitions import (
     Partition,
@@ -167,11 +170,17 @@ class IcebergSink(Sink):
         with_properties(self._spark, write.properties, lambda: write.run(self._name, base_id))
 
     def _unchanged(self, write: BatchWrite) -> Any:
-        """Return the table at its newest version. Raise `BaseChanged` if the batch was prepared for another layout."""
+        """Return the table at its newest version. Raise `BaseChanged` if the batch was prepared for another layout or table."""
         now = load(self._spark, self._name)
-        if not write.table.same_layout(now):
+        what = None
+        if another_is_in_its_place(self._spark, now.operations()):
+            forget(self._spark, self._name)
+            what = "the table was dropped and created again"
+        elif not write.table.same_layout(now):
+            what = "the table's columns or partition fields changed"
+        if what is not None:
             raise BaseChanged(
-                "the table's columns or partition fields changed while the batch was prepared; nothing was published; the "
+                f"{what} while the batch was prepared; nothing was published; the "
                 f"batch must be computed again; table={self.table} writer={write.properties[WRITER]}"
             )
         return now
@@ -184,10 +193,19 @@ class IcebergSink(Sink):
                 f"the table {self._name!r} is now at {location}, and was at {self._uri} when the sink was created: create a new "
                 "sink, so that its writers take the lock of that table"
             )
-        if self._mode == "overwrite" and table.has_older_files:
+        if self._mode == "overwrite" and table.older_specs():
             raise ValueError(
                 "the table has files of an older partition spec, which Iceberg wouldn't replace: rewrite them with "
                 f"rewrite_data_files, then start the query again; table={self.table}"
+            )
+        older = table.other_identity(self._upsert.keys) if self._mode == "upsert" else None
+        if older is not None:
+            raise ValueError(
+                f"the table has files of the partition spec {older}, and is partitioned by {spec_text(table.java.spec())} now: "
+                f"keys {list(self._upsert.keys)} hold within a partition, so a row of those files could be written again; "
+                "rewrite them with rewrite_data_files and the option 'rewrite-all', from then on the keys hold within the new "
+                "partitions; or take the change back by ALTER TABLE … PARTITION FIELD; then start the query again; "
+                f"table={self.table}"
             )
         return table
 

@@ -15,6 +15,7 @@ committed beside a compaction's, and the rows were doubled.
 | --- | --- | --- |
 | `CommitFailedException`: another commit came first | no, after a look | tries again, `MAX_TRIES` times, then `BaseChanged` |
 | `ValidationException`: the files it read or replaces have changed | no | `BaseChanged` |
+| nothing, but the table was replaced, has other columns or partition fields, or its base is gone | no | `BaseChanged` |
 | any error before the swap was tried | no | raises it |
 | any other error of the swap | unknown | the gate looks the batch up |
 
@@ -31,7 +32,7 @@ from lakewarden.handlers.commit_label import TRANSACTION
 from lakewarden.spark_jobs.gate.errors import BaseChanged, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.sinks.iceberg.release import STAGED_TABLE
-from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, find_transaction
+from lakewarden.spark_jobs.sinks.iceberg.table import ancestors, another_is_in_its_place, find_transaction
 from lakewarden.spark_jobs.sinks.java import (
     accept_callbacks,
     elements,
@@ -63,7 +64,8 @@ class CheckedOperations:
         """`seen` gets the snapshot of each try."""
         self._operations = operations
         self._seen = seen
-        self.check: Callable[[], None] | None = None
+        self.check: Callable[[Any], None] | None = None
+        """Gets the metadata on which a try is based."""
         self.refusal: GateError | None = None
         self.overtaken = False
         self.unanswered = False
@@ -75,7 +77,7 @@ class CheckedOperations:
         self._seen(snapshot)
         assert self.check is not None, "Iceberg published outside of `publish`"
         try:
-            self.check()
+            self.check(base)
         except GateError as error:
             self.refusal = error
             raise
@@ -125,6 +127,7 @@ class StagedTable:
         operations = self._transaction.table().operations()
         self._pinned = java_type(spark, "org.apache.iceberg.BaseTable")(operations, table.name())
         self._base = self._pinned.currentSnapshot()
+        self._metadata = operations.current()
         self.java = java_type(spark, STAGED_TABLE).of(
             self._pinned, self._transaction, java_map(spark, properties)
         )
@@ -148,7 +151,14 @@ class StagedTable:
     def publish(self, grant: Grant) -> str:
         """Commit what was staged and return the snapshot's id. Report to `grant` if nothing was published."""
         operations = self._operations
-        operations.check = grant.check
+
+        def check(base: Any) -> None:
+            grant.check()
+            reason = self._replaced(base)
+            if reason is not None:
+                raise self._base_changed(reason)
+
+        operations.check = check
         for _ in range(MAX_TRIES):
             operations.overtaken = False
             try:
@@ -162,9 +172,9 @@ class StagedTable:
                     "Iceberg reported a commit, and never swapped the metadata"
                 )
                 return operations.published
-        raise BaseChanged(
+        raise self._base_changed(
             f"other commits came first {MAX_TRIES} times while this one had the grant, by writers that bypass the gate: "
-            f"{self._others()}; nothing was published; the batch must be computed again; table={self._table.name()}"
+            f"{self._others()}"
         )
 
     def _settled(self, error: Exception, grant: Grant) -> str | None:
@@ -181,12 +191,45 @@ class StagedTable:
         grant.not_published()
         if operations.refusal is not None:
             raise operations.refusal from None
-        if _is(error, VALIDATION):
-            raise BaseChanged(
-                f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {self._others()}; "
-                f"nothing was published; the batch must be computed again; table={self._table.name()}"
-            ) from error
-        raise error
+        reason = self._gone()
+        if reason is None and _is(error, VALIDATION):
+            reason = f"the base of this batch changed: {java_text(error)}; by a writer that bypasses the gate: {self._others()}"
+        raise error if reason is None else self._base_changed(reason) from error
+
+    def _base_changed(self, reason: str) -> BaseChanged:
+        return BaseChanged(
+            f"{reason}; nothing was published; the batch must be computed again; table={self._table.name()}"
+        )
+
+    def _gone(self) -> str | None:
+        """Return why Iceberg can't commit to the table, if that is because it is another one, or none."""
+        try:
+            return self._replaced(self._table.operations().refresh())
+        except Exception as error:  # noqa: BLE001 - each catalog has its own
+            return (
+                f"the table was dropped, or dropped and created again, or can't be read: {java_text(error)}"
+            )
+
+    def _replaced(self, now: Any) -> str | None:
+        """Return why what was staged doesn't belong to this metadata of the table, or None if it does.
+
+        Iceberg itself would commit files of the former columns, and rows that a rollback or a replacement has removed.
+        """
+        then = self._metadata
+        if another_is_in_its_place(self._spark, self._table.operations()):
+            return "the table was dropped and created again"
+        if now.metadataFileLocation() == then.metadataFileLocation():
+            return None
+        if (now.uuid(), now.location()) != (then.uuid(), then.location()):
+            return f"the table was dropped and created again, or moved to {now.location()}"
+        if not then.schema().sameSchema(now.schema()) or then.spec().specId() != now.spec().specId():
+            return "the table's columns or partition fields changed: ALTER TABLE, or CREATE OR REPLACE TABLE"
+        if self.base is None or any(snapshot.snapshotId() == self.base for snapshot in ancestors(now)):
+            return None
+        return (
+            f"snapshot {self.base}, from which the batch was computed, is no longer in the table's history: it was rolled back "
+            "or has expired, or the table was replaced"
+        )
 
     def _others(self) -> str:
         """Return the snapshots since the base, for an error."""

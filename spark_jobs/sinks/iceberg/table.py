@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lakewarden.handlers.commit_label import TRANSACTION
+from lakewarden.spark_jobs.gate.commit_lookup import EXPIRED, find_batch
 from lakewarden.spark_jobs.sinks.iceberg.release import has_extensions
 from lakewarden.spark_jobs.sinks.iceberg.transforms import PartitionField
-from lakewarden.spark_jobs.sinks.java import elements, java_text, java_type
+from lakewarden.spark_jobs.sinks.java import elements, is_instance, java_text, java_type
 from lakewarden.spark_jobs.sinks.partition_paths import PartitionPaths
 from lakewarden.spark_jobs.sinks.partitions import Partition
 
@@ -27,6 +28,9 @@ NEWEST_FORMAT = 3
 """The newest version of Iceberg's table format that was tried."""
 
 _ICEBERG = "org.apache.iceberg.spark"
+
+VOID = "void"
+"""Transform of a field that was removed from a table of format version 1."""
 
 _TRANSFORM = re.compile(r"(identity|year|month|day|hour|bucket|truncate)(?:\[(\d+)\])?")
 
@@ -54,17 +58,39 @@ class OpenTable:
             [field.spelled(value) for field, value in zip(self.fields, partition, strict=True)]
         )
 
-    @property
-    def has_older_files(self) -> bool:
-        """Whether the newest version has data files of an older partition spec."""
-        snapshot = self.java.currentSnapshot()
-        if snapshot is None:
-            return False
-        spec = self.java.spec().specId()
-        return any(
-            manifest.partitionSpecId() != spec and (manifest.hasAddedFiles() or manifest.hasExistingFiles())
+    def older_specs(self) -> list[Any]:
+        """Return the other partition specs of which the newest version has data files."""
+        snapshot, specs = self.java.currentSnapshot(), self.java.specs()
+        if snapshot is None or specs.size() == 1:
+            return []
+        used = {
+            int(manifest.partitionSpecId())
             for manifest in elements(snapshot.dataManifests(self.java.io()))
+            if manifest.hasAddedFiles() or manifest.hasExistingFiles()
+        }
+        return [specs.get(number) for number in sorted(used - {self.spec})]
+
+    def other_identity(self, keys: Sequence[str]) -> str | None:
+        """Return an older partition spec, as text, in whose files these keys identify other rows than now. None if there is none.
+
+        The keys identify a row within its partition. So two specs give a row the same identity if they have the same fields,
+        those of key columns not counted: such a field adds nothing to the keys.
+        """
+        now = self._identity(self.java.spec(), keys)
+        return next(
+            (spec_text(spec) for spec in self.older_specs() if self._identity(spec, keys) != now), None
         )
+
+    def _identity(self, spec: Any, keys: Sequence[str]) -> set[tuple[int, str]]:
+        of_keys = {name.lower() for name in keys}
+        fields = (
+            (int(field.sourceId()), str(field.transform().toString())) for field in elements(spec.fields())
+        )
+        return {
+            (source, transform)
+            for source, transform in fields
+            if transform != VOID and str(self.schema.findColumnName(source)).lower() not in of_keys
+        }
 
     def same_layout(self, other: Any) -> bool:
         """Return whether a table, as it is now, has the same columns and partition fields."""
@@ -80,7 +106,7 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
     _require_supported(spark, name, table)
     if before is not None and before.same_layout(table):
         return replace(before, java=table)
-    catalog = _catalog_of(spark, name)
+    catalog = str(_catalog_and_identifier(spark, name).catalog().name())
     schema = table.schema()
     converted = java_type(spark, f"{_ICEBERG}.SparkSchemaUtil").convert(schema).json()
     columns = {field["name"]: field for field in json.loads(converted)["fields"]}
@@ -106,21 +132,56 @@ def open_table(spark: SparkSession, name: str, before: OpenTable | None = None) 
 
 
 def load(spark: SparkSession, name: str) -> Any:
-    """Return `org.apache.iceberg.Table` at its newest version, past the catalog's cache."""
+    """Return `org.apache.iceberg.Table` at its newest version, past the catalog's cache.
+
+    If the cached table was dropped and created again by another process, it can't be refreshed, and the new one is loaded.
+    """
+    table = _loaded(spark, name)
     try:
-        table = java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
+        table.refresh()
+    except Exception:  # noqa: BLE001 - of the store, of the catalog, or Iceberg's own for another table at this place
+        forget(spark, name)
+        table = _loaded(spark, name)
+        table.refresh()
+    return table
+
+
+def forget(spark: SparkSession, name: str) -> None:
+    """Remove the table from the catalog's cache."""
+    found = _catalog_and_identifier(spark, name)
+    found.catalog().invalidateTable(found.identifier())
+
+
+def _loaded(spark: SparkSession, name: str) -> Any:
+    try:
+        return java_type(spark, f"{_ICEBERG}.Spark3Util").loadIcebergTable(spark._jsparkSession, name)
     except Exception as error:  # py4j's, or PySpark's own
         raise ValueError(
             f"no Iceberg table of this name: {name!r}; give catalog.namespace.table of a catalog in the Spark session; "
             f"{java_text(error)}"
         ) from error
-    table.refresh()
-    return table
 
 
-def _catalog_of(spark: SparkSession, name: str) -> str:
-    found = java_type(spark, f"{_ICEBERG}.Spark3Util").catalogAndIdentifier(spark._jsparkSession, name)
-    return str(found.catalog().name())
+def _catalog_and_identifier(spark: SparkSession, name: str) -> Any:
+    return java_type(spark, f"{_ICEBERG}.Spark3Util").catalogAndIdentifier(spark._jsparkSession, name)
+
+
+def another_is_in_its_place(spark: SparkSession, operations: Any) -> bool:
+    """Return whether a table whose `TableOperations` were just refreshed was dropped, and created again in the same place.
+
+    A Hadoop catalog numbers its metadata files. If both tables have come to the same number, refreshing doesn't show the new
+    one, and a commit would write the metadata of the old one. Other catalogs give each metadata file a name of its own.
+    """
+    if not is_instance(operations, "org.apache.iceberg.hadoop.HadoopTableOperations"):
+        return False
+    known = operations.current()
+    read = java_type(spark, "org.apache.iceberg.TableMetadataParser").read
+    return bool(read(operations.io(), known.metadataFileLocation()).uuid() != known.uuid())
+
+
+def spec_text(spec: Any) -> str:
+    """Return a partition spec for an error: `[at_day, id_bucket]`."""
+    return f"[{', '.join(str(field.name()) for field in elements(spec.fields()))}]"
 
 
 def _spark_types(schema: str) -> dict[str, str]:
@@ -132,7 +193,7 @@ def _spark_types(schema: str) -> dict[str, str]:
 def _partition_fields(name: str, table: Any, types: dict[str, str], catalog: str) -> Iterator[PartitionField]:
     for field in elements(table.spec().fields()):
         transform = str(field.transform().toString())
-        if transform == "void":  # a field that was removed from a table of format version 1
+        if transform == VOID:
             continue
         column = str(table.schema().findColumnName(field.sourceId()))
         parsed = _TRANSFORM.fullmatch(transform)
@@ -160,7 +221,10 @@ def _require_supported(spark: SparkSession, name: str, table: Any) -> None:
 
 
 def ancestors(table: Any) -> Iterator[Any]:
-    """Yield the snapshots of the table's main branch, the newest first. They end where snapshots have expired."""
+    """Yield the snapshots of the main branch of a table, or of its metadata, the newest first.
+
+    They end where snapshots have expired, and where the table was created or replaced.
+    """
     snapshot = table.currentSnapshot()
     while snapshot is not None:
         yield snapshot
@@ -169,24 +233,22 @@ def ancestors(table: Any) -> Iterator[Any]:
 
 
 def find_commit(table: Any, writer: str, batch_id: int) -> str | None:
-    """Return the snapshot in which `writer` committed the batch, or None.
+    """Return the snapshot of the main branch in which `writer` committed the batch, or None.
 
-    The batch ids of a writer rise, so the search ends at its first smaller one. If snapshots in between have expired, a
-    later batch of the writer shows that this one was committed. If all snapshots of the writer have expired, the batch isn't
-    found.
+    If all snapshots of the writer have expired, the batch isn't found. Raises `GateError` as `find_batch` does.
     """
-    later: str | None = None
+    return find_batch(_batches(table, writer), batch_id, f"table={table.name()} writer={writer}")
+
+
+def _batches(table: Any, writer: str) -> Iterator[tuple[int | None, str]]:
+    parent = None
     for snapshot in ancestors(table):
+        parent = snapshot.parentId()
         summary = snapshot.summary()
-        if summary.get(WRITER) != writer or summary.get(BATCH) is None:
-            continue
-        number = int(summary.get(BATCH))
-        if number == batch_id:
-            return str(snapshot.snapshotId())
-        if number < batch_id:
-            return later
-        later = str(snapshot.snapshotId())
-    return later
+        if summary.get(WRITER) == writer and summary.get(BATCH) is not None:
+            yield int(summary.get(BATCH)), str(snapshot.snapshotId())
+    if parent is not None:
+        yield EXPIRED, ""
 
 
 def find_transaction(table: Any, transaction: str) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import WriterEventUnion
-from lakewarden.spark_jobs import CommitAborted, DeltaSink, UnsupportedSpark
+from lakewarden.spark_jobs import CommitAborted, DeltaSink, GateError, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.delta import release
 from lakewarden.spark_jobs.sinks.delta.log import TableLog
 from lakewarden.spark_jobs.sinks.upsert import Mode
@@ -152,6 +152,116 @@ def test_a_stranger_that_rewrites_the_files_or_adds_a_column_before_the_commit_i
     (abandoned,) = harness.only("abandoned")
     assert "a writer that bypasses the gate committed" in abandoned.detail["reason"]
     assert harness.steps().count("completed") == 1
+
+
+NEW_TABLE = "(day int, id long, extra int, state string) USING delta PARTITIONED BY (id)"
+CHANGES = {
+    "replaced": ([f"CREATE OR REPLACE TABLE NAMED_ {NEW_TABLE}"], "bypasses the gate committed", ()),
+    "created": (["DELETE_", f"CREATE TABLE TABLE_ {NEW_TABLE}"], "dropped and created again", ()),
+    "restored": (["RESTORE TABLE TABLE_ TO VERSION AS OF 1"], "bypasses the gate committed", (5,)),
+    "renamed": (
+        ["ALTER TABLE TABLE_ RENAME COLUMN note TO remark"],
+        "bypasses the gate committed",
+        (1, 2, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        ("upsert", "replaced"),
+        pytest.param("append", "replaced", marks=pytest.mark.wide),
+        ("append", "created"),
+        pytest.param("upsert", "created", marks=pytest.mark.matrix),
+        pytest.param("upsert", "restored", marks=pytest.mark.wide),
+        pytest.param("append", "restored", marks=pytest.mark.wide),
+        pytest.param("overwrite", "restored", marks=pytest.mark.matrix),
+        pytest.param("upsert", "renamed", marks=pytest.mark.matrix),
+    ],
+)
+def test_what_was_computed_for_a_table_that_changes_meanwhile_is_computed_again(
+    *, harness: Harness, spark: SparkSession, tmp_path: Path, mode: Mode, change: str
+) -> None:
+    """Delta's own check finds most of it. If the table was created again, it would commit after a gap in the new log."""
+    statements, reason, kept = CHANGES[change]
+    name = f"delta.`{tmp_path}/flights`"
+    mapped = "TBLPROPERTIES (delta.columnMapping.mode = 'name')" if change == "renamed" else ""
+    columns = "day int, id long, state string"
+    spark.sql(f"CREATE TABLE {name} ({columns}, note int) USING delta PARTITIONED BY (day) {mapped}")
+    for ids in ((5,), (1, 2)):
+        rows = spark.createDataFrame([(1, number, "old") for number in ids], columns).coalesce(1)
+        rows.write.format("delta").mode("append").save(f"{tmp_path}/flights")
+    spark.sql(f"CREATE TABLE lakewarden_changed USING delta LOCATION '{tmp_path}/flights'")
+
+    def then(_: WriterEventUnion) -> None:
+        for statement in statements:
+            if statement == "DELETE_":
+                shutil.rmtree(tmp_path / "flights")
+            else:
+                spark.sql(statement.replace("NAMED_", "lakewarden_changed").replace("TABLE_", name))
+
+    harness.agent(At("commit-requested", then))
+    sink = DeltaSink(f"{tmp_path}/flights", mode=mode, keys=["id"] if mode == "upsert" else [])
+    try:
+        write = harness.gate().foreach_batch(sink, writer="w")
+        write(spark.createDataFrame([(1, 1, "new")], columns), 0)
+    finally:
+        spark.sql("DROP TABLE lakewarden_changed")
+
+    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("id", "state").collect()
+    others = [(number, "old") for number in kept if mode == "append" or (mode == "upsert" and number != 1)]
+    assert sorted((row.id, row.state) for row in found) == sorted([(1, "new"), *others])
+    assert [reason in event.detail["reason"] for event in harness.only("abandoned")] == [True]
+    assert harness.steps().count("completed") == 1
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param("VERSION AS OF 1", id="version"),
+        pytest.param("TIMESTAMP AS OF 'THEN_'", id="timestamp", marks=pytest.mark.wide),
+    ],
+)
+def test_a_batch_that_a_restore_removed_is_written_again(
+    harness: Harness, spark: SparkSession, tmp_path: Path, target: str
+) -> None:
+    """The agent here has no ledger, as after its correction. Delta's own record of the batches survives the RESTORE."""
+    name = f"delta.`{tmp_path}/flights`"
+    columns = "day int, id long, state string"
+    spark.sql(f"CREATE TABLE {name} ({columns}) USING delta")
+    harness.agent(grant_everything)
+    sink = DeltaSink(f"{tmp_path}/flights")
+    write = harness.gate().foreach_batch(sink, writer="w")
+
+    def batch(number: int, state: str) -> None:
+        write(spark.createDataFrame([(1, number, state)], columns), number)
+
+    def restore() -> None:
+        (then,) = [
+            row.timestamp for row in spark.sql(f"DESCRIBE HISTORY {name}").collect() if row.version == 1
+        ]
+        spark.sql(f"RESTORE TABLE {name} TO {target.replace('THEN_', str(then))}")
+
+    for number in range(3):
+        batch(number, "old")
+    restore()
+    assert [sink.committed("w", number) is None for number in range(3)] == [False, True, True]
+    assert [DeltaSink(f"{tmp_path}/flights").committed("w", number) for number in range(3)] == [
+        "1",
+        None,
+        None,
+    ]
+    batch(2, "again")  # the query ran on, without batch 1
+    with pytest.raises(
+        GateError, match="has batch 2 of this writer, in version 5, and not batch 1: a rollback"
+    ):
+        batch(1, "again")
+    restore()
+    batch(1, "again")
+
+    found = spark.read.format("delta").load(f"{tmp_path}/flights").select("id", "state").collect()
+    assert sorted(tuple(row) for row in found) == [(0, "old"), (1, "again")]
 
 
 @pytest.mark.wide

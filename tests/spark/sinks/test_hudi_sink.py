@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, Marker, WriterEventUnion
-from lakewarden.spark_jobs import HudiSink, Transaction, UnsupportedSpark
+from lakewarden.spark_jobs import GateError, HudiSink, Transaction, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.hudi import provider
 from lakewarden.spark_jobs.sinks.hudi.client import HudiClient
 from lakewarden.spark_jobs.sinks.hudi.files import HudiFiles
@@ -428,7 +429,8 @@ def test_a_batch_is_found_in_hudis_archive(
     assert found is not None
     assert found not in active
     assert sink.committed("w", 8) is None
-    assert sink.committed("w", 6) is None
+    with pytest.raises(GateError, match=r"has batch 7 of this writer, in version .*, and not batch 6"):
+        sink.committed("w", 6)
 
 
 def test_a_release_of_hudi_that_is_not_known_is_refused(
@@ -454,3 +456,53 @@ def test_a_section_of_hudi_that_is_not_known_is_refused(
 
     with pytest.raises(Exception, match=r"refused a lock for \w+\.completeClustering"):
         harness.gate().foreach_batch(sink, writer="w", max_attempts=1)(rows(spark, (1, 1, "08:00")), 0)
+
+
+def test_a_batch_that_a_restore_removed_is_written_again(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink
+) -> None:
+    """The agent here has no ledger, as after its correction."""
+    sink = make_sink()
+    name = "lakewarden_restored"
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(sink, writer="w")
+    write(rows(spark, (1, 0, "old")), 0)
+    first = sink.committed("w", 0)
+    spark.sql(f"CREATE TABLE {name} USING hudi LOCATION '{sink.table}'")
+    try:
+        spark.sql(f"CALL create_savepoint(table => '{name}', commit_time => '{first}')").collect()
+        write(rows(spark, (1, 1, "old")), 1)
+        spark.sql(f"CALL rollback_to_savepoint(table => '{name}', instant_time => '{first}')").collect()
+    finally:
+        spark.sql(f"DROP TABLE {name}")
+    assert [sink.committed("w", number) is None for number in range(2)] == [False, True]
+
+    write(rows(spark, (1, 1, "again")), 1)
+
+    assert table(spark, sink) == [(1, 0, "old"), (1, 1, "again")]
+
+
+def test_a_table_that_is_dropped_and_created_again_meanwhile_gets_the_batch_once(
+    harness: Harness, spark: SparkSession, make_sink: MakeSink, tmp_path: Path
+) -> None:
+    sink = make_sink()
+    agent = harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(sink, writer="w")
+    write(rows(spark, (1, 0, "old"), (1, 1, "old")), 0)
+
+    def create_again(_event: object) -> None:
+        shutil.rmtree(tmp_path / "trips")
+        options = HUDI_OPTIONS | {
+            "hoodie.table.name": "trips",
+            "hoodie.datasource.write.recordkey.field": "flight",
+            "hoodie.datasource.write.partitionpath.field": "day",
+            "hoodie.datasource.write.hive_style_partitioning": "true",
+        }
+        batch = rows(spark, (1, 7, "another")).write.format("hudi").options(**options)
+        batch.mode("append").save(str(tmp_path / "trips"))
+
+    agent.script = At("commit-requested", create_again)
+    write(rows(spark, (1, 1, "new")), 1)
+
+    assert table(spark, sink) == [(1, 1, "new"), (1, 7, "another")]
+    assert len(harness.only("abandoned")) == 1

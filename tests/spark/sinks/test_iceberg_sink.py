@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from lakewarden.spark_jobs import IcebergSink, UnsupportedSpark
+from lakewarden.spark_jobs import GateError, IcebergSink, UnsupportedSpark
 from lakewarden.spark_jobs.sinks.iceberg import release
 from lakewarden.spark_jobs.sinks.iceberg.batch_write import BatchWrite
 from lakewarden.spark_jobs.sinks.iceberg.staging import CheckedOperations
@@ -256,6 +256,158 @@ def test_an_evolved_partition_spec_is_written_rightly(
     paths = {marker.partition for marker in agent.wait_for("commit-intent")[0].scope}
     assert {path.partition("/id_bucket_2=")[0] for path in paths} == {"day=1"}
     assert table.leftovers() == set()
+
+
+AGAIN = (
+    "TABLE TABLE_ ({columns}) USING iceberg PARTITIONED BY (day) TBLPROPERTIES ('format-version'='{format}')"
+)
+OTHER_TYPE = "day int, id string, note string"
+OLD = [(1, 1, "old"), (1, 2, "old"), (1, 5, "old")]
+REPLACED = f"CREATE OR REPLACE {AGAIN}"
+CREATED = ["DROP TABLE TABLE_", f"CREATE {AGAIN}"]
+ROLLED_BACK = "CALL CATALOG_.system.rollback_to_snapshot('NAME_', FIRST_)"
+ALIKE = {"columns": COLUMNS, "format": ICEBERG_FORMAT}
+MEANWHILE = {
+    "replaced": (
+        "append",
+        [REPLACED.format(columns=OTHER_TYPE, format=ICEBERG_FORMAT)],
+        "columns or partition",
+        [],
+    ),
+    "replaced-alike": ("upsert", [REPLACED.format(**ALIKE)], "no longer in the table's", []),
+    "created": ("upsert", [text.format(**ALIKE) for text in CREATED], "created again", []),
+    "created-append": ("append", [text.format(**ALIKE) for text in CREATED], "created again", []),
+    "rolled-back": ("append", [ROLLED_BACK], "rolled back", [(1, 5, "old")]),
+    "rolled-back-upsert": ("upsert", [ROLLED_BACK], "rolled back", [(1, 5, "old")]),
+    "spec": ("append", ["ALTER TABLE TABLE_ ADD PARTITION FIELD bucket(2, id)"], "partition fields", OLD),
+}
+
+
+@pytest.mark.parametrize(
+    ("mode", "statements", "reason", "kept"),
+    [
+        pytest.param(*case, id=name, marks=() if name == "replaced" else pytest.mark.wide)
+        for name, case in MEANWHILE.items()
+    ],
+)
+def test_what_was_staged_for_a_table_that_changes_meanwhile_is_computed_again(
+    *,
+    harness: Harness,
+    spark: SparkSession,
+    tmp_path: Path,
+    mode: Any,
+    statements: list[str],
+    reason: str,
+    kept: Any,
+) -> None:
+    """Its files are never committed: their columns may be others, and a rewritten file has rows that were removed meanwhile."""
+    table = Table(spark, tmp_path, COLUMNS, "day")
+    for rows in ([(1, 5, "old")], [(1, 1, "old"), (1, 2, "old")]):
+        changes(spark, *rows).coalesce(1).writeTo(table.name).append()
+    catalog, _, name = table.name.partition(".")
+    first = str(list(ancestors(load(spark, table.name)))[-1].snapshotId())
+
+    def change(_event: object) -> None:
+        for statement in statements:
+            named = statement.replace("TABLE_", table.name).replace("CATALOG_", catalog)
+            spark.sql(named.replace("NAME_", name).replace("FIRST_", first))
+
+    harness.agent(At("commit-requested", change))
+    sink = IcebergSink(table.name, mode=mode, keys=["id"] if mode == "upsert" else [])
+
+    harness.gate().foreach_batch(sink, writer="w")(changes(spark, (1, 1, "new")), 0)
+
+    expected = [row for row in kept if mode == "append" or row[1] != 1] + [(1, 1, "new")]
+    assert sorted((day, int(key), note) for day, key, note, *_ in table.rows()) == sorted(expected)
+    (abandoned,) = harness.only("abandoned")
+    assert reason in abandoned.detail["reason"]
+    assert "must be computed again" in abandoned.detail["reason"]
+    assert harness.steps().count("completed") == 1
+
+
+@pytest.mark.parametrize(
+    "step", ["commit-intent", pytest.param("commit-requested", marks=pytest.mark.matrix)]
+)
+def test_an_upsert_stops_if_a_changed_partition_spec_gives_its_keys_another_meaning(
+    harness: Harness, spark: SparkSession, tmp_path: Path, step: str
+) -> None:
+    """Row 1 moves to another day. Found by its day, the old row would stay. The batch was queued before the change."""
+    columns = "at timestamp, id long, note string"
+    table = Table(spark, tmp_path, columns, "bucket(2, id)")
+    one, two = datetime(2026, 1, 1), datetime(2026, 1, 2)  # noqa: DTZ001 - the session's time zone is UTC
+    changes(spark, (one, 1, "old"), columns=columns).writeTo(table.name).append()
+    sink = IcebergSink(table.name, mode="upsert", keys=["id"])
+
+    def change(_event: object) -> None:
+        table.sql("ALTER TABLE TABLE_ ADD PARTITION FIELD days(at)")
+
+    harness.agent(At(step, change))
+    write = harness.gate().foreach_batch(sink, writer="w")
+    batch = changes(spark, (two, 1, "new"), columns=columns)
+
+    with pytest.raises(
+        ValueError, match=r"of the partition spec \[id_bucket\], and is partitioned by .*at_day.*rewrite"
+    ):
+        write(batch, 0)
+    assert table.rows() == [(one, 1, "old")]
+
+    catalog, _, name = table.name.partition(".")
+    table.sql(
+        f"CALL {catalog}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
+    )
+    write(batch, 0)
+    assert table.rows() == [(one, 1, "old"), (two, 1, "new")]
+
+
+@pytest.mark.wide
+def test_a_batch_that_was_rolled_back_is_not_in_the_table(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The agent here has no ledger, as after its correction."""
+    table = Table(spark, tmp_path, COLUMNS, "")
+    harness.agent(grant_everything)
+    sink = IcebergSink(table.name)
+    write = harness.gate().foreach_batch(sink, writer="w")
+    catalog, _, name = table.name.partition(".")
+
+    def roll_back(batch_id: int) -> None:
+        table.sql(f"CALL {catalog}.system.rollback_to_snapshot('{name}', {sink.committed('w', batch_id)})")
+
+    for number in range(3):
+        write(changes(spark, (1, number, "old")), number)
+    roll_back(0)
+    assert [sink.committed("w", number) is None for number in range(3)] == [False, True, True]
+    write(changes(spark, (1, 2, "again")), 2)  # the query ran on, without batch 1
+    with pytest.raises(
+        GateError, match=r"has batch 2 of this writer, in version .*, and not batch 1: a rollback"
+    ):
+        write(changes(spark, (1, 1, "again")), 1)
+    roll_back(0)
+    write(changes(spark, (1, 1, "again")), 1)
+
+    assert table.rows() == [(1, 0, "old"), (1, 1, "again")]
+
+
+@pytest.mark.wide
+def test_a_table_that_another_process_creates_again_is_the_new_one_in_a_running_query(
+    harness: Harness, spark: SparkSession, tmp_path: Path
+) -> None:
+    """This session's catalog keeps the old one, and the new one's metadata file may have the same number."""
+    table = Table(spark, tmp_path, COLUMNS, "")
+    harness.agent(grant_everything)
+    write = harness.gate().foreach_batch(IcebergSink(table.name), writer="w")
+    write(changes(spark, (1, 0, "old")), 0)
+    other = spark.newSession()
+    assert iceberg_name(other, table.folder) == table.name, "a catalog of its own, with the same tables"
+
+    for rounds, batch_id in ((1, 1), (0, 2)):
+        other.sql(f"DROP TABLE {table.name}")
+        other.sql(f"CREATE TABLE {table.name} ({COLUMNS}) USING iceberg")
+        for _ in range(rounds):
+            changes(other, (1, 9, "another")).writeTo(table.name).append()
+        write(changes(spark, (1, batch_id, "new")), batch_id)
+
+    assert table.rows() == [(1, 2, "new")]
 
 
 @pytest.mark.wide

@@ -13,6 +13,7 @@ import pytest
 from lakewarden.spark_jobs import BaseChanged, LeaseLost, OutcomeUnknown
 from lakewarden.spark_jobs.gate.grant import Grant, Outcome
 from lakewarden.spark_jobs.sinks.delta import observer
+from lakewarden.spark_jobs.sinks.delta.log import CommitFile
 from lakewarden.spark_jobs.sinks.delta.observer import CommitObserver
 
 TABLE = "file:/lake/flights"
@@ -68,6 +69,7 @@ class World:
         self.batches: list[tuple[str, int]] = []
         self.read: list[str] = []
         self.committed, self.lease, self.readable = committed, lease, readable
+        self.modified = 1
         txn: Any = SimpleNamespace(
             id="t1",
             table=TABLE,
@@ -78,7 +80,9 @@ class World:
         )
         self.grant: Grant = Grant("g", 1, check=self.check, completed=self.completed, failed=self.unknown)
         spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "4"))
-        table: Any = SimpleNamespace(data_path=TABLE, version_of=self.version_of)
+        table: Any = SimpleNamespace(
+            data_path=TABLE, version_of=self.version_of, known=None, commits=self.commits
+        )
         self.observer = CommitObserver(spark, txn, table)
 
     def check(self) -> float:
@@ -94,6 +98,9 @@ class World:
 
     def unknown(self, grant: Grant, error: Exception) -> bool:
         raise OutcomeUnknown(f"{error}", retriable=True)
+
+    def commits(self, since: int) -> list[CommitFile]:
+        return [CommitFile(since, self.modified, 100)]
 
     def version_of(self, transaction: str, since: int) -> int | None:
         if not self.readable:
@@ -253,3 +260,16 @@ def test_files_of_the_table_that_a_commit_adds_again_are_not_staged_files() -> N
     world.observer.preparingCommit(SimpleNamespace(apply=lambda: actions))
 
     assert world.observer.staged_files == ["day=1/new.parquet", "_change_data/cdc-1.parquet"]
+
+
+def test_a_base_that_is_another_tables_is_found_under_the_grant() -> None:
+    """Delta would put its commit after a gap in the log of the new table."""
+    world = World()
+    world.start()
+    world.modified = 2
+
+    error = failing(world.observer.beginDoCommit)
+
+    with pytest.raises(BaseChanged, match="the table was dropped and created again"):
+        world.end(error)
+    assert world.grant.outcome is Outcome.NOT_PUBLISHED
