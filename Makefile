@@ -42,11 +42,11 @@ export UV_PYTHON_DOWNLOADS ?= never
 # again what it imports: 3.5 s of a core for the command line instead of 1.4.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo dev check unit test test-all test-spark35 test-pythons test-matrix soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
+.PHONY: help setup demo dev check unit test test-all test-spark35 test-pythons test-matrix rows soak test-containers test-browser record-alerts sim sim-whole bench fmt check-format check-rules check-types check-imports python jdk namespace spark35-python
 .NOTPARALLEL:
 
 help:
-	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-pythons | test-matrix | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
+	@echo "make setup | demo | dev | check | unit | test | test-all | test-spark35 | test-pythons | test-matrix | rows | soak | test-containers | test-browser | record-alerts | sim | sim-whole | bench | fmt   (ARGS=... is passed on)"
 
 setup: jdk $(STAMP)
 
@@ -108,6 +108,12 @@ test-matrix: jdk $(STAMP) $(SPARK35_STAMP)
 	@$(if $(ARGS),,set -e; for release in $(DELTA_RELEASES); do LAKEWARDEN_TEST_DELTA=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS=tests/spark/sinks/test_delta_sink.py; done)
 	@$(if $(ARGS),,set -e; for release in $(ICEBERG_RELEASES); do LAKEWARDEN_TEST_ICEBERG=$$release $(MAKE) --no-print-directory test-spark35 SPARK35_TESTS=tests/spark/sinks/test_iceberg_sink.py; done)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory soak)
+
+# Batches of generated schemas and values, by each sink and by its format alone: EXAMPLES=n of each format and mode, from SEED.
+# `make test` and `make test-all` compare some. SPARK35=1: on PySpark 3.5, with Hudi. ARGS="-k delta-upsert" for some of them.
+rows: jdk $(STAMP) $(if $(SPARK35),$(SPARK35_STAMP))
+	LAKEWARDEN_TEST_ROWS=$(or $(EXAMPLES),100) LAKEWARDEN_TEST_ROWS_SEED=$(or $(SEED),$(shell date +%s)) \
+		$(if $(SPARK35),$(SPARK35_BIN),$(BIN))/pytest -n 0 tests/spark/rows $(ARGS)
 
 # What starts no server: unit tests, the contract of stores on memory and disk, a short piece of both simulations.
 unit: $(STAMP)

@@ -15,7 +15,6 @@
 | VARCHAR | it cuts off what is too long |
 | NOT NULL | it fills in a value |
 | other duplicate | of rows with equal keys it keeps the first |
-| rounding | decimals are cut off |
 | normal form | it normalises texts |
 | missing marker | it declares all partitions but one |
 | other spelling | it spells partitions in upper case |
@@ -110,7 +109,6 @@ FOUND_BY: Mapping[str, tuple[str, str, str]] = {
     "VARCHAR": ("delta", "append", "VARCHAR"),
     "NOT NULL": ("iceberg", "append", "NOT NULL"),
     "other duplicate": ("iceberg", "upsert", "a repeated key"),
-    "rounding": ("delta", "append", "a decimal is rounded"),
     "normal form": ("iceberg", "append", "unicode"),
     "missing marker": ("iceberg", "upsert", "texts as partitions"),
     "other spelling": ("delta", "upsert", "texts as partitions"),
@@ -131,7 +129,6 @@ DISTORTIONS: Mapping[str, Distortion] = {
     "VARCHAR": _of_type(t.StringType, "substring({}, 1, 3)"),
     "NOT NULL": _each(_filled_in),
     "other duplicate": _first_of_a_key,
-    "rounding": _of_type(t.DecimalType, "floor({} * 100) / 100"),
     "normal form": _of_type(t.StringType, "replace({}, 'e\u0301', '\u00e9')"),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tests.spark.rows.tables import Situation
 
 ANSI_OFF = (("spark.sql.ansi.enabled", "false"),)
@@ -437,14 +439,52 @@ SITUATIONS: dict[str, Situation] = {
         partitioned_by=("months(at)",),
         formats=("iceberg",),
     ),
-    # of one format
-    "a generated partition column": Situation(
-        "id bigint, at timestamp, day date GENERATED ALWAYS AS (CAST(at AS date)), n int",
-        ("SELECT 1L id, timestamp'2026-01-01 10:00:00' at, 1 n",),
-        partitioned_by=("day",),
-        formats=("delta",),
-        modes=("append", "overwrite"),
+    # tables that change
+    "a nested field is added": Situation(
+        "id bigint, n struct<a:int,b:int>, m map<string,struct<a:int>>",
+        (
+            "SELECT 1L id, named_struct('b', 2, 'a', 1) n, map('x', named_struct('a', 1)) m",
+            "ALTER TABLE {table} ADD COLUMN n.c int AFTER a",
+            "ALTER TABLE {table} ADD COLUMN m.value.b int",
+            "SELECT 1L id, named_struct('c', 3, 'b', 2, 'a', 1) n, map('x', named_struct('b', 2, 'a', 1)) m",
+            "SELECT 1L id, named_struct('a', 1, 'b', 2) n, map('x', named_struct('a', 1)) m",
+        ),
+        formats=SPARK,
     ),
+    "a column is added": Situation(
+        "id bigint, a int",
+        (
+            "SELECT 1L id, 1 a",
+            "ALTER TABLE {table} ADD COLUMN b int FIRST",
+            "SELECT 1L id, 2 a",
+            "SELECT 1L id, 3 a, 4 b",
+        ),
+        formats=SPARK,
+    ),
+    "a column is renamed": Situation(
+        "id bigint, p int, a int",
+        (
+            "SELECT 1L id, 1 p, 1 a",
+            "ALTER TABLE {table} RENAME COLUMN a TO c",
+            "ALTER TABLE {table} RENAME COLUMN p TO q",
+            "SELECT 1L id, 1 q, 2 c",
+            "SELECT 1L id, 1 p, 2 a",
+        ),
+        partitioned_by=("p",),
+        modes=("append", "overwrite"),
+        properties=MAPPED,
+        formats=SPARK,
+    ),
+    "a column gets wider": Situation(
+        "id bigint, a int, n struct<f:float>",
+        (
+            "SELECT 1L id, 1 a, named_struct('f', 1.5F) n",
+            "ALTER TABLE {table} ALTER COLUMN a TYPE bigint",
+            "SELECT 1L id, 3000000000L a, named_struct('f', 1.5F) n",
+        ),
+        formats=("iceberg",),
+    ),
+    # of one format
     "a default": Situation(
         "id bigint, v int DEFAULT 7",
         ("SELECT 1L id",),
@@ -465,5 +505,24 @@ SITUATIONS: dict[str, Situation] = {
     ),
 }
 
-OPEN: frozenset[tuple[str, str, str]] = frozenset()
-"""Format, mode and name of situations that a sink still writes otherwise."""
+OPEN: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("delta", "append"): ("a far date as a partition",),
+    ("delta", "upsert"): (),
+    ("delta", "overwrite"): (),
+    ("iceberg", "append"): (),
+    ("iceberg", "upsert"): (),
+    ("iceberg", "overwrite"): (),
+    ("paimon", "append"): (),
+    ("paimon", "upsert"): (),
+    ("paimon", "key"): (),
+    ("hudi", "upsert"): (),
+    ("hudi", "insert"): (),
+    ("hudi", "insert_overwrite"): (),
+}
+"""What a sink still writes otherwise, by format and mode: the names of situations. None of them: nothing runs yet."""
+
+
+def is_open(table_format: str, mode: str, name: str = "") -> bool:
+    """Return whether this situation, or generated ones of the mode, don't run yet."""
+    names = OPEN.get((table_format, mode))
+    return names is not None and (not names or name in names)

@@ -18,12 +18,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
+from pyspark.sql.types import _parse_datatype_string
 
 from lakewarden.spark_jobs import DeltaSink, HudiSink, IcebergSink, PaimonSink, Sink
 from tests.spark.formats import HAS_DELTA, HAS_HUDI, HAS_ICEBERG, ICEBERG_FORMAT, iceberg_name
@@ -39,6 +41,7 @@ class Situation:
     columns: str
     """Of the table, as in CREATE TABLE."""
     batches: tuple[str, ...]
+    """Each a SELECT, or an ALTER TABLE {table} of Delta's and Iceberg's tables."""
     partitioned_by: PARTITIONED_BY = ()
     """Columns, or transforms of Iceberg: `days(at)`."""
     keys: tuple[str, ...] = ("id",)
@@ -106,6 +109,10 @@ class Tables:
         raise NotImplementedError
 
     def write_natively(self, batch: DataFrame) -> None:
+        raise NotImplementedError
+
+    def alter(self, statement: str) -> None:
+        """Change both tables: the statement has `{table}` for their names."""
         raise NotImplementedError
 
     def rows(self, table: str) -> Rows:
@@ -204,6 +211,10 @@ class DeltaTables(Tables):
     def write_natively(self, batch: DataFrame) -> None:
         self._write(batch, f"delta.{quoted(str(self.folder / 'native'))}")
 
+    def alter(self, statement: str) -> None:
+        for table in ("native", "sink"):
+            self.spark.sql(statement.format(table=f"delta.{quoted(str(self.folder / table))}"))
+
     def rows(self, table: str) -> Rows:
         live: dict[str, dict[str, str | None]] = {}
         for commit in self._log(table):
@@ -232,18 +243,16 @@ class DeltaTables(Tables):
     def _spelled(self, values: dict[str, str | None]) -> str:
         """Return the partition as Spark's own function spells its folder."""
         utilities = self.spark._jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils  # type: ignore[union-attr]
-        names = dict(zip(self._physical(), self.situation.partitioned_by, strict=True))
+        actions = [action for commit in self._log("sink") for kind, action in commit if kind == "metaData"]
+        fields = {
+            each["name"]: each["metadata"] for each in json.loads(actions[-1]["schemaString"])["fields"]
+        }
         return "/".join(
-            utilities.getPartitionPathString(names[physical], values.get(physical)) for physical in names
+            utilities.getPartitionPathString(
+                name, values.get(fields[name].get("delta.columnMapping.physicalName", name))
+            )
+            for name in actions[-1]["partitionColumns"]
         )
-
-    def _physical(self) -> list[str]:
-        metadata = next(action for kind, action in self._log("sink")[0] if kind == "metaData")
-        fields = {each["name"]: each for each in json.loads(metadata["schemaString"])["fields"]}
-        return [
-            fields[name]["metadata"].get("delta.columnMapping.physicalName", name)
-            for name in metadata["partitionColumns"]
-        ]
 
     def _log(self, table: str) -> list[list[tuple[str, Any]]]:
         files = sorted((self.folder / table / "_delta_log").glob("*.json"))
@@ -296,6 +305,10 @@ class IcebergTables(Tables):
                 )
         return batch
 
+    def alter(self, statement: str) -> None:
+        for name in self._names.values():
+            self.spark.sql(statement.format(table=name))
+
     def rows(self, table: str) -> Rows:
         found = []
         java = self._load(table)
@@ -335,9 +348,9 @@ class PaimonTables(Tables):
     def create(self) -> None:
         from pypaimon import CatalogFactory
 
-        self._catalog_java = CatalogFactory.create({"warehouse": str(self.folder / "warehouse")})
-        self._catalog_java.create_database("test", ignore_if_exists=True)
-        schema: Any = t.StructType.fromDDL(self.situation.columns)
+        self._paimon = CatalogFactory.create({"warehouse": str(self.folder / "warehouse")})
+        self._paimon.create_database("test", ignore_if_exists=True)
+        schema: Any = _parse_datatype_string(self.situation.columns)
         self._schema: t.StructType = schema
         self._create_paimon("sink")
         self._name = f"rows_{uuid.uuid4().hex}"
@@ -346,7 +359,7 @@ class PaimonTables(Tables):
                 f"CREATE TABLE {self._name}_{kind} ({self.situation.columns}) USING parquet "
                 f"LOCATION '{self.folder / kind}'"
             )
-        self._written = 0
+        self._native: str | None = None
         self._files: set[str] = set()
 
     def drop(self) -> None:
@@ -354,20 +367,22 @@ class PaimonTables(Tables):
             self.spark.sql(f"DROP TABLE IF EXISTS {self._name}_{kind}")
         super().drop()
 
-    def _create_paimon(self, name: str) -> None:
+    def _create_paimon(self, name: str, *, required: bool = True) -> None:
+        """Create a table. `required`: columns and fields that are NOT NULL are so."""
         from pypaimon import Schema
         from pypaimon.schema.data_types import AtomicType, DataField
 
         overridden = dict(self.situation.paimon)
+        numbers = count()
         fields = [
             DataField(
-                number,
+                next(numbers),
                 each.name,
                 AtomicType(overridden[each.name], each.nullable)
                 if each.name in overridden
-                else paimon_type(each.dataType, nullable=each.nullable),
+                else paimon_type(each.dataType, numbers, nullable=each.nullable),
             )
-            for number, each in enumerate(self._schema.fields)
+            for each in (self._schema if required else _nullable(self._schema)).fields
         ]
         keyed = self.mode == "key"
         made = Schema(
@@ -378,7 +393,7 @@ class PaimonTables(Tables):
             else [],
             options={"bucket": "1"} if keyed else {},
         )
-        self._catalog_java.create_table(f"test.{name}", made, ignore_if_exists=False)
+        self._paimon.create_table(f"test.{name}", made, ignore_if_exists=False)
 
     def _location(self, name: str) -> str:
         return str(self.folder / "warehouse" / "test.db" / name)
@@ -397,22 +412,20 @@ class PaimonTables(Tables):
             self.spark.sql(f"INSERT OVERWRITE {self._name}_batch BY NAME SELECT * FROM {source}")
         assigned, state = self.spark.table(f"{self._name}_batch"), self.spark.table(f"{self._name}_state")
         merged = assigned if self.mode == "append" else self._merged(assigned, batch)
+        name = f"native_{uuid.uuid4().hex}"
         (state.unionByName(merged) if self.mode == "append" else merged).write.parquet(
-            str(self.folder / f"merged-{self._written}")
+            str(self.folder / name)
         )
-        rows = pa.concat_tables(
-            [
-                file_rows(str(file))
-                for file in sorted((self.folder / f"merged-{self._written}").glob("part-*.parquet"))
-            ]
-        )
-        self._written += 1
-        name = f"native_{self._written}"
-        self._create_paimon(name)
+        files = sorted((self.folder / name).glob("part-*.parquet"))
+        rows = pa.concat_tables([file_rows(str(file)) for file in files])
+        for field in self._schema.fields:
+            _require_values(rows.column(field.name), field)
+        self._create_paimon(name, required=False)
         self._write_plainly(name, rows)
         shutil.rmtree(self.folder / "state", ignore_errors=True)
-        shutil.move(self.folder / f"merged-{self._written - 1}", self.folder / "state")
+        shutil.move(self.folder / name, self.folder / "state")
         self.spark.catalog.refreshTable(f"{self._name}_state")
+        self._native = name
 
     def _merged(self, assigned: DataFrame, batch: DataFrame) -> DataFrame:
         identity = list(dict.fromkeys((*self.situation.partitioned_by, *self.situation.keys)))
@@ -438,7 +451,7 @@ class PaimonTables(Tables):
             )
 
     def _write_plainly(self, name: str, rows: pa.Table) -> None:
-        table = self._catalog_java.get_table(f"test.{name}")
+        table = self._paimon.get_table(f"test.{name}")
         builder = table.new_batch_write_builder()
         write, commit = builder.new_write(), builder.new_commit()
         try:
@@ -449,11 +462,10 @@ class PaimonTables(Tables):
             commit.close()
 
     def rows(self, table: str) -> Rows:
-        if table == "native" and not self._written:
+        name = self._native if table == "native" else table
+        if name is None:
             return Rows()
-        opened = self._catalog_java.get_table(
-            f"test.{table}" if table == "sink" else f"test.native_{self._written}"
-        )
+        opened = self._paimon.get_table(f"test.{name}")
         builder = opened.new_read_builder()
         read = builder.new_read()
         return counted(
@@ -462,7 +474,7 @@ class PaimonTables(Tables):
         )
 
     def changed(self) -> set[str]:
-        opened = self._catalog_java.get_table("test.sink")
+        opened = self._paimon.get_table("test.sink")
         files = {file.file_path for split in self._splits(opened) for file in split.files}
         before, self._files = self._files, files
         return {self._partition(path) for path in files ^ before}
@@ -486,8 +498,46 @@ def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(schema.names).cast(schema, safe=False)
 
 
-def paimon_type(kind: t.DataType, *, nullable: bool) -> Any:
-    """Return the type of Paimon that stands for a type of Spark."""
+def _nullable(kind: Any) -> Any:
+    """Return a type without NOT NULL: Arrow casts no column to one that has it."""
+    match kind:
+        case t.StructType():
+            return t.StructType([t.StructField(each.name, _nullable(each.dataType)) for each in kind.fields])
+        case t.ArrayType():
+            return t.ArrayType(_nullable(kind.elementType))
+        case t.MapType():
+            return t.MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+        case _:
+            return kind
+
+
+def _require_values(column: Any, field: t.StructField) -> None:
+    """Raise `ValueError` for NULL in a column, or in a field of one, that is NOT NULL."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not field.nullable and column.null_count:
+        raise ValueError(f"NULL in {field.name!r}, which is NOT NULL")
+    column = column.drop_null()
+    match field.dataType:
+        case t.StructType():
+            for inner, values in zip(field.dataType.fields, column.flatten(), strict=True):
+                _require_values(values, inner)
+        case t.ArrayType():
+            _require_values(
+                column.flatten(),
+                t.StructField("element", field.dataType.elementType, field.dataType.containsNull),
+            )
+        case t.MapType():
+            _require_values(
+                column.items,
+                t.StructField("value", field.dataType.valueType, field.dataType.valueContainsNull),
+            )
+        case _:
+            pass
+
+
+def paimon_type(kind: t.DataType, numbers: Iterator[int], *, nullable: bool) -> Any:
+    """Return the type of Paimon that stands for a type of Spark. `numbers` are for the fields in it."""
     from pypaimon.schema import data_types as p
 
     match kind:
@@ -495,17 +545,19 @@ def paimon_type(kind: t.DataType, *, nullable: bool) -> Any:
             return p.RowType(
                 nullable,
                 [
-                    p.DataField(number, each.name, paimon_type(each.dataType, nullable=each.nullable))
-                    for number, each in enumerate(kind.fields)
+                    p.DataField(
+                        next(numbers), each.name, paimon_type(each.dataType, numbers, nullable=each.nullable)
+                    )
+                    for each in kind.fields
                 ],
             )
         case t.ArrayType():
-            return p.ArrayType(nullable, paimon_type(kind.elementType, nullable=kind.containsNull))
+            return p.ArrayType(nullable, paimon_type(kind.elementType, numbers, nullable=kind.containsNull))
         case t.MapType():
             return p.MapType(
                 nullable,
-                paimon_type(kind.keyType, nullable=False),
-                paimon_type(kind.valueType, nullable=kind.valueContainsNull),
+                paimon_type(kind.keyType, numbers, nullable=False),
+                paimon_type(kind.valueType, numbers, nullable=kind.valueContainsNull),
             )
         case t.DecimalType():
             name = f"DECIMAL({kind.precision}, {kind.scale})"

@@ -1,0 +1,94 @@
+"""What a sink writes is what the format's own writer writes, or both refuse it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.rows.comparison import compare
+from tests.spark.rows.exploration import described, explore
+from tests.spark.rows.planted import FOUND_BY, planted
+from tests.spark.rows.situations import SITUATIONS, is_open
+from tests.spark.rows.tables import FORMATS
+
+pytestmark = [pytest.mark.real]
+
+EXAMPLES = int(os.environ.get("LAKEWARDEN_TEST_ROWS", "0"))
+"""Generated situations of each format and mode. 0: `FEW` of them, for `make test-all`."""
+
+SEED = int(os.environ.get("LAKEWARDEN_TEST_ROWS_SEED", "1"))
+
+FEW = 8
+
+TO_FIND_A_BUG = 300
+
+
+def written_situations() -> Iterator[Any]:
+    """Yield format, mode and name. `make test` has each situation with one format and mode; the matrix has the others."""
+    for turn, (name, situation) in enumerate(SITUATIONS.items()):
+        pairs = [
+            (table_format, mode)
+            for table_format, tables in FORMATS.items()
+            for mode in tables.modes
+            if (not situation.formats or table_format in situation.formats)
+            and (not situation.modes or mode in situation.modes)
+            and not is_open(table_format, mode, name)
+        ]
+        for number, (table_format, mode) in enumerate(pairs):
+            marks = [] if EXAMPLES or number == turn % len(pairs) else [pytest.mark.matrix]
+            yield pytest.param(table_format, mode, name, marks=marks, id=f"{table_format}-{mode}-{name}")
+
+
+@pytest.mark.parametrize(("table_format", "mode", "name"), list(written_situations()))
+def test_a_batch_is_written_as_natively(
+    spark: SparkSession, tmp_path: Path, table_format: str, mode: str, name: str
+) -> None:
+    situation = SITUATIONS[name]
+    found = compare(spark, tmp_path, situation, table_format, mode)
+    assert found is None, described(table_format, mode, situation, found)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("table_format", "mode"),
+    [
+        pytest.param(table_format, mode, id=f"{table_format}-{mode}")
+        for table_format, tables in FORMATS.items()
+        for mode in tables.modes
+        if not is_open(table_format, mode)
+    ],
+)
+def test_generated_batches_are_written_as_natively(
+    spark: SparkSession, tmp_path: Path, table_format: str, mode: str
+) -> None:
+    explore(spark, tmp_path, table_format, mode, examples=EXAMPLES or FEW, seed=SEED, shrink=bool(EXAMPLES))
+
+
+BUGS = [bug for bug, (table_format, mode, name) in FOUND_BY.items() if not is_open(table_format, mode, name)]
+
+
+def where_found(bug: str) -> tuple[str, str, str]:
+    """Return format, mode and name of a situation that shows the bug. Paimon's tables are on each PySpark."""
+    table_format, mode, name = FOUND_BY[bug]
+    return table_format if table_format in FORMATS else "paimon", mode, name
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(spark: SparkSession, tmp_path: Path, bug: str) -> None:
+    table_format, mode, name = where_found(bug)
+    with planted(bug):
+        assert compare(spark, tmp_path, SITUATIONS[name], table_format, mode) is not None
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("bug", BUGS)
+def test_generated_batches_find_a_planted_bug(spark: SparkSession, tmp_path: Path, bug: str) -> None:
+    table_format, mode, _ = where_found(bug)
+    with planted(bug), pytest.raises(AssertionError):
+        explore(spark, tmp_path, table_format, mode, examples=TO_FIND_A_BUG, seed=SEED, shrink=False)
