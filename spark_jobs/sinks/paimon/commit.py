@@ -8,15 +8,22 @@
   failure here is a `BaseException`, which passes through at once.
 - *Three outcomes.* Published; not published, if no put was left without an answer; otherwise unknown. Then the gate looks
   the snapshot up. An outcome that stays unknown is not reported, and no file is removed.
+- *Replaced or rolled back.* Another snapshot may have the id of this writer's last one. Either a writer without a conditional
+  put has replaced it, and its batch must be committed again. Or an operator has rolled the table back, or created it again,
+  and the batch must not come back. A snapshot of a gate user was put on a free id, so ours had been removed. A foreign
+  writer that replaces has written its list of base manifests before our put ended; after a rollback it writes that later.
+  The times of its list and of ours are of one clock, the store's. If a list is gone, the table was rolled back.
 - *Removal.* Only files that this transaction staged, and only if nothing was published: those in the messages that the driver
   has, and those with the transaction's file prefix, for cancelled tasks whose messages were lost.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Self, assert_never
 
 from lakewarden.handlers.commit_label import TRANSACTION
@@ -62,6 +69,7 @@ from lakewarden.spark_jobs.sinks.paimon.history import (
 from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
     HINT,
     FolderStore,
+    LinkedSnapshots,
     StoredObject,
     snapshot_store,
 )
@@ -99,6 +107,8 @@ class PublishedSnapshot:
     snapshot: Any
     version: str
     name: CommitName
+    seconds: float
+    """From before its manifests were written until its put had an answer."""
 
     @property
     def number(self) -> int:
@@ -124,6 +134,7 @@ class FencedCommit:
         """Of the table's snapshots."""
         self._name = name
         self._check = check
+        self._began = time.monotonic()
         self.published: PublishedSnapshot | None = None
         self.unanswered = False
         """Whether a snapshot may be in the table, or may come there, without being reported as published."""
@@ -152,9 +163,12 @@ class FencedCommit:
         where = f"table={self._table.table_path} writer={self._name.user} snapshot={number}"
         match state:
             case Published(version):
-                self.published = PublishedSnapshot(snapshot, version, self._name)
+                self.published = PublishedSnapshot(
+                    snapshot, version, self._name, time.monotonic() - self._began
+                )
                 return True
             case Taken(by, replaced):
+                self._began = time.monotonic()
                 if replaced:
                     _log_replaced(self._table, self._name, number, by)
                 return False
@@ -289,10 +303,43 @@ def is_lost(table: Any, published: PublishedSnapshot) -> bool:
         return False
     found = store.read(name)
     owner = published.name if found is None else facts_of(0, found.body).name
-    if owner == published.name:
+    if found is None or owner == published.name:
+        return False
+    if (store.fenced and owner.transaction is not None) or _came_later(table, found, published):
+        _log_rolled_back(table, published, owner.user)
         return False
     _log_replaced(table, published.name, published.number, owner.user)
     return not _next_names_files_of(table, published.snapshot)
+
+
+def _came_later(table: Any, found: StoredObject, published: PublishedSnapshot) -> bool:
+    """Return whether the base of the snapshot that was found was written after `published` had been put."""
+    theirs = _written_at(table, str(json.loads(found.body)["baseManifestList"]))
+    ours = _written_at(table, published.snapshot.base_manifest_list)
+    unit = 0 if isinstance(snapshot_store(table), LinkedSnapshots) else 1  # object stores count whole seconds
+    return theirs is None or ours is None or theirs > ours + published.seconds + unit
+
+
+def _written_at(table: Any, manifest: str) -> float | None:
+    """Return when a list of manifests was written, by the store's clock; None if it is gone."""
+    try:
+        found = table.file_io.get_file_status(f"{table.path_factory().manifest_path()}/{manifest}").mtime
+    except FileNotFoundError:
+        return None
+    return found.timestamp() if isinstance(found, datetime) else float(found)
+
+
+def _log_rolled_back(table: Any, published: PublishedSnapshot, by: str) -> None:
+    log.warning(
+        "paimon.rolled-back",
+        table=table.table_path,
+        writer=published.name.user,
+        batch_id=published.name.identifier,
+        snapshot=published.number,
+        by=by,
+        detail="the table was rolled back to before this snapshot, or created again; its batch stays out of the table "
+        "(docs/paimon.md#rollback-and-other-changes-of-the-table)",
+    )
 
 
 def _log_replaced(table: Any, name: CommitName, number: int, by: str) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any
 
+from lakewarden.spark_jobs.sinks.assignment import assigned, folding
 from lakewarden.spark_jobs.sinks.paimon.matched_files import (
     FILE,
     Ranges,
@@ -19,65 +22,214 @@ from lakewarden.spark_jobs.sinks.paimon.matched_files import (
 from lakewarden.spark_jobs.sinks.paimon.primary_key import GROUP, grouping_function
 from lakewarden.spark_jobs.sinks.paimon.stage import (
     STAGED_SCHEMA,
+    ArrowFunction,
     Staging,
     reading_function,
+    renaming,
     staging_function,
 )
 from lakewarden.spark_jobs.sinks.paimon.table import (
     Base,
     Partition,
     TableAddress,
-    arrow_schema,
     out_of_years,
     partition_path,
+    type_parameter,
 )
 from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
 
 MAX_PARTITIONS = 10_000
 """Of one upsert batch. Each is a marker, and each is rewritten."""
 
+
+MAX_VARCHAR = 2**31 - 1
+"""The length of Paimon's STRING."""
+
+MILLIS = 3
+"""Up to so many digits, Paimon keeps a timestamp's milliseconds."""
 
 _COMPARED = frozenset({"tinyint", "smallint", "int", "bigint", "string", "date", "timestamp_ntz"})
 """Types whose order Spark, Python and Parquet agree about."""
 
 
 def spark_schema(table: Any) -> StructType:
-    """Return the table's columns as Spark types. A Paimon timestamp without time zone stays one without time zone."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    """Return the table's columns as Paimon's own Spark connector has them, with their nullability and lengths."""
     from pyspark.sql.types import StructField, StructType
 
-    found = from_arrow_schema(arrow_schema(table), prefer_timestamp_ntz=True)
-    return StructType([StructField(field.name, field.dataType, nullable=True) for field in found])
+    fields = table.table_schema.fields
+    return StructType([StructField(each.name, _spark_type(each.type), each.type.nullable) for each in fields])
 
 
-def in_table_types(batch: DataFrame, table: Any) -> DataFrame:
-    """Return the batch's columns in the table's types. Raise for a column that the table doesn't have."""
+def _read_schema(table: Any) -> StructType:
+    """Return the columns as the executors read them: all may be NULL, and a text has no length."""
+    from pyspark.sql.types import (
+        ArrayType,
+        CharType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        VarcharType,
+    )
+
+    def plain(kind: DataType) -> DataType:
+        match kind:
+            case CharType() | VarcharType():
+                return StringType()
+            case StructType():
+                fields = [StructField(each.name, plain(each.dataType), each.nullable) for each in kind.fields]
+                return StructType(fields)
+            case ArrayType():
+                return ArrayType(plain(kind.elementType), kind.containsNull)
+            case MapType():
+                return MapType(plain(kind.keyType), plain(kind.valueType), kind.valueContainsNull)
+            case _:
+                return kind
+
+    return StructType([StructField(each.name, plain(each.dataType)) for each in spark_schema(table)])
+
+
+def _spark_type(kind: Any) -> DataType:
+    from pypaimon.schema import data_types as paimon
+    from pyspark.sql import types as spark
+
+    match kind:
+        case paimon.RowType():
+            fields = kind.fields
+            return spark.StructType(
+                [spark.StructField(each.name, _spark_type(each.type), each.type.nullable) for each in fields]
+            )
+        case paimon.ArrayType():
+            return spark.ArrayType(_spark_type(kind.element), kind.element.nullable)
+        case paimon.MapType():
+            return spark.MapType(_spark_type(kind.key), _spark_type(kind.value), kind.value.nullable)
+        case paimon.AtomicType():
+            return _spark_atom(kind)
+        case _:
+            raise ValueError(f"Paimon's type {kind} has no counterpart in Spark")
+
+
+def _spark_atom(kind: Any) -> DataType:
+    from pypaimon.schema.data_types import PyarrowFieldParser
+    from pyspark.sql import types as spark
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    base, length = type_parameter(kind, 1)
+    match base:
+        case "VARIANT" if hasattr(spark, "VariantType"):
+            return spark.VariantType()
+        case "CHAR":
+            return spark.CharType(length)
+        case "VARCHAR" if length < MAX_VARCHAR:
+            return spark.VarcharType(length)
+        case "VARIANT" | "TIME":
+            raise ValueError(f"Paimon's type {kind} has no counterpart in this release of Spark")
+        case _:
+            return from_arrow_type(PyarrowFieldParser.from_paimon_type(kind), prefer_timestamp_ntz=True)
+
+
+def in_table_types(batch: DataFrame, table: Any, name: str) -> DataFrame:
+    """Return the batch's columns as the table stores them, in its order. `name` is the table's, for errors.
+
+    The conversions are Spark's store assignment. Then timestamps lose the digits that the table doesn't keep.
+    """
     from pyspark.sql import functions as f
 
-    types = {field.name: field.dataType for field in spark_schema(table)}
-    unknown = [name for name in batch.columns if name not in types]
-    if unknown:
+    columns = spark_schema(table)
+    numbers = Counter(map(folding(batch.sparkSession), columns.names))
+    alike = [each for each, number in numbers.items() if number > 1]
+    if alike:
         raise ValueError(
-            f"the batch has columns that the table doesn't have: {unknown}; drop them, or add them to the table; "
-            f"table={table.table_path} columns={list(types)}"
+            f"names of the table's columns {alike} differ only in case: set spark.sql.caseSensitive=true; table={name}"
         )
-    return batch.select(*(f.col(f"`{name}`").cast(types[name]).alias(name) for name in batch.columns))
+    rows = assigned(batch, columns, name, partial=True)
+    types = {field.name: field.type for field in table.table_schema.fields}
+    cut = {
+        each: column
+        for each in rows.columns
+        if (column := _cut(f.col(quoted(each)), types[each])) is not None
+    }
+    if not cut:
+        return rows
+    return rows.select(*(cut.get(each, f.col(quoted(each))).alias(each) for each in rows.columns))
 
 
-def all_columns(rows: DataFrame, table: Any) -> DataFrame:
-    """Return all columns of the table, in its order. Those that the batch doesn't have are null."""
+def _cut(column: Column, kind: Any) -> Column | None:
+    """Return the value as the table keeps it. None: as it is.
+
+    A timestamp with 1 to 3 digits is rounded down to its millisecond, as by Paimon's Spark connector, one with 0 to its second.
+    """
+    from pypaimon.schema import data_types as paimon
     from pyspark.sql import functions as f
 
+    match kind:
+        case paimon.RowType():
+            fields = [(each.name, column.getField(each.name), each.type) for each in kind.fields]
+            inner = [(name, value, _cut(value, each)) for name, value, each in fields]
+            if all(cut is None for _, _, cut in inner):
+                return None
+            row = f.struct(*((value if cut is None else cut).alias(name) for name, value, cut in inner))
+            return f.when(column.isNotNull(), row)
+        case paimon.ArrayType() if _is_cut(kind.element):
+            return f.transform(column, _always_cut(kind.element))
+        case paimon.MapType() if _is_cut(kind.key):
+            raise ValueError(f"keys of type {kind.key} in a map can become equal when they lose digits")
+        case paimon.MapType() if _is_cut(kind.value):
+            cut = _always_cut(kind.value)
+            return f.transform_values(column, lambda _, value: cut(value))
+        case paimon.AtomicType():
+            return _cut_timestamp(column, kind)
+        case _:
+            return None
+
+
+def _is_cut(kind: Any) -> bool:
+    from pyspark.sql import functions as f
+
+    return _cut(f.lit(None), kind) is not None
+
+
+def _always_cut(kind: Any) -> Callable[[Column], Column]:
+    def cut(column: Column) -> Column:
+        found = _cut(column, kind)
+        return column if found is None else found
+
+    return cut
+
+
+def _cut_timestamp(column: Column, kind: Any) -> Column | None:
+    from pyspark.sql import functions as f
+
+    base, digits = type_parameter(kind, 6)
+    if not base.startswith("TIMESTAMP") or digits > MILLIS:
+        return None
+    if _spark_atom(kind).typeName() == "timestamp":
+        micros = f.unix_micros(column)
+        return f.timestamp_micros(micros - f.pmod(micros, f.lit(1_000 if digits else 1_000_000)))
+    rest = f.pmod(f.date_part(f.lit("SECOND"), column), f.lit(Decimal("0.001") if digits else Decimal(1)))
+    return column - f.make_dt_interval(secs=rest)
+
+
+def all_columns(rows: DataFrame, table: Any, name: str) -> DataFrame:
+    """Return all columns of the table, in its order. Those that the batch doesn't have are NULL."""
+    from pyspark.sql import functions as f
+
+    columns, given = _read_schema(table), set(rows.columns)
+    lacking = [each.name for each in spark_schema(table) if not each.nullable and each.name not in given]
+    if lacking:
+        raise ValueError(f"the batch lacks columns {lacking}, which are NOT NULL: add them; table={name}")
+    if rows.columns == columns.names:
+        return rows
     return rows.select(
         *(
-            f.col(quoted(field.name))
-            if field.name in rows.columns
-            else f.lit(None).cast(field.dataType).alias(field.name)
-            for field in spark_schema(table)
+            f.col(quoted(each.name))
+            if each.name in given
+            else f.lit(None).cast(each.dataType).alias(each.name)
+            for each in columns
         )
     )
 
@@ -140,7 +292,15 @@ def with_groups(rows: DataFrame, where: TableAddress) -> DataFrame:
     from pyspark.sql.types import StringType, StructField, StructType
 
     schema = StructType([*rows.schema.fields, StructField(GROUP, StringType())])
-    return rows.mapInArrow(grouping_function(where), schema)
+    return _map_in_arrow(rows, grouping_function(where), schema)
+
+
+def _map_in_arrow(rows: DataFrame, function: ArrowFunction, schema: StructType | str) -> DataFrame:
+    """Return `rows.mapInArrow(…)`, which can't take columns with a dot or a backquote in their names."""
+    if all(name.replace("_", "a").isalnum() for name in rows.columns):
+        return rows.mapInArrow(function, schema)
+    plain = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
+    return plain.mapInArrow(renaming(function, rows.columns), schema)
 
 
 def groups_of(rows: DataFrame, table: Any) -> list[str]:
@@ -169,7 +329,7 @@ def one_task_each(rows: DataFrame, columns: Sequence[str], order_by: str | None)
 
 def read_frame(rows: DataFrame, table: Any, where: TableAddress, base: Base) -> DataFrame:
     """Return the rows of `base`, which the executors read, in the session of `rows`."""
-    spark, schema = rows.sparkSession, spark_schema(table)
+    spark, schema = rows.sparkSession, _read_schema(table)
     if not base.splits:
         return spark.createDataFrame([], schema)
     splits = [pickle.dumps(split) for split in base.splits]
@@ -196,7 +356,7 @@ def to_rewrite(rows: DataFrame, table: Any, where: TableAddress, base: Base, key
 def _keys_schema(table: Any, keys: Sequence[str]) -> StructType:
     from pyspark.sql.types import LongType, StructField, StructType
 
-    types = {field.name: field for field in spark_schema(table)}
+    types = {field.name: field for field in _read_schema(table)}
     return StructType([*(types[key] for key in keys), StructField(FILE, LongType())])
 
 
@@ -242,5 +402,5 @@ def _spanned(several: Sequence[dict[str, tuple[Any, Any]]]) -> dict[str, tuple[A
 
 def stage_files(rows: DataFrame, staging: Staging) -> list[Any]:
     """Write the rows to the table's storage. Return the commit messages of the staged files."""
-    pickled = rows.mapInArrow(staging_function(staging), STAGED_SCHEMA).collect()
+    pickled = _map_in_arrow(rows, staging_function(staging), STAGED_SCHEMA).collect()
     return [pickle.loads(row.message) for row in pickled]  # noqa: S301 - from this job's own tasks

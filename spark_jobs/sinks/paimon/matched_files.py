@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from lakewarden.spark_jobs.sinks.paimon.table import (
     Base,
     TableAddress,
-    arrow_schema,
     partition_path,
+    spark_arrow_schema,
 )
 
 SMALL_BYTES = 1 << 20
@@ -46,7 +47,7 @@ def without_files(base: Base, kept: Iterable[Any]) -> Base:
     """Return `base` without the files of these splits, which stay in the table as they are."""
     names = {file.file_name for split in kept for file in split.files}
     splits = (split.filter_file(lambda file: file.file_name not in names) for split in base.splits)
-    return Base(base.snapshot_id, tuple(split for split in splits if split is not None), base.files)
+    return replace(base, splits=tuple(split for split in splits if split is not None))
 
 
 def keys_function(
@@ -58,7 +59,7 @@ def keys_function(
         import pyarrow as pa
 
         table = where.open()
-        schema = pa.schema([arrow_schema(table).field(name) for name in keys])
+        schema = pa.schema([spark_arrow_schema(table).field(name) for name in keys])
         reader = table.new_read_builder().with_projection(list(keys)).new_read()
         for batch in numbers:
             for number in batch.column(0).to_pylist():

@@ -44,9 +44,10 @@ from lakewarden.events import ALL_FILE_GROUPS, ConflictRule, Marker, Operation
 from lakewarden.handlers.paimon.primary_key import first_sequence_number, missing_columns
 from lakewarden.handlers.paimon.publish import CommitName
 from lakewarden.spark_jobs.gate.batch_scope import BatchScope
-from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced
+from lakewarden.spark_jobs.gate.errors import BaseChanged, CommitReplaced, GateError
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.logs import EventLogger
+from lakewarden.spark_jobs.sinks.assignment import folding, naming_values
 from lakewarden.spark_jobs.sinks.contract import Sink
 from lakewarden.spark_jobs.sinks.merge import latest, merge
 from lakewarden.spark_jobs.sinks.paimon.commit import (
@@ -64,6 +65,7 @@ from lakewarden.spark_jobs.sinks.paimon.frames import (
     one_task_each,
     partitions_of,
     read_frame,
+    spark_schema,
     stage_files,
     to_rewrite,
     with_groups,
@@ -83,13 +85,16 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     deletions_of,
     find_commit,
     has_dynamic_buckets,
+    is_same_table,
     latest_snapshot_id,
+    newest_snapshot,
     partition_path,
     primary_key_table,
     read_base,
     require_supported,
     upsert_rule,
 )
+from lakewarden.spark_jobs.sinks.partitions import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -117,7 +122,7 @@ class _StagedBatch:
     partitions: tuple[Partition, ...] = ()
     paths: tuple[str, ...] = ()
     base: Base | None = None
-    unchanged_at: int = -1
+    unchanged_at: tuple[int, str] = (-1, "")
     """The newest snapshot that is known to contain the base unchanged."""
     smaller_at: int = -1
     """The newest snapshot whose sequence numbers are known to be smaller."""
@@ -189,12 +194,13 @@ class PaimonSink(Sink):
         if self._mode == "append":
             return None
         table = self._open()
-        rows = in_table_types(batch, table)
-        if _has_fixed_buckets(table):
-            groups = tuple(groups_of(self._with_groups(table, rows), table))
-            return _BucketScope(_buckets(table, groups), groups)
-        self._require_columns(table, rows)
-        partitions = tuple(partitions_of(rows, table))
+        rows = in_table_types(batch, table, self.table)
+        with naming_values(batch, spark_schema(table), self.table):
+            if _has_fixed_buckets(table):
+                groups = tuple(groups_of(self._with_groups(table, rows), table))
+                return _BucketScope(_buckets(table, groups), groups)
+            self._require_columns(table, rows)
+            partitions = tuple(partitions_of(rows, table))
         paths = (partition_path(table, partition) for partition in partitions)
         return _PaimonScope(_whole_partitions(table, paths), partitions)
 
@@ -258,10 +264,21 @@ class PaimonSink(Sink):
     # staging
 
     def _stage(self, table: Any, batch: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
-        rows = in_table_types(batch, table)
+        rows = in_table_types(batch, table, self.table)
+        try:
+            with naming_values(batch, spark_schema(table), self.table):
+                self._stage_rows(table, rows, work, txn)
+        except GateError:
+            raise
+        except Exception as error:
+            if txn is not None and _is_changed(table, self._address):
+                raise self._other_table(txn) from error
+            raise
+
+    def _stage_rows(self, table: Any, rows: DataFrame, work: _StagedBatch, txn: Transaction | None) -> None:
         if self._mode == "append":
             self._discard_later(table, work, txn)
-            work.messages = stage_files(all_columns(rows, table), work.staging)
+            work.messages = stage_files(all_columns(rows, table, self.table), work.staging)
             return
         rule = upsert_rule(table)
         if txn is not None and txn.intent.conflict_rule not in (rule, "file-group"):
@@ -277,7 +294,7 @@ class PaimonSink(Sink):
         # An empty one isn't trusted either: the user's function may have added rows to the batch since.
         known = scope.partitions if isinstance(scope, _PaimonScope) else ()
         if not table.is_primary_key_table:
-            rows = latest(rows, self._all_keys(table), self._order_by)
+            rows = latest(rows, self._all_keys(table, rows), self._order(rows))
         rows.persist()  # it is computed several times, and must be the same rows each time
         try:
             work.partitions = known or tuple(partitions_of(rows, table))
@@ -306,12 +323,12 @@ class PaimonSink(Sink):
         base: Base,
         txn: Transaction | None,
     ) -> None:
-        keys = self._all_keys(table)
+        keys = self._all_keys(table, rows)
         # Without a transaction: pypaimon's overwrite replaces whole partitions.
         rewritten = base if txn is None else to_rewrite(rows, table, self._address, base, keys)
         merged = merge(read_frame(rows, table, self._address, rewritten), rows, keys)
         if table.partition_keys:
-            merged = merged.repartition(*table.partition_keys)
+            merged = merged.repartition(*map(quoted, table.partition_keys))
         if txn is not None:
             txn.check()
         self._discard_later(table, work, txn)
@@ -324,7 +341,7 @@ class PaimonSink(Sink):
             self._number(table, work, first_sequence_number(base.snapshot_id))
             work.staging = replace(work.staging, index_snapshot=base.snapshot_id)
         self._discard_later(table, work, txn)
-        ordered = one_task_each(all_columns(rows, table), table.partition_keys, self._order_by)
+        ordered = one_task_each(all_columns(rows, table, self.table), table.partition_keys, self._order(rows))
         work.messages = stage_files(ordered, work.staging)
 
     def _stage_buckets(
@@ -350,7 +367,7 @@ class PaimonSink(Sink):
                 txn.touch_all(markers)
                 txn.check()
             self._discard_later(table, work, txn)
-            work.messages = stage_files(one_task_each(rows, [GROUP], self._order_by), work.staging)
+            work.messages = stage_files(one_task_each(rows, [GROUP], self._order(rows)), work.staging)
         finally:
             if not known:
                 rows.unpersist()
@@ -363,11 +380,11 @@ class PaimonSink(Sink):
 
     def _with_groups(self, table: Any, rows: DataFrame) -> DataFrame:
         self._require_columns(table, rows)
-        return with_groups(all_columns(rows, table), self._address)
+        return with_groups(all_columns(rows, table, self.table), self._address)
 
     def _require_columns(self, table: Any, rows: DataFrame) -> None:
         if not table.is_primary_key_table:
-            missing = [key for key in self._all_keys(table) if key not in rows.columns]
+            missing = [key for key in self._all_keys(table, rows) if key not in rows.columns]
             if missing:
                 raise ValueError(
                     f"the batch lacks key or partition columns {missing}, by which an upsert finds the rows to change; "
@@ -384,8 +401,24 @@ class PaimonSink(Sink):
             )
             raise ValueError(f"the batch lacks columns {missing}, {remedy}; table={self.table}")
 
-    def _all_keys(self, table: Any) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*table.partition_keys, *self._keys)))
+    def _all_keys(self, table: Any, rows: DataFrame) -> tuple[str, ...]:
+        keys = (self._named(key, rows) for key in self._keys)
+        return tuple(dict.fromkeys((*table.partition_keys, *keys)))
+
+    def _named(self, column: str, rows: DataFrame) -> str:
+        """Return the spelling that the batch, and so the table, has for a column."""
+        folded = folding(rows.sparkSession)
+        return next((name for name in rows.columns if folded(name) == folded(column)), column)
+
+    def _order(self, rows: DataFrame) -> str | None:
+        if self._order_by is None:
+            return None
+        order = self._named(self._order_by, rows)
+        if order not in rows.columns:
+            raise ValueError(
+                f"order_by={self._order_by!r} is no column of both the batch and the table; table={self.table}"
+            )
+        return order
 
     # committing
 
@@ -407,6 +440,12 @@ class PaimonSink(Sink):
             except NothingPublished as nothing:
                 grant.not_published()
                 raise nothing.error from None
+
+    def _other_table(self, txn: Transaction) -> BaseChanged:
+        return BaseChanged(
+            "the table was changed, or created again, while this batch was computed; nothing was published; the batch must be "
+            f"computed again; table={self.table} writer={txn.writer}"
+        )
 
     def _publish(
         self,
@@ -468,6 +507,8 @@ class PaimonSink(Sink):
 
     def _require_unchanged_or_end(self, table: Any, work: _StagedBatch, txn: Transaction) -> None:
         """Before pypaimon prepares the commit: its own conflict names neither the writer nor the files."""
+        if not is_same_table(table):
+            raise NothingPublished(self._other_table(txn))
         try:
             self._require_unchanged(table, work, txn)
         except Exception as error:
@@ -480,16 +521,17 @@ class PaimonSink(Sink):
         base = work.base
         if base is None:
             return
-        newest = work.smaller_at if numbered else latest_snapshot_id(table)
-        if newest in (base.snapshot_id, work.unchanged_at):
+        newest = newest_snapshot(table)
+        if newest in ((base.snapshot_id, base.identity), work.unchanged_at):
             return
         now = read_base(table, work.partitions, newest)
         added, gone = now.files - base.files, base.files - now.files
         if added or gone:
             changes = _changes_text(changed_by(table, work.partitions, base, now))
+            cause = f"a writer that bypasses the gate: {changes}" if changes else "a rollback of the table"
             raise BaseChanged(
                 f"the base of this batch changed: {len(added)} files were added and {len(gone)} removed in its partitions "
-                f"since snapshot {base.snapshot_id}, by a writer that bypasses the gate: {changes}; nothing was published; "
+                f"since snapshot {base.snapshot_id}, by {cause}; nothing was published; "
                 f"the batch must be computed again; table={self.table} writer={txn.writer} snapshot={now.snapshot_id}"
             )
         work.unchanged_at = newest
@@ -520,6 +562,14 @@ class PaimonSink(Sink):
                 sweep(table, partitions, prefix)
             except Exception as error:  # noqa: BLE001 - files that no snapshot refers to only cost space
                 log.warning("paimon.sweep-failed", table=self.table, prefix=prefix, error=repr(error))
+
+
+def _is_changed(table: Any, where: TableAddress) -> bool:
+    """Return whether the table has another schema now, which explains most errors of the tasks that open it."""
+    try:
+        return bool(where.open().table_schema.id != table.table_schema.id) or not is_same_table(table)
+    except Exception:  # noqa: BLE001 - the error of the batch says more
+        return False
 
 
 def _has_fixed_buckets(table: Any) -> bool:

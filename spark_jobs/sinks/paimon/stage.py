@@ -8,7 +8,7 @@ count.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +22,7 @@ from lakewarden.spark_jobs.sinks.paimon.table import (
     has_dynamic_buckets,
     partition_path,
     require_years,
+    spark_arrow_schema,
 )
 
 ArrowFunction: TypeAlias = Callable[[Iterable[Any]], Iterable[Any]]
@@ -54,6 +55,15 @@ class Staging:
     """Of a table with dynamic buckets: the snapshot whose index says which bucket has a key. None: the newest one."""
     first_sequence: int | None = None
     """Of a table with a primary key: the first row's sequence number. None: pypaimon's own numbers."""
+
+
+def renaming(function: ArrowFunction, names: Sequence[str]) -> ArrowFunction:
+    """Return `function` for batches whose columns have other names."""
+
+    def renamed(batches: Iterable[Any]) -> Iterable[Any]:
+        return function(batch.rename_columns(list(names)) for batch in batches)
+
+    return renamed
 
 
 def staging_function(staging: Staging) -> ArrowFunction:
@@ -127,7 +137,7 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
                 f"table={table.table_path}"
             )
         require_years(joined, table)
-        yield from joined.cast(schema).combine_chunks().to_batches()
+        yield from _in_types(joined, schema, table).combine_chunks().to_batches()
 
     for batch in batches:
         if not batch.num_rows:
@@ -139,6 +149,22 @@ def _joined_batches(batches: Iterable[Any], schema: Any, table: Any) -> Iterator
             waiting, rows = [], 0
     if waiting:
         yield from together()
+
+
+def _in_types(rows: Any, schema: Any, table: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return rows.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        for field in schema:
+            try:
+                rows.select([field.name]).cast(pa.schema([field]))
+            except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+                raise ValueError(
+                    f"a value of column {field.name!r} can't be stored as {field.type}: {error}; table={table.table_path}"
+                ) from None
+        raise
 
 
 def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
@@ -166,11 +192,11 @@ def _marker_publisher(staging: Staging, table: Any) -> Callable[[Any], None]:
 
 
 def reading_function(table: TableAddress, splits: list[bytes]) -> ArrowFunction:
-    """Return a function that receives numbers of splits and yields their rows, in the table's types."""
+    """Return a function that receives numbers of splits and yields their rows, in types that Spark reads."""
 
     def reading_task(numbers: Iterable[Any]) -> Iterator[Any]:
         opened = table.open()
-        schema = arrow_schema(opened)
+        schema = spark_arrow_schema(opened)
         reader = opened.new_read_builder().new_read()
         for batch in numbers:
             chosen = [pickle.loads(splits[number]) for number in batch.column(0).to_pylist()]  # noqa: S301 - our own

@@ -10,6 +10,7 @@ It uses only pypaimon, no Spark, so drivers and executors both import it. It rel
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -19,10 +20,18 @@ from lakewarden.events import ConflictRule, canonical_table
 from lakewarden.handlers.paimon.partitions import PartitionSpelling
 from lakewarden.handlers.paimon.primary_key import PrimaryKeyTable, conflict_rule, refusal
 from lakewarden.handlers.partition_spelling import is_blank_in_java
-from lakewarden.spark_jobs.sinks.paimon.snapshot_store import HINT, FolderStore, snapshot_store
+from lakewarden.spark_jobs.sinks.paimon.snapshot_store import (
+    HINT,
+    FolderStore,
+    folder_store,
+    snapshot_store,
+)
 
 Partition: TypeAlias = tuple[Any, ...]
 """Values of the partition columns, in the table's order. Empty for an unpartitioned table."""
+
+OWN_COLUMNS = "_lakewarden_"
+"""Of the columns that the sink adds on the way."""
 
 UNNUMBERED = 0x7FFF_FFFF_FFFF_FFFF
 """Commit identifier of a batch without a number, the same as of Paimon's batch writers. Such a batch can't be found again."""
@@ -57,6 +66,7 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
     refused = partition_spelling(table).refusal
     if refused is not None:
         raise ValueError(f"{refused}; partition by a column of another type; {where}")
+    _require_columns(table, where)
     if table.is_primary_key_table:
         if not upsert:
             raise ValueError(
@@ -72,6 +82,17 @@ def require_supported(table: Any, *, upsert: bool, keys: Collection[str]) -> Non
     elif upsert and (table.options.deletion_vectors_enabled() or table.options.data_evolution_enabled()):
         raise ValueError(
             f"upsert rewrites whole files, which a table with deletion vectors or data evolution doesn't allow; {where}"
+        )
+
+
+def _require_columns(table: Any, where: str) -> None:
+    own = [name for name in table.field_names if name.lower().startswith(OWN_COLUMNS)]
+    if own:
+        raise ValueError(f"the names of the columns {own} are kept for the sink: rename them; {where}")
+    defaults = [field.name for field in table.table_schema.fields if field.default_value is not None]
+    if defaults:
+        raise ValueError(
+            f"the columns {defaults} have default values, which Java Paimon stores for NULL, and not pypaimon: drop them; {where}"
         )
 
 
@@ -110,6 +131,37 @@ def arrow_schema(table: Any) -> Any:
     from pypaimon.schema.data_types import PyarrowFieldParser
 
     return PyarrowFieldParser.from_paimon_schema(table.table_schema.fields)
+
+
+def spark_arrow_schema(table: Any) -> Any:
+    """Return the table's columns as Spark takes them from Arrow: it knows no timestamps but those of microseconds."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_type(_in_microseconds(field.type)) for field in arrow_schema(table)])
+
+
+def _in_microseconds(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if pa.types.is_map(kind):
+        key, value = kind.key_field, kind.item_field
+        return pa.map_(
+            key.with_type(_in_microseconds(key.type)), value.with_type(_in_microseconds(value.type))
+        )
+    return kind
+
+
+def type_parameter(kind: Any, default: int) -> tuple[str, int]:
+    """Return an atomic type of Paimon without its parameters, and the first of these: `TIMESTAMP`, `VARCHAR`."""
+    base, _, parameters = str(kind.type).upper().partition("(")
+    first = parameters.partition(")")[0].partition(",")[0].strip()
+    return base.split()[0], int(first) if first.isdigit() else default
 
 
 def partition_spelling(table: Any) -> PartitionSpelling:
@@ -173,6 +225,16 @@ def partition_folder(table: Any, path: str) -> str:
     return "/".join(part for part in (root, path) if part)
 
 
+def is_same_table(table: Any) -> bool:
+    """Return whether the schema with which the table was opened is still there, by one request.
+
+    A table that was dropped and created again has another one, under the same id. Files of the old one must not come into it.
+    """
+    schema = table.table_schema
+    found = folder_store(table, table.schema_manager.schema_path).read(f"schema-{schema.id}")
+    return found is not None and json.loads(found.body).get("timeMillis") == schema.time_millis
+
+
 def snapshot_manager(table: Any, store: FolderStore | None = None) -> Any:
     """Return pypaimon's manager of the table's snapshots, which finds the newest one by 3 requests on S3 instead of 10.
 
@@ -226,6 +288,8 @@ class Base:
     """
 
     snapshot_id: int
+    identity: str
+    """Of the snapshot. After a rollback another one may have the id."""
     splits: tuple[Any, ...]
     """Of data files."""
     files: frozenset[str]
@@ -234,17 +298,24 @@ class Base:
 
 def latest_snapshot_id(table: Any) -> int:
     """Return the id of the newest snapshot, 0 for a table without snapshots."""
+    return newest_snapshot(table)[0]
+
+
+def newest_snapshot(table: Any) -> tuple[int, str]:
+    """Return the id and the identity of the newest snapshot, 0 and a blank for a table without snapshots."""
     snapshot = snapshot_manager(table).get_latest_snapshot()
-    return 0 if snapshot is None else int(snapshot.id)
+    return (0, "") if snapshot is None else (int(snapshot.id), str(snapshot.delta_manifest_list))
 
 
-def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | None = None) -> Base:
+def read_base(table: Any, partitions: Collection[Partition], snapshot: tuple[int, str] | None = None) -> Base:
     """Return what a batch of these partitions is computed from, in the newest snapshot or in the given one."""
-    at = latest_snapshot_id(table) if snapshot_id is None else snapshot_id
+    at, identity = newest_snapshot(table) if snapshot is None else snapshot
     if at == 0:
-        return Base(0, (), frozenset())
+        return Base(0, "", (), frozenset())
     if has_dynamic_buckets(table):
-        return Base(at, (), _index_files(table, {partition_path(table, each) for each in partitions}, at))
+        return Base(
+            at, identity, (), _index_files(table, {partition_path(table, each) for each in partitions}, at)
+        )
     pinned = table.copy({"scan.snapshot-id": str(at)})
     builder = pinned.new_read_builder()
     if table.partition_keys:
@@ -252,7 +323,7 @@ def read_base(table: Any, partitions: Collection[Partition], snapshot_id: int | 
             _is_one_of(builder.new_predicate_builder(), table.partition_keys, partitions)
         )
     splits = tuple(builder.new_scan().plan().splits())
-    return Base(at, splits, frozenset(_file_names(table, splits)))
+    return Base(at, identity, splits, frozenset(_file_names(table, splits)))
 
 
 def _index_files(table: Any, paths: Collection[str], snapshot_id: int) -> frozenset[str]:
@@ -295,7 +366,7 @@ def changed_by(table: Any, partitions: Collection[Partition], base: Base, now: B
         snapshot = manager.get_snapshot_by_id(number)
         if snapshot is None:
             continue
-        files = now.files if number == now.snapshot_id else read_base(table, partitions, number).files
+        files = now.files if number == now.snapshot_id else read_base(table, partitions, (number, "")).files
         if files != before:
             changes.setdefault(snapshot.commit_user, []).extend(sorted(files ^ before))
         before = files

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,6 +355,39 @@ def test_a_snapshot_that_a_foreign_writer_replaced_is_noticed_and_committed_agai
     assert flights.rows() == [(1, "a"), (7, "java")]
     assert again.number == 2
     assert not is_lost(flights.address.open(), again)
+
+
+@pytest.mark.parametrize("by", ["gate", "foreign"])
+@pytest.mark.parametrize("recreated", [False, True], ids=["rolled back", "created again"])
+def test_a_commit_that_was_rolled_back_is_not_committed_again(
+    flights: Flights, caplog: pytest.LogCaptureFixture, *, by: str, recreated: bool
+) -> None:
+    """Later commits reach its snapshot id again. No writer has replaced it."""
+    flights.commit("b", 1)
+    rolled_back = flights.commit("a", 2)
+    later, until = 2, time.monotonic() + rolled_back.seconds
+    while time.monotonic() < until:  # what is written sooner may have been a commit that replaces
+        flights.commit("c", 9, identifier=later)
+        later += 1
+    if recreated:
+        table = flights.address.open()
+        for folder in ("snapshot", "manifest"):
+            table.file_io.delete(f"{table.table_path}/{folder}", recursive=True)
+        flights.commit("b", 1)
+    else:
+        flights.address.open().rollback_to(1)
+    if by == "gate":
+        flights.commit("b", 3, identifier=2)
+    else:
+        copy_over(flights, 3, between=lambda: None)
+
+    with caplog.at_level(logging.WARNING):
+        assert not is_lost(flights.address.open(), rolled_back)
+
+    assert "paimon.rolled-back" in caplog.text
+    assert "paimon.snapshot-replaced" not in caplog.text
+    assert [flight for flight, _ in flights.rows()] == [1, 3]
+    assert snapshot_store(flights.address.open()).version("snapshot-2") != rolled_back.version
 
 
 @pytest.mark.wide

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from lakewarden.events import CommitRequested, DecisionEventUnion, WriterEventUnion
 from lakewarden.spark_jobs import CommitReplaced, PaimonSink
@@ -55,6 +57,24 @@ def test_an_upsert_rewrites_only_the_files_that_have_its_keys(
     kept = read_base(address(table).open(), [(1, 1), (1, 2)]).files
     assert len(before & {Path(file).name for file in kept}) == 3
     assert snapshots_of(table)[-1].commit_kind == "OVERWRITE"
+
+
+def test_partitions_that_share_a_folder_have_files_of_their_own(
+    harness: Harness, make_table: MakeTable, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NULL, the empty text and a blank one. Each has a key out of the range of the others'."""
+    monkeypatch.setattr(matched_files, "SMALL_BYTES", 0)
+    harness.agent(grant_everything)
+    schema = pa.schema([("day", pa.string()), ("flight", pa.int64()), ("n", pa.int64())])
+    table = make_table("blanks", partition_keys=("day",), schema=schema)
+    sink = PaimonSink(table, mode="upsert", keys=["flight"])
+    write = harness.gate().foreach_batch(sink, writer="w")
+    for number in range(2):
+        rows = [(None, 1, number), ("", 50, number), (" ", 99, number)]
+        write(spark.createDataFrame(rows, "day string, flight long, n long"), number)
+
+    found = [(row["day"], row["flight"], row["n"]) for row in rows_of(table)]
+    assert sorted(found, key=lambda row: row[1]) == [(None, 1, 1), ("", 50, 1), (" ", 99, 1)]
 
 
 def test_an_upsert_of_new_keys_removes_no_large_file(
