@@ -37,7 +37,7 @@ from lakewarden.agent.errors import (
 from lakewarden.agent.settings import KafkaSettings
 from lakewarden.agent.topic_settings import default_replicas, warn_of_differences
 from lakewarden.events import MAX_EVENT_BYTES, Topics
-from lakewarden.events.access import OAUTH, TokenError, read_every_batch, read_password_again
+from lakewarden.events.access import OAUTH, TokenError, read_every_batch, read_password_again, repeat_requests
 from lakewarden.handlers.setup.topics import AGENT_RIGHTS, unequal_counts
 
 BATCH_BYTES = 262_144
@@ -122,6 +122,7 @@ async def start_client(client: Any, settings: KafkaSettings) -> None:
     except BaseException:
         await stop_client(client)
         raise
+    repeat_requests(client)
 
 
 def _connections(client: Any) -> Any:
@@ -134,6 +135,7 @@ async def _connection_problem(settings: KafkaSettings) -> KafkaRefusedError | Ka
     aiokafka's clients raise the same error for a wrong password as for a broker that is down, so this opens a connection itself.
     """
     options = settings.kafka_client()
+    del options["connections_max_idle_ms"]  # the connection is closed at once
     for host, port, _ in collect_hosts(options.pop("bootstrap_servers")):
         try:
             with anyio.fail_after(PROBE_SECONDS):

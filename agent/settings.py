@@ -34,7 +34,7 @@ from lakewarden.events import (
     canonical_table,
     is_glob,
 )
-from lakewarden.events.access import Access, check_files, client_arguments
+from lakewarden.events.access import IDLE_SECONDS, Access, check_files, client_arguments
 from lakewarden.handlers.lease.machine import LeaseSettings
 from lakewarden.handlers.lease.placement import HUDI, USUAL, LockLocation, Placement
 from lakewarden.handlers.table.state import TableSettings
@@ -141,6 +141,10 @@ class KafkaSettings(BaseSettings):
         description="compression of published records",
     )
     kafka_request_timeout_seconds: Seconds = Field(default=40.0, description="timeout of one Kafka request")
+    kafka_idle_seconds: Seconds = Field(
+        default=IDLE_SECONDS,
+        description="after which an unused connection to Kafka is closed, before a load balancer or NAT drops it",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -205,6 +209,7 @@ class KafkaSettings(BaseSettings):
             "client_id": self.kafka_client_id or COMMAND_CLIENT_ID,
             "request_timeout_ms": round(self.kafka_request_timeout_seconds * 1000),
             **client_arguments(self.access()),
+            "connections_max_idle_ms": round(self.kafka_idle_seconds * 1000),
         }
 
 

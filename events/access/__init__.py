@@ -12,15 +12,24 @@
   connection. Open connections stay as they are; the broker decides how long they are accepted.
 - **A file that can't be read doesn't stop a running client.** The last content is used, and an error is logged.
 - **No secret leaves this package**, except into aiokafka's arguments: not into a `repr`, a log or an error.
+- **No connection is used after a long pause.** Load balancers drop idle ones without a word, so a client closes them before.
 - **An error of a token provider is a `KafkaError`** (`TokenError`), because aiokafka's background tasks end at any other.
 """
 
 from lakewarden.events.access.batches import read_every_batch
-from lakewarden.events.access.clients import check_files, client_arguments, read_password_again, token_problem
+from lakewarden.events.access.clients import (
+    IDLE_SECONDS,
+    check_files,
+    client_arguments,
+    read_password_again,
+    repeat_requests,
+    token_problem,
+)
 from lakewarden.events.access.options import OAUTH, Access, AccessError
-from lakewarden.events.access.tokens import TokenError, guarded_provider
+from lakewarden.events.access.tokens import TokenError, guarded_provider, in_thread
 
 __all__ = [
+    "IDLE_SECONDS",
     "OAUTH",
     "Access",
     "AccessError",
@@ -28,7 +37,9 @@ __all__ = [
     "check_files",
     "client_arguments",
     "guarded_provider",
+    "in_thread",
     "read_every_batch",
     "read_password_again",
+    "repeat_requests",
     "token_problem",
 ]

@@ -254,12 +254,12 @@ class _Calls:
                 now - self._running[-1].began < TOKEN_SECONDS or len(self._running) >= MAX_CALLS
             ):
                 return self._running[-1], False
-            call = _Call(_in_thread(self._function), now)
+            call = _Call(in_thread(self._function), now)
             self._running.append(call)
             return call, True
 
 
-def _in_thread(function: Callable[[], Any]) -> Future[Any]:
+def in_thread(function: Callable[[], Any]) -> Future[Any]:
     """Call a function in a thread of its own, which doesn't keep the process from its end."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()  # so that a waiter that is cancelled doesn't cancel it for the others
@@ -272,7 +272,7 @@ def _in_thread(function: Callable[[], Any]) -> Future[Any]:
         else:
             future.set_result(found)
 
-    threading.Thread(target=call, name="lakewarden-token", daemon=True).start()
+    threading.Thread(target=call, name="lakewarden-kafka-option", daemon=True).start()
     return future
 
 

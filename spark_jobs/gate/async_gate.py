@@ -34,7 +34,7 @@ import anyio
 from lakewarden.events import Marker, Operation
 from lakewarden.spark_jobs.gate.errors import CommitAborted
 from lakewarden.spark_jobs.gate.executor import ExecutorChannel
-from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, intent_of
+from lakewarden.spark_jobs.gate.gate import TransactionGate, TransactionOptions, inside_others, intent_of
 from lakewarden.spark_jobs.gate.grant import Grant
 from lakewarden.spark_jobs.gate.transaction import Transaction
 
@@ -67,18 +67,21 @@ class AsyncGate:
         Enter and leave the block in one task. Its child tasks may call the transaction too.
         """
         txn = self._gate.prepare(intent_of(**options))
-        thread = _Thread(f"lakewarden-{txn.id[:8]}")
-        try:
-            async with thread.block(self._gate.block_of(txn), interrupt=txn.interrupt, undo=_keep) as block:
-                body = AsyncTransaction(txn, thread)
-                try:
-                    yield body
-                except BaseException as error:  # noqa: BLE001 - the block raises it
-                    block.error = body.ended(error)
-                else:
-                    body.ended(None)
-        finally:
-            thread.close()
+        with inside_others(txn):
+            thread = _Thread(f"lakewarden-{txn.id[:8]}")
+            try:
+                async with thread.block(
+                    self._gate.block_of(txn), interrupt=txn.interrupt, undo=_keep
+                ) as block:
+                    body = AsyncTransaction(txn, thread)
+                    try:
+                        yield body
+                    except BaseException as error:  # noqa: BLE001 - the block raises it
+                        block.error = body.ended(error)
+                    else:
+                        body.ended(None)
+            finally:
+                thread.close()
 
 
 class AsyncGrant:

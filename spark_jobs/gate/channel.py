@@ -26,6 +26,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
@@ -107,6 +108,8 @@ class Channel:
         """What the executors' channels of this gate have in common: they connect with the same options (`executor.py`)."""
         self._thread = LoopThread(bootstrap_servers, name="lakewarden-channel")
         self._opening = anyio.Lock()
+        self._opening_reader: defaultdict[int, anyio.Lock] = defaultdict(anyio.Lock)
+        """By partition: a client that starts slowly delays its own partition only."""
         self._producer: Any = None
         self._partitions: int | None = None
         self._readers: dict[int, Any] = {}
@@ -213,6 +216,8 @@ class Channel:
             self._thread.start_soon(stop_quietly, producer)
 
     async def _ready_producer(self) -> Any:
+        if self._producer is not None:
+            return self._producer
         async with self._opening:
             if self._producer is None:
                 producer = await make_producer(
@@ -258,7 +263,7 @@ class Channel:
     async def _open_reader(self, table: str) -> None:
         await self._ready_producer()
         partition = self._partition(table)
-        async with self._opening:
+        async with self._opening_reader[partition]:
             if partition in self._readers:
                 return
             where = TopicPartition(self.topics.decisions, partition)

@@ -38,6 +38,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Required, Self, TypedDict, Unpack
 
@@ -81,6 +82,23 @@ def intent_of(**options: Unpack[TransactionOptions]) -> Intent:
     values["table"] = canonical_table(options["table"])
     values["scope"] = as_scope(options.get("scope", ()))
     return Intent(**values)
+
+
+_OUTER: ContextVar[tuple[Transaction, ...]] = ContextVar(
+    "open transactions of the body that runs", default=()
+)
+
+
+@contextmanager
+def inside_others(txn: Transaction) -> Iterator[None]:
+    """Raise `GateError` if `txn` may not be opened inside the transactions whose bodies run here. The block is its body."""
+    for outer in _OUTER.get():
+        txn.require_nestable(outer)
+    _OUTER.set((*_OUTER.get(), txn))
+    try:
+        yield
+    finally:
+        _OUTER.set(tuple(each for each in _OUTER.get() if each is not txn))
 
 
 class TransactionGate:
@@ -182,6 +200,10 @@ class TransactionGate:
     @contextmanager
     def block_of(self, txn: Transaction) -> Iterator[Transaction]:
         """Open the transaction before the block, and end it after the block."""
+        with inside_others(txn):
+            yield from self._block_of(txn)
+
+    def _block_of(self, txn: Transaction) -> Iterator[Transaction]:
         key = (txn.table, txn.writer)
         try:
             txn.open()

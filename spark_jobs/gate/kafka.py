@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
@@ -36,7 +37,7 @@ from aiokafka.errors import (
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import BlockingPortal
 
-from lakewarden.events.access import AccessError, read_every_batch
+from lakewarden.events.access import AccessError, in_thread, read_every_batch, repeat_requests
 from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, InvalidKafkaOptions
 from lakewarden.spark_jobs.gate.kafka_options import ClientOptions, KafkaSettings, client_options
 from lakewarden.spark_jobs.gate.logs import EventLogger
@@ -69,7 +70,7 @@ async def make_producer(
     """Return a started producer for `topic`: all replicas acknowledge, its retries make no duplicates, it sends without delay."""
     from aiokafka import AIOKafkaProducer
 
-    options = client_options(kafka)
+    options = await _options(kafka)
     producer = AIOKafkaProducer(
         bootstrap_servers=bootstrap_servers,
         acks="all",
@@ -90,7 +91,7 @@ async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, 
     """Return a started consumer without a group, which reads what it is assigned and commits nothing."""
     from aiokafka import AIOKafkaConsumer
 
-    options = client_options(kafka)
+    options = await _options(kafka)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap_servers,
         group_id=None,
@@ -100,6 +101,14 @@ async def make_consumer(bootstrap_servers: str, kafka: KafkaSettings | None, *, 
     )
     read_every_batch(consumer)
     return await _started(consumer, options)
+
+
+async def _options(kafka: KafkaSettings | None) -> ClientOptions:
+    """The options. A function runs in a thread of its own: while it waits for a vault, the loop sends the heartbeats."""
+    if not callable(kafka):
+        return client_options(kafka)
+    options: ClientOptions = await asyncio.wrap_future(in_thread(lambda: client_options(kafka)))
+    return options
 
 
 def _arguments(options: ClientOptions, client_id: str) -> dict[str, Any]:
@@ -119,6 +128,7 @@ async def _started(client: Any, options: ClientOptions) -> Any:
         if isinstance(error, KafkaConnectionError) and (problem := options.token_problem()) is not None:
             raise KafkaConnectionError(problem) from error
         raise
+    repeat_requests(client)
     return client
 
 
@@ -157,12 +167,13 @@ class LoopThread:
         self._portal: BlockingPortal | None = None
         self._task_host: Future[None] | None = None
         self._tasks: TaskGroup | None = None
+        self._process = os.getpid()
         _threads.add(self)
 
     @property
     def started(self) -> bool:
-        """Whether the thread runs."""
-        return self._portal is not None
+        """Whether the thread runs in this process: a forked child has none of its parent's threads."""
+        return self._portal is not None and self._process == os.getpid()
 
     @property
     def _task_group(self) -> TaskGroup:
@@ -170,10 +181,16 @@ class LoopThread:
         return self._tasks
 
     def portal(self) -> BlockingPortal:
-        """Return the way into the loop; start the loop if needed."""
+        """Return the way into the loop; start the loop if needed. Raise `GateError` if it runs in the parent of this process."""
+        if self._portal is not None and not self.started:
+            raise GateError(
+                f"this gate is connected in process {self._process}, and process {os.getpid()} was forked from it: create "
+                "another gate after the fork, in the function that the child runs"
+            )
         with self._lock:
             if self._portal is None:
                 self._loop, self._portal = _start_loop(self._name)
+                self._process = os.getpid()
                 self._task_host = None
             if self._task_host is None or self._task_host.done():
                 self._task_host, self._tasks = self._portal.start_task(_run_tasks)
@@ -237,6 +254,8 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs in the loop and end it. A loop that is stuck is left to its daemon thread."""
+        if not self.started:
+            return
         with self._lock:
             loop, portal, task_host = self._loop, self._portal, self._task_host
             self._loop = self._portal = self._task_host = None

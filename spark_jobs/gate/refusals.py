@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lakewarden.spark_jobs.gate.channel import Channel
-from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GrantTimeout, LeaseLost, OutcomeUnknown
+from lakewarden.spark_jobs.gate.errors import (
+    AgentUnreachable,
+    GateError,
+    GrantTimeout,
+    LeaseLost,
+    OutcomeUnknown,
+)
 from lakewarden.spark_jobs.gate.progress import ExpiredLease
 
 MAX_CAUSE = 300
@@ -83,6 +89,29 @@ def ended(facts: str) -> LeaseLost:
     """A callback received the grant after the body had ended."""
     return LeaseLost(
         f"the transaction ended before its grant was used; nothing was published under it; {facts}"
+    )
+
+
+def committed_twice(facts: str, *, published: bool) -> GateError:
+    """The body commits a second time, by a second sink for example. `published`: the first commit is in the table."""
+    lost = (
+        "; the first commit is in the table, and its batch counts as committed, so a restart won't write the rest of it: "
+        "correct the ledger (`lakewarden ledger correct`) to repeat the batch"
+        if published
+        else ""
+    )
+    return GateError(
+        "a transaction commits once, inside its block: write everything of the batch by one sink, or give each sink a "
+        f"transaction and a writer name of its own{lost}; {facts}"
+    )
+
+
+def nested(outer: str, facts: str) -> GateError:
+    """The body of a transaction opens another one that could wait for it, or that lets others wait for the outer grant."""
+    return GateError(
+        "this transaction is opened inside another one, and both could wait for ever: open it after the other one has ended; "
+        "nested ones must be opened before the outer commit(), of another table, and in the order of the tables' URIs; "
+        f"outer: {outer}; {facts}"
     )
 
 

@@ -150,6 +150,7 @@ class Transaction:
         If it has, this method or `commit` raises `AlreadyCommitted`: skip the batch. A transaction without `batch_id`
         can't be recognised. `sinks/contract.py` says what `committed` must do.
         """
+        self._require_uncommitted()
         if committed == self._committed or self.batch_id is None:
             return
         self._committed = committed
@@ -227,8 +228,8 @@ class Transaction:
         It is for formats that publish in a callback; elsewhere use `commit`. If the batch is in the table already, it
         raises `AlreadyCommitted`.
         """
-        self.check()
         with self._changed:
+            self._require_uncommitted()
             self._progress.request()
         self._publisher.publish_request()
         self.notify("requested")
@@ -247,6 +248,13 @@ class Transaction:
                 raise refusals.ended(self._facts())
             self._grant = grant
         return grant
+
+    def _require_uncommitted(self) -> None:
+        """Raise `GateError` if the body has committed, or the transaction has ended; `CommitAborted` if it was aborted."""
+        self.check()
+        if self._progress.phase is not Phase.COMPUTING:
+            published = self._grant is not None and self._grant.outcome is Outcome.PUBLISHED
+            raise refusals.committed_twice(self._facts(), published=published)
 
     @contextmanager
     def commit(self) -> Iterator[Grant]:
@@ -319,6 +327,20 @@ class Transaction:
         return None if outcome is None or not others else not outcome
 
     # for the gate
+
+    def require_nestable(self, outer: Transaction) -> None:
+        """Raise `GateError` if this transaction, opened in the body of `outer`, could wait for `outer`, or `outer` for it.
+
+        Jobs that nest in the order of the tables never wait for each other in a circle. Under a grant, all other writers of
+        the outer table would wait for this transaction.
+        """
+        phase = outer._progress.phase
+        granted = phase in (Phase.REQUESTED, Phase.PUBLISHING) and (
+            outer._grant is None or outer._grant.outcome is Outcome.UNKNOWN
+        )
+        same = outer.table == self.table and self.intent.admission == "queued"
+        if phase is not Phase.ENDED and (granted or same or outer.table > self.table):
+            raise refusals.nested(outer._facts(), self._facts())
 
     def open(self) -> None:
         """Publish the intent and wait for the admission. If this raises, call `finish` with the error nevertheless."""

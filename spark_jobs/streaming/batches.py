@@ -277,7 +277,7 @@ class BatchWriter:
     def _report_failure(self, batch: _Batch, attempt: _Attempt, error: GateError) -> None:
         if isinstance(error, OutcomeUnknown):
             return  # the transaction has reported its unknown outcome, and "not committed" could be wrong
-        for txn in batch.opened:
+        for txn in filter(lambda each: each.discardable, batch.opened):
             txn.notify("failed", outcome="not committed", attempts=attempt.number, error=str(error)[:500])
 
 

@@ -1,6 +1,7 @@
 """A proxy before an S3 server that cuts the network of its clients for a while, at a request that a test names.
 
-It can also hold such a request back until the test releases it, or refuse requests of a kind.
+It can also hold such a request back until the test releases it, or refuse requests of a kind. Before a Kafka broker it drops
+idle connections, as load balancers do: a dropped one stays open, and what its ends send is lost without a word.
 
 Unlike `fault_proxy` it forwards bytes as they come and keeps connections open, so that a JVM and pyarrow work through it as
 without it. While the network is cut, it resets each connection, old or new. It runs in a thread.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -56,11 +58,27 @@ class Hold:
     released: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True, eq=False)
+class Connection:
+    """A client's connection."""
+
+    used_at: float
+    """When bytes passed last, on the monotonic clock."""
+    dropped: bool = False
+
+
 class CutProxy:
     """Runs inside the `with`. Its methods may be called from any thread."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, *, drop_idle_seconds: float | None = None) -> None:
+        """Before a broker (`kafka://…`), its address in its answers is replaced by the proxy's own, so that clients stay here."""
         address = urlsplit(upstream)
+        self._kafka = address.scheme == "kafka"
+        self._drop_idle_seconds = drop_idle_seconds
+        self.connections: set[Connection] = set()
+        """Those that are open."""
+        self.lost = 0
+        """Connections that were used after they had been dropped."""
         assert address.hostname is not None
         self._address = (address.hostname, address.port or 80)
         self._loop = asyncio.new_event_loop()
@@ -82,7 +100,8 @@ class CutProxy:
             asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
         )
         self._server = serving.result()
-        self.endpoint = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
         return self
 
     def __exit__(
@@ -134,9 +153,13 @@ class CutProxy:
         self._open |= {writer, server}
         # The cut that waits for the answer of this connection's request.
         pending: list[Cut] = []
-        relaying = asyncio.create_task(self._relay(answers, writer, pending))
+        connection = Connection(time.monotonic())
+        self.connections.add(connection)
+        relaying = asyncio.create_task(self._relay(answers, writer, pending, connection))
         try:
             while chunk := await reader.read(_CHUNK_BYTES):
+                if self._is_dropped(connection):
+                    continue
                 cut = self._armed
                 if cut is not None and cut.request.match(chunk.partition(b"\r\n")[0]):
                     self._armed = None
@@ -163,14 +186,32 @@ class CutProxy:
             pass  # either side closed the connection, or it is cut
         finally:
             relaying.cancel()
+            self.connections.discard(connection)
             self._open -= {writer, server}
             server.close()
             writer.close()
 
+    def _is_dropped(self, connection: Connection) -> bool:
+        """Whether bytes that arrive now on the connection are lost."""
+        now = time.monotonic()
+        idle, connection.used_at = now - connection.used_at, now
+        if self._drop_idle_seconds is not None and idle > self._drop_idle_seconds and not connection.dropped:
+            connection.dropped = True
+            self.lost += 1
+        return connection.dropped
+
     async def _relay(
-        self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, pending: list[Cut]
+        self,
+        answers: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        pending: list[Cut],
+        connection: Connection,
     ) -> None:
         while chunk := await answers.read(_CHUNK_BYTES):
+            if self._is_dropped(connection):
+                continue
+            if self._kafka:
+                chunk = chunk.replace(_wire_address(self._address[1]), _wire_address(self.port))
             if pending and not chunk.startswith(b"HTTP/1.1 100"):
                 self._begin(pending.pop())
                 return
@@ -187,3 +228,8 @@ class CutProxy:
     def _reset_all(self) -> None:
         for each in self._open:
             each.transport.abort()
+
+
+def _wire_address(port: int) -> bytes:
+    """As Kafka's answers name a broker on this machine."""
+    return b"127.0.0.1" + struct.pack(">i", port)

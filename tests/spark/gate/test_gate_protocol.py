@@ -642,3 +642,40 @@ def test_a_log_that_ends_with_the_marker_of_a_kafka_transaction_is_read_back_to_
     asyncio.run(send())
 
     assert gate._channel.read_back(TABLE, 0, PATIENCE_SECONDS)[-1] == ended
+
+
+def test_a_function_of_kafka_options_that_hangs_delays_its_own_call_only(harness: Harness) -> None:
+    """A vault that answers slowly kept all transactions of the driver from sending heartbeats."""
+    agent = harness.agent(grant_everything)
+    hanging, called, answered = False, threading.Event(), threading.Event()
+
+    def options() -> dict[str, Any]:
+        if hanging:
+            called.set()
+            assert answered.wait(PATIENCE_SECONDS)
+        return {}
+
+    gate = harness.gate(kafka=options, send_timeout_seconds=PATIENCE_SECONDS)
+
+    def write(table: str) -> None:
+        with gate.transaction(table=table, writer="other") as txn, txn.commit():
+            pass
+
+    with gate.transaction(table=TABLE, writer="w") as txn:
+        hanging = True
+        # In another partition, so it needs a consumer of its own.
+        partition = gate._channel._partition
+        names = (f"file:///lake/x{number}" for number in range(100))
+        other = next(name for name in names if partition(name) != partition(TABLE))
+        thread = threading.Thread(target=write, args=(other,))
+        thread.start()
+        assert called.wait(PATIENCE_SECONDS)
+        sent = agent.types(heartbeats=True).count("writer-heartbeat")
+        agent.wait_for("writer-heartbeat", sent + 2)
+        txn.touch("p", "f", "merge")
+        answered.set()
+        thread.join()
+        with txn.commit():
+            pass
+
+    assert len(agent.wait_for("commit-completed", 2)) == 2

@@ -69,6 +69,7 @@ async def test_aiokafkas_own_names_are_accepted() -> None:
 
     assert arguments == {
         "client_id": "an-id",
+        "connections_max_idle_ms": 30_000,
         "security_protocol": "SASL_PLAINTEXT",
         "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_plain_username": "me",

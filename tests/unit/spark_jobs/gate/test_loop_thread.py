@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from lakewarden.spark_jobs.gate import kafka
-from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GrantTimeout
+from lakewarden.spark_jobs.gate.errors import AgentUnreachable, GateError, GrantTimeout
 from lakewarden.spark_jobs.gate.kafka import LoopThread
 
 NEVER_CLOSED = """
@@ -172,3 +175,45 @@ def test_a_loop_that_was_never_closed_does_not_block_the_exit() -> None:
 
     assert (run.stdout, run.stderr) == ("ended\n", ""), "Python 3.12 starts no thread in an exit handler"
     assert run.returncode == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_loop_that_runs_in_the_parent_of_a_forked_process_is_refused_at_once(thread: LoopThread) -> None:
+    """multiprocessing forks by default before Python 3.14. The thread isn't in the child, and every call waited for it."""
+    thread.call(anyio.lowlevel.checkpoint, timeout=PATIENCE, doing="starting")
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+
+    def child() -> None:
+        try:
+            thread.call(anyio.lowlevel.checkpoint, timeout=PATIENCE, doing="nothing")
+        except GateError as error:
+            answers.put(str(error))
+        thread.close()
+        answers.put("closed")
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(PATIENCE)
+
+    assert process.exitcode == 0
+    assert f"connected in process {os.getpid()}, and process {process.pid} was forked" in answers.get()
+    assert answers.get() == "closed"
+
+
+def test_a_function_of_kafka_options_does_not_stop_the_loop(thread: LoopThread) -> None:
+    """It may wait for a vault. Meanwhile the heartbeats of all transactions are sent."""
+    beats, answered = Beats(), threading.Event()
+
+    def options() -> dict[str, str]:
+        assert answered.wait(PATIENCE)
+        return {"client_id": "mine"}
+
+    thread.spawn(beats.run, name="beats")
+    with pytest.raises(AgentUnreachable, match=r"no answer within 0\.1 s"):
+        thread.call(lambda: kafka._options(options), timeout=0.1, doing="connecting")
+    beats.require(3)
+    answered.set()
+    found = thread.call(lambda: kafka._options(options), timeout=PATIENCE, doing="connecting")
+
+    assert found.passed_on == {"client_id": "mine"}
