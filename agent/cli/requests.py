@@ -174,6 +174,10 @@ def restore_command(
     table: Annotated[
         str | None, typer.Option("--table", metavar="T", help="URI of a table: restore only its writers.")
     ] = None,
+    lower: Annotated[
+        bool,
+        typer.Option("--lower", help="Also where the ledger has a later batch, which is written again then."),
+    ] = False,
     operator: Operator = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECONDS,
     output: OutputFormat = Output.TEXT,
@@ -182,8 +186,9 @@ def restore_command(
 ) -> None:
     """State the last committed batch of each writer in a backup of the ledger, as lakewarden ledger correct does for one.
 
-    Stop the writers first; an agent must run. The first writer that fails ends the command, which can be run again; --timeout
-    holds for each. A writer that isn't in the backup keeps what the ledger has.
+    Stop the writers first; an agent must run. A writer that isn't recorded in time ends the command, which can be run
+    again; --timeout holds for each further one. A writer that isn't in the backup keeps what the ledger has. If the ledger has a
+    later batch of a writer, nothing is restored without --lower.
 
     Exit codes: 0 the ledger has all of them; 1 no agent recorded one in time, or another failure; 2 usage error.
     """
@@ -193,7 +198,7 @@ def restore_command(
     done: list[dict[str, Any]] = []
 
     async def restore_all() -> None:
-        async with aclosing(restore(settings, lines, requester)) as restored:
+        async with aclosing(restore(settings, lines, requester, lower=lower)) as restored:
             async for before, after in restored:
                 done.append(_correction(before, after))
                 if output is not Output.JSON:

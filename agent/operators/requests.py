@@ -6,7 +6,7 @@ runs, the request stays in the log, and the agent that takes the table over answ
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -99,7 +99,7 @@ async def abort(
         reason=requester.reason,
     )
     number = replay.partition[state.uri]
-    await _publish(settings, request, number)
+    await _publish(settings, [request], number)
     report(f"{name}, {phase.value}: abort requested")
     topics = settings.topics
     spans = {
@@ -151,31 +151,64 @@ async def correct(
     lines = [each for each in await ledger(settings, [writer]) if each.writer == writer]
     uri = _table_of(lines, writer, table)
     before = next((each for each in lines if each.table == uri), None)
-    request = LedgerCorrected(
-        event_id=fresh_id(),
-        table=uri,
-        transaction=f"ledger-corrected-{fresh_id()}",
-        writer=writer,
-        at=utc_now(),
-        batch_id=batch_id,
-        operator=requester.operator,
-        reason=requester.reason,
-    )
+    async with aclosing(correct_all(settings, [(uri, writer, batch_id)], requester)) as recorded:
+        async for after in recorded:
+            return before, after
+    raise AssertionError("each correction is recorded, or an error is raised")
+
+
+async def correct_all(
+    settings: KafkaSettings, stated: Sequence[tuple[str, str, int | None]], requester: Requester
+) -> AsyncGenerator[LedgerLine]:
+    """State the last committed batches of these tables and writers. Yield each entry when an agent has recorded it.
+
+    The timeout holds for each further entry. Close the generator (`aclosing`).
+    """
+    requests = [
+        LedgerCorrected(
+            event_id=fresh_id(),
+            table=uri,
+            transaction=f"ledger-corrected-{fresh_id()}",
+            writer=writer,
+            at=utc_now(),
+            batch_id=batch_id,
+            operator=requester.operator,
+            reason=requester.reason,
+        )
+        for uri, writer, batch_id in stated
+    ]
     topic = settings.topics.ledger
     spans = await end_offsets(settings, await partitions_of(settings, topic))
-    offset = await _publish(settings, request, None)
-    with anyio.move_on_after(requester.timeout_seconds):
-        async with aclosing(_follow(settings, spans)) as batches:
-            async for batch in batches:
-                for record in (each for records in batch.values() for each in records):
-                    entry = decode(LEDGER_EVENT, record.value)
-                    if isinstance(entry, BatchCommitted) and entry.correction == request.event_id:
-                        return before, line_of(entry)
-    raise AgentError(
-        f"writer {writer}, table {uri}: no agent recorded the correction within {requester.timeout_seconds:g} s (--timeout); "
-        f"it is in the log at offset {offset}, and the agent that serves the table applies it; see lakewarden ledger show "
-        f"{writer}"
-    )
+    offsets = await _publish(settings, requests, None)
+    missing = {each.event_id: (each, offset) for each, offset in zip(requests, offsets, strict=True)}
+    async with aclosing(_follow(settings, spans)) as batches:
+        while missing:
+            with anyio.move_on_after(requester.timeout_seconds) as waiting:
+                batch = await anext(batches)
+                while not (found := _recorded(batch, missing)):
+                    batch = await anext(batches)
+            if waiting.cancelled_caught:
+                break
+            for line in found:
+                yield line
+    for each, offset in missing.values():
+        raise AgentError(
+            f"writer {each.writer}, table {each.table}: no agent recorded the correction within "
+            f"{requester.timeout_seconds:g} s (--timeout); it is in the log at offset {offset}, and the agent that serves the "
+            f"table applies it; see lakewarden ledger show {each.writer}"
+        )
+
+
+def _recorded(
+    batch: Mapping[TopicPartition, list[ConsumerRecord]], missing: dict[str, tuple[LedgerCorrected, int]]
+) -> list[LedgerLine]:
+    """The entries of these corrections, which are missing no more."""
+    found = []
+    for record in (each for records in batch.values() for each in records):
+        entry = decode(LEDGER_EVENT, record.value)
+        if isinstance(entry, BatchCommitted) and missing.pop(entry.correction or "", None) is not None:
+            found.append(line_of(entry))
+    return found
 
 
 def _open_transaction(
@@ -247,21 +280,24 @@ def _table_of(lines: list[LedgerLine], writer: str, table: str | None) -> str:
 
 
 async def _publish(
-    settings: KafkaSettings, event: AbortRequested | LedgerCorrected, number: int | None
-) -> int:
-    """Publish to `writers`. Return the offset."""
+    settings: KafkaSettings, events: Sequence[AbortRequested | LedgerCorrected], number: int | None
+) -> list[int]:
+    """Publish to `writers`. Return the offsets."""
     client = producer(settings)
+    topic = settings.topics.writers
     try:
         await start_client(client, settings)
-        done = await client.send_and_wait(
-            settings.topics.writers, encode(event), key=event.table.encode(), partition=number
-        )
+        sent = [
+            await client.send(topic, encode(each), key=each.table.encode(), partition=number)
+            for each in events
+        ]
+        return [int((await each).offset) for each in sent]
     except KafkaError as error:
-        reason = denied_write(error, settings.topics.writers) or f"Kafka rejects it: {error!r}"
-        raise AgentError(f"{event.type} of table {event.table} could not be published: {reason}") from error
+        reason = denied_write(error, topic) or f"Kafka rejects it: {error!r}"
+        what = f"{events[0].type} of table {events[0].table}"
+        raise AgentError(f"{what} could not be published: {reason}") from error
     finally:
         await stop_client(client)
-    return int(done.offset)
 
 
 async def _follow(

@@ -1,19 +1,21 @@
 """`lakewarden ledger restore`: a backup of the ledger, which `lakewarden ledger show --output json` has printed, is stated again.
 
-Each writer of the backup gets a correction of its own (`requests.correct`), in the order of the file. The first one that fails
-ends the command. Those before it are recorded, and while the writers are stopped, to repeat the command changes nothing.
+Each writer of the backup gets a correction of its own. All are published by one producer, and one reader waits for their entries.
+If one isn't recorded in time, the command ends; while the writers are stopped, to repeat it changes nothing. An entry of the
+ledger is never lowered unless the operator says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from lakewarden.agent.errors import AgentError
-from lakewarden.agent.operators.ledger import LedgerLine
-from lakewarden.agent.operators.requests import Requester, correct
+from lakewarden.agent.operators.ledger import LedgerLine, ledger
+from lakewarden.agent.operators.requests import Requester, correct_all
 from lakewarden.agent.settings import KafkaSettings
 
 
@@ -49,13 +51,35 @@ def read_backup(path: Path, table: str | None) -> list[BackupLine]:
 
 
 async def restore(
-    settings: KafkaSettings, lines: Sequence[BackupLine], requester: Requester
+    settings: KafkaSettings, lines: Sequence[BackupLine], requester: Requester, *, lower: bool = False
 ) -> AsyncGenerator[tuple[LedgerLine | None, LedgerLine]]:
-    """Yield for each writer what the ledger had, and what it has now. Close the generator (`aclosing`)."""
-    for number, line in enumerate(lines):
-        try:
-            yield await correct(settings, line.table, line.writer, line.batch_id, requester)
-        except AgentError as error:
-            raise AgentError(
-                f"{number} of {len(lines)} writers are restored, then: {error}; run the command again"
-            ) from error
+    """Yield for each writer what the ledger had, and what it has now. Close the generator (`aclosing`).
+
+    `lower`: also where the ledger has a later batch than the backup. Without it, that is an error before anything is restored.
+    """
+    known = {(each.table, each.writer): each for each in await ledger(settings)}
+    stated = {(each.table, each.writer): each.batch_id for each in lines}
+    lowered = [
+        f"writer {writer}, table {table}: batch {had} instead of {batch_id}"
+        for (table, writer), batch_id in stated.items()
+        if (before := known.get((table, writer))) is not None
+        and (had := before.batch_id) is not None
+        and batch_id is not None
+        and had > batch_id
+    ]
+    if lowered and not lower:
+        raise AgentError(
+            f"the ledger has later batches than the backup of {len(lowered)} writers, for example {lowered[0]}; their batches "
+            "would be written again; give --lower if the table was restored from that time, too; nothing was restored"
+        )
+    number = 0
+    everything = [(table, writer, batch_id) for (table, writer), batch_id in stated.items()]
+    try:
+        async with aclosing(correct_all(settings, everything, requester)) as recorded:
+            async for after in recorded:
+                yield known.get((after.table, after.writer)), after
+                number += 1
+    except AgentError as error:
+        raise AgentError(
+            f"{number} of {len(everything)} writers are restored, then: {error}; run the command again"
+        ) from error

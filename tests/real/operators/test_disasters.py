@@ -68,12 +68,17 @@ async def test_a_bucket_is_restored_from_yesterday(scene: World, tmp_path: Path)
         await lost.send_intent(batch_id=2)
         assert (await lost.wait_for(AlreadyCommitted)).committed_batch_id == 3
 
-        await restore(scene, backup, "bucket restored from yesterday")
+        refused = await command(scene, *RESTORE, str(backup), "--reason", "by mistake", code=1)
+        assert "batch 3 instead of 1; their batches would be written again" in refused
+        await restore(scene, backup, "bucket restored from yesterday", "--lower")
         for batch_id in (2, 3):
             await commit(scene, "orders", batch_id)
 
         shown = json.loads(await command(scene, "lakewarden", "ledger", "show", "--output", "json"))
         assert [(each["writer"], each["batch_id"]) for each in shown] == [("orders", 3)]
+
+
+RESTORE = ("lakewarden", "ledger", "restore")
 
 
 async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
@@ -87,13 +92,13 @@ async def commit(scene: World, name: str, batch_id: int) -> CommitGranted:
     return grant
 
 
-async def restore(scene: World, backup: Path, reason: str) -> None:
+async def restore(scene: World, backup: Path, reason: str, *more: str) -> None:
     """Follow step 3 of both run-books."""
-    printed = await command(scene, "lakewarden", "ledger", "restore", str(backup), "--reason", reason)
+    printed = await command(scene, *RESTORE, str(backup), "--reason", reason, *more)
     assert printed.splitlines()[-1] == f"1 writers are restored from {backup}"
 
 
-async def command(scene: World, program: str, *arguments: str) -> str:
+async def command(scene: World, program: str, *arguments: str, code: int = 0) -> str:
     """Run a program with the agents' settings, as an operator would. Returns what it prints."""
     variables = environment(scene.values())
     done = await anyio.to_thread.run_sync(
@@ -106,5 +111,5 @@ async def command(scene: World, program: str, *arguments: str) -> str:
             timeout=PATIENCE_SECONDS,
         )
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout or done.stderr

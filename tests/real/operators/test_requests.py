@@ -122,7 +122,11 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         await following.wait_for(Admitted)
         text = await scene.run("ledger", "show", scene.table)
         (backup := scene.root / "backup.json").write_text(shown.stdout)
-        restored = await scene.run("ledger", "restore", str(backup), "--reason", "it was no mistake")
+        restore = ("ledger", "restore", str(backup), "--reason", "it was no mistake")
+        restored = await scene.run(*restore)
+        backup.write_text(backup.read_text().replace(str(10**12), "6"))
+        refused = await scene.run(*restore)
+        lowered = await scene.run(*restore, "--lower")
 
     [line] = json.loads(shown.stdout)
     assert (line["table"], line["writer"], line["batch_id"]) == (scene.table, "job:1", 10**12)
@@ -137,6 +141,8 @@ async def test_an_operator_corrects_the_ledger_also_beyond_a_restart(scene: Worl
         0,
         f"1 writers are restored from {backup}",
     )
+    assert (refused.returncode, lowered.returncode) == (1, 0)
+    assert f"batch {10**12} instead of 6; their batches would be written again" in refused.stderr
 
 
 async def test_a_correction_needs_the_table_if_the_ledger_does_not_name_one(scene: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -63,23 +64,49 @@ def test_a_backup_that_does_not_exist_is_named(tmp_path: Path) -> None:
         read_backup(tmp_path / "absent.json", None)
 
 
+async def restored_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: int | None, *, lower: bool = False, fails: str = ""
+) -> list[str]:
+    """The writers that are restored from `LINES`, where the ledger has this batch of `w`."""
+    read: list[str] = []
+
+    async def ledger(_settings: KafkaSettings) -> list[LedgerLine]:
+        read.append("the whole ledger")
+        return [] if had is None else [LedgerLine("s3://lake/b", "w", had, "t", None, None, None, 0)]
+
+    async def correct_all(
+        _settings: KafkaSettings, stated: list[tuple[str, str, int | None]], _requester: Requester
+    ) -> AsyncGenerator[LedgerLine]:
+        for table, writer, batch_id in stated:
+            if writer == fails:
+                raise AgentError("no agent recorded it")
+            yield LedgerLine(table, writer, batch_id, "t", None, None, 0, 0)
+
+    monkeypatch.setattr(restoring, "ledger", ledger)
+    monkeypatch.setattr(restoring, "correct_all", correct_all)
+    lines = read_backup(backup(tmp_path, json.dumps(LINES)), None)
+    settings = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1"})
+    found = [
+        after.writer async for _, after in restore(settings, lines, Requester("me", "test", 1.0), lower=lower)
+    ]
+    assert read == ["the whole ledger"], "once, however many writers are restored"
+    return found
+
+
 async def test_the_first_writer_that_fails_ends_it_and_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def correct(
-        _settings: KafkaSettings, table: str, writer: str, batch_id: int, _requester: Requester
-    ) -> tuple[None, LedgerLine]:
-        if writer == "w":
-            raise AgentError("no agent recorded it")
-        return None, LedgerLine(table, writer, batch_id, "t", None, None, 0, 0)
-
-    monkeypatch.setattr(restoring, "correct", correct)
-    lines = read_backup(backup(tmp_path, json.dumps(LINES)), None)
-    settings = KafkaSettings.model_validate({"bootstrap_servers": "localhost:1"})
-    restored = []
-
     with pytest.raises(AgentError, match="1 of 2 writers are restored, then: no agent recorded it"):
-        async for _, after in restore(settings, lines, Requester("me", "test", 1.0)):
-            restored.append(after.writer)
+        await restored_with(tmp_path, monkeypatch, None, fails="w")
 
-    assert restored == [r"job\1:q"]
+
+@pytest.mark.parametrize(("had", "lower"), [(None, False), (0, False), (5, True)])
+async def test_an_entry_is_never_lowered_unless_the_operator_says_so(
+    had: int | None, *, lower: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backup is older than an entry that has survived: its writer would commit those batches again."""
+    assert await restored_with(tmp_path, monkeypatch, had, lower=lower) == [r"job\1:q", "w"]
+    with pytest.raises(
+        AgentError, match=r"writer w, table s3://lake/b: batch 5 instead of 0; .* nothing was restored"
+    ):
+        await restored_with(tmp_path, monkeypatch, 5)
