@@ -259,7 +259,7 @@ def _table_not_queried() -> list[Patch]:
 
 
 def _queue_never_moves() -> list[Patch]:
-    def waits_for_itself(_: TableState, transaction: Transaction) -> Iterator[Transaction]:
+    def waits_for_itself(_: TableState, transaction: Transaction, **_more: bool) -> Iterator[Transaction]:
         return iter([transaction] if transaction.admission == "queued" else [])
 
     return [(admission, "blockers", waits_for_itself)]
