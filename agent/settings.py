@@ -30,8 +30,9 @@ from lakewarden.events import (
     DEFAULT_PARTITIONS,
     DEFAULT_PREFIX,
     Topics,
+    canonical_glob,
+    canonical_location,
     canonical_scheme,
-    canonical_table,
     is_glob,
 )
 from lakewarden.events.access import IDLE_SECONDS, Access, check_files, client_arguments
@@ -446,7 +447,7 @@ class Settings(KafkaSettings):
     @field_validator("allow", "watch")
     @classmethod
     def _canonical_globs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_canonical_glob(glob) for glob in value)
+        return tuple(canonical_glob(glob) for glob in value)
 
     @field_validator("watch")
     @classmethod
@@ -598,18 +599,6 @@ def _host_and_port(address: str) -> tuple[str | None, int]:
     return host.strip("[]") or None, int(port)
 
 
-def _canonical_glob(glob: str) -> str:
-    """The glob with a canonical scheme, or the canonical URI of a table; it is matched against canonical URIs."""
-    if glob.startswith("/"):
-        glob = "file://" + glob
-    scheme, separator, rest = glob.partition("://")
-    if not separator:
-        raise ValueError(
-            f"{glob!r} is not a table URI; use a form such as s3://bucket/warehouse/* or file:///data/*"
-        )
-    return f"{canonical_scheme(scheme)}://{rest}" if is_glob(glob) else canonical_table(glob)
-
-
 def _canonical_place(entry: str) -> str:
     """An entry of `lock_places` with canonical URIs."""
     glob, separator, location = (part.strip() for part in entry.partition(_PLACED))
@@ -618,10 +607,10 @@ def _canonical_place(entry: str) -> str:
             f"{entry!r} is not of the form GLOB=>PLACE; use for example 's3://lake/hudi/*=>hudi'"
         )
     if location not in (HUDI, USUAL):
-        location = canonical_table(location)
+        location = canonical_location(location)
         if location.partition("://")[0] not in _SCHEMES:
             raise ValueError(f"{location!r} is in no store that can hold locks; use {', '.join(_SCHEMES)}")
-    return f"{_canonical_glob(glob)}{_PLACED}{location}"
+    return f"{canonical_glob(glob)}{_PLACED}{location}"
 
 
 def _check_file(path: Path) -> None:

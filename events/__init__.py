@@ -66,7 +66,15 @@ from lakewarden.events.operator import (
     LockReleased,
     LockRenewed,
 )
-from lakewarden.events.tables import canonical_scheme, canonical_table, is_glob, require_canonical
+from lakewarden.events.tables import (
+    canonical_glob,
+    canonical_location,
+    canonical_scheme,
+    canonical_table,
+    is_glob,
+    object_uri,
+    require_canonical,
+)
 from lakewarden.events.topics import DEFAULT_PARTITIONS, DEFAULT_PREFIX, Topics, TopicSettings, ledger_key
 from lakewarden.events.undecodable import UndecodableRecords
 from lakewarden.events.writer import (
@@ -153,6 +161,8 @@ __all__ = [
     "WriterEvent",
     "WriterEventUnion",
     "WriterHeartbeat",
+    "canonical_glob",
+    "canonical_location",
     "canonical_scheme",
     "canonical_table",
     "counts",
@@ -161,6 +171,7 @@ __all__ = [
     "event_chunks",
     "is_glob",
     "ledger_key",
+    "object_uri",
     "partition_name",
     "require_canonical",
 ]

@@ -7,13 +7,11 @@ Kafka and the agent are ready, one line of JSON is printed on stdout; logs and p
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
 
-import typer
-
+from lakewarden.agent.cli.output import print_json, print_line
 from lakewarden.agent.embedded.kafka import EmbeddedKafka, JdkMissing, KafkaStartError, KafkaUnavailable
 from lakewarden.agent.errors import AgentError
 from lakewarden.agent.serving.foreground import serve_until_signal
@@ -39,11 +37,10 @@ async def run_dev(
     # Report wrong settings before anything is started.
     checked = Settings.load(allow=allow, lock_root=lock_root, s3_endpoint=s3_endpoint)
     root = checked.lock_root or hidden.as_uri()
-    # A table's URI may contain the path unchanged, or with its spaces escaped.
-    tables = tuple(dict.fromkeys((f"file://{data}/*", f"{data.as_uri()}/*", *checked.allow)))
+    tables = (f"file://{data}/*", *checked.allow)
     _create_folder(hidden)
     kafka = EmbeddedKafka(
-        hidden / "kafka", port=kafka_port, on_progress=lambda text: typer.echo(text, err=True)
+        hidden / "kafka", port=kafka_port, on_progress=lambda text: print_line(text, err=True)
     )
     try:
         async with kafka:
@@ -62,7 +59,7 @@ async def run_dev(
                     "lock_root": settings.lock_root,
                     "web": address,
                 }
-                await serve_until_signal(settings, lambda: typer.echo(json.dumps(ready)), log_to=sys.stderr)
+                await serve_until_signal(settings, lambda: print_json(ready), log_to=sys.stderr)
     except (JdkMissing, KafkaStartError, KafkaUnavailable) as error:
         raise AgentError(str(error)) from error
 

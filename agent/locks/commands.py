@@ -27,7 +27,14 @@ from lakewarden.agent.locks.keeper import Stores, store_at
 from lakewarden.agent.settings import KafkaSettings, Settings
 from lakewarden.agent.stores import ConditionalStore, LocationError, StoreProbeError, probe
 from lakewarden.agent.stores.locations import parse_location
-from lakewarden.events import AUDIT_EVENT, Undecodable, canonical_table, decode, require_canonical
+from lakewarden.events import (
+    AUDIT_EVENT,
+    Undecodable,
+    canonical_location,
+    canonical_table,
+    decode,
+    object_uri,
+)
 from lakewarden.handlers.explain.lock_audit import Drifts, LockAudit, Position, Report
 from lakewarden.handlers.lease.conditional import (
     Absent,
@@ -43,7 +50,13 @@ from lakewarden.handlers.lease.conditional import (
     WriteOutcome,
 )
 from lakewarden.handlers.lease.lock_object import LockRecord, Malformed, parse, render
-from lakewarden.handlers.lease.placement import HUDI_LOCK, HUDI_PROPERTIES, LockPlace, NotAllowed
+from lakewarden.handlers.lease.placement import (
+    HUDI_LOCK,
+    HUDI_PROPERTIES,
+    LockPlace,
+    NotAllowed,
+    hudi_place,
+)
 
 READ_TRIES = 3
 RELEASE_TRIES = 5
@@ -194,15 +207,15 @@ async def locate(settings: Settings, table: str, lock: str | None, *, hudi: bool
     """Find the table's lock by the rules above. Raises `ValueError` for an invalid URI."""
     table = canonical_table(table)
     if lock is not None:
-        lock = require_canonical(canonical_table(lock))
+        lock = canonical_location(lock)
         return TableLock(table, LockPlace(lock, shared=lock.endswith(HUDI_LOCK)))
     if hudi:
-        return TableLock(table, LockPlace(table + HUDI_LOCK, shared=True))
+        return TableLock(table, hudi_place(table))
     placement = settings.placement()
     place = placement.configured(table)
     if place is None:
         async with AsyncExitStack() as stack:
-            properties = await Reader(settings, stack).read(table + HUDI_PROPERTIES)
+            properties = await Reader(settings, stack).read(object_uri(table, HUDI_PROPERTIES))
         place = placement.place(table, hudi=isinstance(properties, Found))
     if isinstance(place, NotAllowed):
         raise AgentError(

@@ -25,7 +25,7 @@ from lakewarden.agent.locks.keeper import KeeperEvent, LockKeeper, SleepWatch, S
 from lakewarden.agent.publisher import Outgoing, Publisher
 from lakewarden.agent.settings import Settings
 from lakewarden.agent.unrequested import guarded
-from lakewarden.events import AuditEventUnion, encode
+from lakewarden.events import AuditEventUnion, encode, object_uri
 from lakewarden.handlers.lease import machine as lease
 from lakewarden.handlers.lease.conditional import ReadOutcome, Unknown
 from lakewarden.handlers.lease.lock_queue import Contender
@@ -127,7 +127,7 @@ class TableLocks:
         while found is None:
             try:
                 with guarded(f"a request for {uri}{HUDI_PROPERTIES}"):
-                    outcome = await self._stores.read(uri + HUDI_PROPERTIES)
+                    outcome = await self._stores.read(object_uri(uri, HUDI_PROPERTIES))
             except TaskEndedError as error:
                 outcome = Unknown(str(error))
             at = moment()

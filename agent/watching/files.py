@@ -23,6 +23,7 @@ from lakewarden.agent.stores.locations import parse_location
 from lakewarden.agent.stores.obstore_errors import error_text
 from lakewarden.agent.stores.port import shorten
 from lakewarden.agent.stores.region import DEFAULT_REGION, s3_region
+from lakewarden.events import object_uri
 from lakewarden.handlers.observations import File
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Buckets:
 
     def table(self, uri: str) -> TableFiles:
         """The files of a table, or of a folder of tables. Raises `AgentError` if the URI names none, or has no credentials."""
-        location = parse_location(uri)
+        location = parse_location(object_uri(uri))
         bucket = f"{location.scheme}://{location.authority}"
         store = self._stores.get(bucket)
         if store is None:

@@ -34,7 +34,7 @@ from lakewarden.agent.watching.files import Buckets, TableFiles, UnreadableTable
 from lakewarden.agent.watching.follower import Follower, Look
 from lakewarden.agent.watching.formats import follow, format_of
 from lakewarden.agent.watching.reports import reports
-from lakewarden.events import WriterEventUnion, is_glob
+from lakewarden.events import WriterEventUnion, is_glob, require_canonical
 from lakewarden.handlers.hudi.errors import UnreadableHudi
 from lakewarden.handlers.observations import ObservedCommit, UnreadableCommit
 
@@ -141,7 +141,9 @@ class Watcher:
                 continue
             try:
                 is_table = name in present and await self._is_table(table, below, name)
-            except AgentError as error:
+                if is_table:
+                    require_canonical(uri)
+            except (AgentError, ValueError) as error:
                 self._report_unreadable("watch.folder-unreadable", glob, uri, error)
                 continue
             self._unreadable.discard(uri)
@@ -165,7 +167,7 @@ class Watcher:
         elif monotonic() - table.absent_since >= ABSENT_SECONDS:
             table.is_dropped = True
 
-    def _report_unreadable(self, event: str, glob: str, uri: str, error: AgentError) -> None:
+    def _report_unreadable(self, event: str, glob: str, uri: str, error: Exception) -> None:
         if uri not in self._unreadable:
             log.warning(event, glob=glob, why=str(error), **({} if uri == glob else {"folder": uri}))
         self._unreadable.add(uri)

@@ -38,7 +38,7 @@ class ParquetSink(Sink):
     @property
     def table(self) -> str:
         """URI of the table."""
-        return self._folder.as_uri()
+        return f"file://{self._folder}"
 
     @property
     def conflict_rule(self) -> ConflictRule:

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeAlias, assert_never
 
-from lakewarden.events import is_glob
+from lakewarden.events import is_glob, object_uri
 from lakewarden.handlers.lease.conditional import Absent, Found, ReadOutcome, Refused, Throttled, Unknown
 from lakewarden.handlers.lease.types import LeaseSettings, Refusal
 
@@ -53,6 +53,12 @@ class LockPlace:
 
     uri: str
     shared: bool
+
+
+def hudi_place(table: str) -> LockPlace:
+    """Hudi's own lock of a table. On object stores, Hudi's client decodes this URI, as ours does. It has none for local disks."""
+    uri = object_uri(table, HUDI_LOCK) if table.startswith("file:") else table + HUDI_LOCK
+    return LockPlace(uri, shared=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class Placement:
     def place(self, table: str, *, hudi: bool) -> LockPlace | NotAllowed:
         """The place of the lock of a table that is a Hudi table, or is none."""
         if hudi:
-            return LockPlace(table + HUDI_LOCK, shared=True)
+            return hudi_place(table)
         if self.lock_root is None and table.startswith("file:"):
             return NotAllowed(f"local table {table} has no bucket for its lock; set --lock-root")
         return LockPlace(self._usual_uri(table), shared=False)

@@ -46,7 +46,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lakewarden.events import CommitIntent, Marker, canonical_table
+from lakewarden.events import CommitIntent, Marker, canonical_location
 from lakewarden.handlers.table.conflicts import touches_meet
 from lakewarden.handlers.table.footprints import Overlap
 from lakewarden.handlers.table.ledger import CommittedBatch
@@ -118,7 +118,7 @@ def _names_another_lock(state: TableState, transaction: Transaction) -> bool:
     if named is None or place is None or named == place:
         return False
     try:
-        return canonical_table(named) != place
+        return canonical_location(named) != place
     except ValueError:
         return True
 

@@ -75,18 +75,20 @@ def make_table(tmp_path: Path) -> MakeTable:
 
     def make(
         name: str = "flights",
+        *,
+        folder: Path = tmp_path,
         partition_keys: tuple[str, ...] = ("month", "day"),
         schema: pa.Schema = SCHEMA,
         primary_keys: tuple[str, ...] = (),
         **options: str,
     ) -> str:
-        catalog = CatalogFactory.create({"warehouse": str(tmp_path / "warehouse")})
+        catalog = CatalogFactory.create({"warehouse": str(folder / "warehouse")})
         catalog.create_database("test", ignore_if_exists=True)
         made = Schema.from_pyarrow_schema(
             schema, partition_keys=list(partition_keys), primary_keys=list(primary_keys), options=options
         )
         catalog.create_table(f"test.{name}", made, ignore_if_exists=False)
-        return str(tmp_path / "warehouse" / "test.db" / name)
+        return str(folder / "warehouse" / "test.db" / name)
 
     return make
 

@@ -40,15 +40,12 @@ class HudiFiles:
     """Reads one table. The methods raise what the store raises, and `UnreadableHudi`."""
 
     def __init__(self, uri: str, filesystem: Any = None) -> None:
-        """`filesystem`: a `pyarrow.fs.FileSystem`; None: the one that pyarrow has for the URI."""
-        from pyarrow import fs
-
-        found, path = (
-            fs.FileSystem.from_uri(uri) if filesystem is None else (filesystem, uri.partition("://")[2])
-        )
+        """`filesystem`: a `pyarrow.fs.FileSystem`; None: the one that pyarrow has for the URI, else `ValueError`."""
         self.uri = canonical_table(uri)
-        self._fs: Any = found
-        self._root = str(path).rstrip("/")
+        self._fs: Any = filesystem
+        self._root = self.uri.partition("://")[2]
+        if filesystem is None:
+            self._fs, self._root = _opened(self.uri)
         self._commits: dict[str, Commit | None] = {}
         self._archived: dict[str, list[Commit]] = {}
 
@@ -221,6 +218,26 @@ class HudiFiles:
             for info in found
             if info.is_file and not info.base_name.endswith(".crc")
         ]
+
+
+def _opened(uri: str) -> tuple[Any, str]:
+    """Return pyarrow's file system for a table's bucket or host, and the table's path in it. pyarrow would decode the path."""
+    from pyarrow import ArrowInvalid, fs
+
+    scheme, _, rest = uri.partition("://")
+    authority, _, path = rest.partition("/")
+    remedy = "pass `filesystem`, a pyarrow.fs.FileSystem, to HudiSink"
+    if scheme == "abfs":
+        # By an exception of Azure's client that Arrow doesn't catch
+        raise ValueError(
+            f"pyarrow's own file system for Azure ends the process if it finds no credentials: {remedy}, with an account key "
+            f"or a SAS token, or adlfs in fs.PyFileSystem(fs.FSSpecHandler(…)); table={uri}"
+        )
+    try:
+        found, root = fs.FileSystem.from_uri(f"{scheme}://{authority}/")
+    except (ArrowInvalid, OSError) as error:
+        raise ValueError(f"pyarrow can't open the table's store: {error}; {remedy}; table={uri}") from error
+    return found, f"{root.rstrip('/')}/{path}"
 
 
 def _write_of(found: list[Instant], time: str) -> Instant | None:

@@ -142,10 +142,14 @@ class PaimonCase:
 
     def flights(self) -> list[int]:
         """Rows that Paimon would merge count each: a batch that is in the table twice changes a sum."""
-        builder = address(self._table).open().new_read_builder()
+        opened = address(self._table).open()
+        builder = opened.new_read_builder()
         splits = builder.new_scan().plan().splits()
         merged = {row["flight"] for row in builder.new_read().to_arrow(splits).to_pylist()}
-        files = [pq.ParquetFile(file.file_path) for split in splits for file in split.files]
+        paths = [
+            opened.file_io.to_filesystem_path(file.file_path) for split in splits for file in split.files
+        ]
+        files = [pq.ParquetFile(path) for path in paths]
         found = sorted(flight for file in files for flight in file.read(["flight"])["flight"].to_pylist())
         assert set(found) == merged, "readers find the rows"
         return found
@@ -525,8 +529,15 @@ IN_THE_MATRIX = {"delta-append", "delta-overwrite", "iceberg-append", "iceberg-o
 def case(
     request: pytest.FixtureRequest, make_table: MakeTable, tmp_path: Path, spark: SparkSession
 ) -> SinkCase:
-    """Each sink in turn. A sink for another format joins here, in `make_sink`, and in `mortal_driver.py`."""
-    return make_case(request.param, make_table, tmp_path, spark)
+    """Each sink in turn, on a table in a folder whose name has what programs encode or decode.
+
+    A sink for another format joins here, in `make_sink`, and in `mortal_driver.py`.
+    """
+    return make_case(request.param, make_table, tmp_path / UNUSUAL_FOLDER, spark)
+
+
+UNUSUAL_FOLDER = "50% a b 中 u\u0308+;="
+"""A legal part of a table's path."""
 
 
 def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSession | None = None) -> SinkCase:
@@ -544,6 +555,8 @@ def make_case(name: str, make_table: MakeTable, folder: Path, spark: SparkSessio
         keyed = pa.schema([field.with_nullable(False) for field in SCHEMA])  # noqa: FBT003 - pyarrow's
         if name == "paimon-sums":
             keyed = keyed.append(pa.field("passengers", pa.int64()))
-        table = make_table(schema=keyed, primary_keys=tuple(SCHEMA.names), **PAIMON_KEYED[name])
+        table = make_table(
+            folder=folder, schema=keyed, primary_keys=tuple(SCHEMA.names), **PAIMON_KEYED[name]
+        )
         return PaimonCase(name, table)
-    return PaimonCase(name, make_table(schema=SCHEMA))
+    return PaimonCase(name, make_table(folder=folder, schema=SCHEMA))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from hypothesis import strategies as st
 
@@ -30,14 +31,16 @@ def an_intent(**fields: Any) -> CommitIntent:
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 segments = st.text(
-    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/"), min_size=1, max_size=12
+    st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/?#"), min_size=1, max_size=12
 ).filter(lambda segment: segment not in (".", ".."))
 tables = st.builds(
     lambda scheme, bucket, path: f"{scheme}://{bucket}/{'/'.join(path)}",
     st.sampled_from(["s3", "gs", "abfs", "hdfs"]),
     st.from_regex(r"[a-z][a-z0-9.-]{1,20}", fullmatch=True),
     st.lists(segments, min_size=1, max_size=4),
-) | st.builds(lambda path: f"file:///{'/'.join(path)}", st.lists(segments, min_size=1, max_size=4))
+) | st.builds(lambda path: f"file:///{'/'.join(path)}", st.lists(segments, min_size=1, max_size=4)).filter(
+    lambda table: unquote(table) == table
+)
 partitions = st.one_of(
     st.just(""), st.sampled_from(["dt=2026-03-01", "a/b", "_", "%2F", "a=b=c", "Ω=é/日=本"]), texts
 )

@@ -75,7 +75,7 @@ def test_the_examples_of_canonical_uris_are_right() -> None:
         for left, _, right in (row.partition("→") for row in rows)
     ]
 
-    assert len(pairs) == 4
+    assert len(pairs) == 5
     for spelled, canonical in pairs:
         assert {canonical_table(each) for each in spelled} == {canonical}
 
